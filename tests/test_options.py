@@ -15,6 +15,7 @@ from tokenmill import fingerprint
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.chat import ChatSpec
 from tokenmill.errors import UsageError
+from tokenmill.integrations.trainers import VERBATIM
 from tokenmill.options import Options, declared
 from tokenmill.prompts.spec import PromptSpec
 from tokenmill.work import Executor
@@ -133,10 +134,10 @@ def test_document_of_a_recipe_is_what_it_always_was(given: dict[str, Any], key: 
 @pytest.mark.parametrize(
     ("given", "key"),
     [
-        ({}, "d190e9ff6546f9f62bfa847fb07163953f083048"),
+        ({}, "5fb99e1bf7b006d1a5c93ff2ed176cf8ca5ba08f"),
         ({"multimodal_keys": {"video": "v", "image": "i"}, "apply_chat_template": True,
-          "template_kwargs": {"b": {"z": 1, "a": 2}}, "convention": "slime"},
-         "cf6784f5bccef17d47ad0ed1476183157c9eb26c"),
+          "template_kwargs": {"b": {"z": 1, "a": 2}}, "convention": VERBATIM},
+         "b4951599bf3194962224b04894eba0be8326447d"),
     ],
     ids=["defaults", "much"],
 )  # fmt: skip

@@ -1,8 +1,8 @@
-r"""The bridge: a rollout's ids, and what the template prints after what a model sampled.
+r"""Continue rollouts in token ids, for any chat template.
 
 An agent loop hands an inference engine ids and gets ids back. Between two turns it needs the ids of
 what answered: tool results, a user, the next generation prompt. Rendering the whole conversation
-anew and encoding it would write what was sampled in other tokens, or in other words. A `Bridge`
+again and encoding it would write what was sampled in other tokens, or in other words. A `Bridge`
 only ever appends::
 
     ids = bridge.prompt(messages)                 the conversation with its generation prompt
@@ -12,8 +12,8 @@ only ever appends::
 No given id is changed, decoded to be encoded again, or dropped. What is appended is what the
 template itself prints behind that turn *in that very conversation*: the whole of it is rendered
 along traced paths, must begin with everything that was printed before (`tokenmill.chat.append`),
-and what follows is encoded. Where the template would rewrite what stands, `BridgeError` says which
-turn, what stands and what it would become.
+and what follows is encoded. Where the template would rewrite earlier text, `BridgeError` says which
+turn, what it is and what it would become.
 
 A bridge knows the conversation of every prompt that it has given out, by its ids; what was sampled
 follows the longest such prompt. The sampled turn is known by its text, or better by the message
@@ -40,7 +40,7 @@ from tokenmill.chat.append import Rewrite, excerpt, first_difference, rewrite_be
 from tokenmill.chat.program import Run
 from tokenmill.chat.shapes import Form, Message, conversation
 from tokenmill.chat.thinking import CLOSING, before_thinking
-from tokenmill.chat.turns import TOOL_ROLES, tail
+from tokenmill.chat.turns import TOOL_ROLES, TurnJudge, tail
 from tokenmill.errors import BridgeError, RowError, UsageError
 from tokenmill.tokenizer import Tokenizer, load
 
@@ -58,54 +58,73 @@ Ids = Sequence[int] | NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, slots=True)
 class _KnownPrompt:
-    """A prompt that was given out: its conversation, and how to recognise its text and its ids."""
+    """A prompt that was given out."""
 
     messages: list[Message]
     tools: list[Any] | None
     characters: int
     text_digest: int
-    opened: str
-    """The thinking that the generation prompt opens."""
+    opened: str  # the thinking that the generation prompt opens
     tokens: int
     ids_digest: int
 
     def begins(self, text: str) -> bool:
-        """Whether a text begins with the prompt's."""
         return len(text) >= self.characters and self.text_digest == _digest(text[: self.characters])
 
 
 @dataclass(frozen=True, slots=True)
 class _Sampled:
-    """What was sampled after a prompt, and what answers it.
-
-    Attributes:
-        prompt: What it was sampled after.
-        own: Its text.
-        stop: The special token that it ends with, as text; empty where it ends with none.
-        answer: The messages behind it.
-        by_text: Whether the turn is known by its text alone.
-    """
+    """What was sampled after a prompt, and what answers it."""
 
     prompt: _KnownPrompt
-    own: str
-    stop: str
+    own: str  # its text
+    stop: str  # the special token that it ends with, as text; may be empty
     answer: list[Message]
-    by_text: bool
+    by_text: bool  # whether the turn is known by its text alone
+
+    @property
+    def turn(self) -> int:
+        """Number of its message."""
+        return len(self.prompt.messages)
 
     def is_in(self, text: str) -> bool:
-        """Whether a render has the prompt and, behind it, the text to the letter."""
         return self.prompt.begins(text) and text.startswith(self.own, self.prompt.characters)
 
 
 @dataclass(frozen=True, slots=True)
 class _Printed:
-    """A conversation as the template prints it with one more turn and what answers it."""
+    """A conversation as the template prints it."""
 
     messages: list[Message]
     text: str
     run: Run | None
-    turn: int
-    """Number of the sampled message."""
+    judge: TurnJudge
+
+    def words(self, k: int) -> tuple[int, int | None]:
+        """As `TurnJudge.closing`."""
+        if self.run is None:
+            raise BridgeError(
+                "the template cannot be traced, so it cannot be told where a turn of it ends"
+                " (tokenmill doctor --tokenizer says at which line)"
+            )
+        try:
+            return self.judge.closing(self.run, k)
+        except RowError as error:
+            raise BridgeError(error.message, turn=k) from error
+
+    def closing(self, k: int) -> tuple[int, int]:
+        """Where the words of a sampled turn end, and where its closer does."""
+        words, close = self.words(k)
+        if close is None:
+            raise BridgeError(f"the template prints other messages in the turn {k}", turn=k)
+        return words, close
+
+    def ends(self) -> list[int]:
+        """Where turns end; what follows the last is nobody's, or begins the next."""
+        if self.run is None:
+            return []
+        ends = self.judge.settle(self.run, self.messages, None).ends
+        return [*ends[:-1], ends[-1] - len(tail(self.run))]
 
 
 class Bridge:
@@ -156,7 +175,6 @@ class Bridge:
         self._renderer = Renderer(
             spec, self.tokenizer.template, self.tokenizer.special_tokens, renderer=renderer
         )
-        self._print = self._renderer.printed
         self._prompts: OrderedDict[tuple[int, int], _KnownPrompt] = OrderedDict()
         self._powers: NDArray[np.uint64] = np.ones(1, np.uint64)
         self._lock = threading.RLock()
@@ -171,18 +189,14 @@ class Bridge:
     ) -> list[int]:
         """The ids of a conversation with the generation prompt behind it.
 
-        Args:
-            messages: The conversation.
-            tools: Its tools; None: the bridge's.
-
-        Raises:
-            RowError: The template refuses the conversation.
+        ``tools`` default to the bridge's, here and below. A conversation that the template refuses
+        raises `RowError`.
         """
         with self._lock:
             tools = self.tools if tools is None else tools
-            given, text = self._print_whole(messages, tools)
-            ids = self._encode(text)
-            self._keep(_array(ids), given, tools, text)
+            printed = self._print_whole(messages, tools)
+            ids = self._encode(printed.text)
+            self._keep(_array(ids), printed, tools)
             return ids
 
     def extend(
@@ -226,7 +240,7 @@ class Bridge:
             printed, following = self._follow(prompt, numbers, new, sampled)
             added = self._encode_behind(numbers, following)
             whole = np.concatenate([numbers, _array(added)])
-            self._keep(whole, printed.messages, prompt.tools, printed.text)
+            self._keep(whole, printed, prompt.tools)
             return [*(ids if type(ids) is list else numbers.tolist()), *added]
 
     def is_append_only(
@@ -240,48 +254,33 @@ class Bridge:
     ) -> Rewrite | None:
         """The first turn of a conversation that the template would not leave as it was sampled.
 
-        Every assistant's turn after the first message counts as sampled, in the words in which
-        the template prints it as the last one.
-
-        Args:
-            messages: The conversation.
-            tools: Its tools; None: the bridge's.
-
-        Returns:
-            None where each prompt goes on from what was there before it.
+        Every assistant's turn after the first message counts as sampled, in the words in which the
+        template prints it as the last one. None where each prompt goes on from what was before it.
         """
         with self._lock:
             tools = self.tools if tools is None else tools
             answered = bool(messages) and messages[-1].get("role") != "assistant"
-            given, _ = self._print_whole(messages, tools, prompt=answered)
+            given = self._print_whole(messages, tools, prompt=answered).messages
             assistants = [k for k, m in enumerate(given) if m["role"] == "assistant" and k]
             nexts = [*assistants[1:], len(given)]
             for k, following in zip(assistants, nexts, strict=False):
-                prompt, prompt_run = self._print(given[:k], tools, prompt=True)
-                alone, run = self._print(given[: k + 1], tools, prompt=False)
-                stands = alone[: self._closing(run, k, tools)[1]]
-                if not stands.startswith(prompt):
-                    ends = self._ends(prompt_run, given[:k], tools)
-                    own = self._ends(run, given[: k + 1], tools)
-                    return rewrite_between(prompt, stands, ends, own)
+                prompt = self._print(given[:k], tools, prompt=True)
+                alone = self._print(given[: k + 1], tools, prompt=False)
+                stands = alone.text[: alone.closing(k)[1]]
+                if not stands.startswith(prompt.text):
+                    return rewrite_between(prompt.text, stands, prompt.ends(), alone.ends())
                 if len(given) == k + 1:
                     break  # nothing answers it
-                later, later_run = self._print(given[:following], tools, prompt=True)
-                if not later.startswith(stands):
-                    ends = [*self._ends(run, given[: k + 1], tools)[:-1], len(stands)]
-                    own = self._ends(later_run, given[:following], tools)
-                    return rewrite_between(stands, later, ends, own)
+                later = self._print(given[:following], tools, prompt=True)
+                if not later.text.startswith(stands):
+                    ends = [*alone.ends()[:-1], len(stands)]
+                    return rewrite_between(stands, later.text, ends, later.ends())
             return None
 
     def remember(
         self, ids: Ids, messages: Sequence[Mapping[str, Any]], tools: list[Any] | None = None
     ) -> None:
-        """Learn of a prompt that was made elsewhere, by another process or another library.
-
-        Args:
-            ids: The prompt; parts of it may have been sampled.
-            messages: Its conversation.
-            tools: Its tools; None: the bridge's.
+        """Learn of a prompt that another process or library made.
 
         Raises:
             UsageError: Ids and conversation are not the same text.
@@ -290,18 +289,18 @@ class Bridge:
             tools = self.tools if tools is None else tools
             numbers = _array(ids)
             self._refuse_unknown(numbers)
-            given, text = self._print_whole(messages, tools)
-            found = self._text(numbers, 0)
+            printed = self._print_whole(messages, tools)
+            found, text = self._text(numbers, 0), printed.text
             if found != text and numbers.tolist() != self._encode(text):
                 place = first_difference(found, text)
                 raise UsageError(
                     f"these ids are not the prompt of this conversation: they read"
                     f" {excerpt(found, place)}, the template prints {excerpt(text, place)}"
                 )
-            self._keep(numbers, given, tools, text)
+            self._keep(numbers, printed, tools)
 
     def forget(self) -> None:
-        """Forget every prompt that was given out or told of."""
+        """Forget every prompt."""
         with self._lock:
             self._prompts.clear()
 
@@ -313,44 +312,23 @@ class Bridge:
         tools: list[Any] | None,
         *,
         prompt: bool = True,
-    ) -> tuple[list[Message], str]:
-        """A conversation in the first form that the template takes, and what it prints."""
+    ) -> _Printed:
+        """A conversation in the first form that the template takes."""
         refused: RowError | None = None
         for form in conversation("messages", [dict(message) for message in messages]).forms():
             try:
-                text, run = self._print(form.messages, tools, prompt=prompt)
+                printed = self._print(form.messages, tools, prompt=prompt)
             except RowError as error:
                 refused = refused or error
                 continue
-            if not form.nulls or (run is not None and not run.nones):
-                return form.messages, text
+            if not form.nulls or (printed.run is not None and not printed.run.nones):
+                return printed
         assert refused is not None
         raise refused
 
-    def _closing(self, run: Run | None, k: int, tools: list[Any] | None) -> tuple[int, int]:
-        """Where the words of a sampled turn end in a render, and where its closer does."""
-        words, close = self._words(run, k, tools)
-        if close is None:
-            raise BridgeError(f"the template prints other messages in the turn {k}", turn=k)
-        return words, close
-
-    def _words(self, run: Run | None, k: int, tools: list[Any] | None) -> tuple[int, int | None]:
-        if run is None:
-            raise BridgeError(
-                "the template cannot be traced, so it cannot be told where a turn of it ends"
-                " (tokenmill doctor --tokenizer says at which line)"
-            )
-        try:
-            return self._renderer.judge(tools).closing(run, k)
-        except RowError as error:
-            raise BridgeError(error.message, turn=k) from error
-
-    def _ends(self, run: Run | None, messages: list[Message], tools: list[Any] | None) -> list[int]:
-        """Where turns end in a render; what follows the last is nobody's, or begins the next."""
-        if run is None:
-            return []
-        ends = self._renderer.judge(tools).settle(run, messages, None).ends
-        return [*ends[:-1], ends[-1] - len(tail(run))]
+    def _print(self, messages: list[Message], tools: list[Any] | None, *, prompt: bool) -> _Printed:
+        text, run = self._renderer.printed(messages, tools, prompt=prompt)
+        return _Printed(messages, text, run, self._renderer.judge(tools))
 
     # -- what follows a sampled turn ----------------------------------------------------------
 
@@ -397,10 +375,8 @@ class Bridge:
         return printed, following
 
     def _print_on(self, given: _Sampled, turn: Message) -> _Printed:
-        before = given.prompt.messages
-        messages = [*before, turn, *given.answer]
-        text, run = self._print(messages, given.prompt.tools, prompt=True)
-        return _Printed(messages, text, run, len(before))
+        messages = [*given.prompt.messages, turn, *given.answer]
+        return self._print(messages, given.prompt.tools, prompt=True)
 
     def _readings(self, given: _Sampled) -> Iterator[Form]:
         """What a sampled text may be as a message, the likeliest first.
@@ -417,7 +393,7 @@ class Bridge:
         for turn in plain if parted is None else [parted, *plain]:
             yield Form([turn])
             try:
-                alone, _ = self._print([*prompt.messages, turn], prompt.tools, prompt=False)
+                alone = self._print([*prompt.messages, turn], prompt.tools, prompt=False).text
             except RowError:
                 continue
             if prompt.begins(alone) and alone.startswith(words, prompt.characters):
@@ -441,11 +417,11 @@ class Bridge:
     def _exact(self, given: _Sampled, printed: _Printed) -> tuple[_Printed, str]:
         """The template prints the turn as it was sampled: what stands behind it follows."""
         place = given.prompt.characters + len(given.own)
-        turn, stop = printed.messages[printed.turn], given.stop
+        turn, stop = printed.messages[given.turn], given.stop
         if given.by_text and not (stop and not turn["content"].endswith(stop)):
             printed = self._without_closer(given, printed)
         elif not given.by_text and not (stop and printed.run is None):
-            words, _ = self._words(printed.run, printed.turn, given.prompt.tools)
+            words, _ = printed.words(given.turn)
             if printed.text[place:words].strip():
                 raise UsageError(
                     f"the message sampled= says more than was sampled:"
@@ -459,34 +435,30 @@ class Bridge:
         Where it is no special token, only the render tells what closes a turn.
         """
         prompt, own = given.prompt, given.own
-        words, close = self._closing(printed.run, printed.turn, prompt.tools)
+        words, close = printed.closing(given.turn)
         closer = printed.text[words:close]
         if prompt.characters + len(own) != words or not _closed(own, closer, printed.text[close:]):
             return printed
-        turn = printed.messages[printed.turn]
+        turn = printed.messages[given.turn]
         core = turn["content"] if closer.isspace() else turn["content"].rstrip()
         closed = self._print_on(given, {**turn, "content": core.removesuffix(closer)})
         return closed if given.is_in(closed.text) else printed
 
     def _worded_otherwise(self, given: _Sampled, printed: _Printed) -> tuple[str, str]:
-        """The template would write the turn in other words, which is no matter, or rewrite it.
+        """The template would write the turn in other words, or rewrite it, which is refused.
 
-        It is no matter where it writes the same with and without what follows: white space
-        trimmed, JSON with other blanks. What was sampled stays, and what is printed behind the
-        turn follows.
-
-        Returns:
-            What of the sampled turn stands for its closer, and what follows it.
+        Other words are fine where it writes the same with and without what follows: white space
+        trimmed, JSON with other blanks. What was sampled stays, and what is printed behind the turn
+        follows. Returns what of the sampled turn stands for its closer, and what follows it.
         """
-        prompt, own, stop, k = given.prompt, given.own, given.stop, printed.turn
+        prompt, own, stop, k = given.prompt, given.own, given.stop, given.turn
         if not prompt.begins(printed.text):
-            before, run = self._print(prompt.messages, prompt.tools, prompt=True)
-            ends = self._ends(run, prompt.messages, prompt.tools)
-            after = self._ends(printed.run, printed.messages, prompt.tools)
-            raise _refusal(rewrite_between(before + own, printed.text, ends, after), given.by_text)
-        words, close = self._closing(printed.run, k, prompt.tools)
-        alone, run = self._print(printed.messages[: k + 1], prompt.tools, prompt=False)
-        alone_words, alone_close = self._closing(run, k, prompt.tools)
+            before = self._print(prompt.messages, prompt.tools, prompt=True)
+            found = rewrite_between(before.text + own, printed.text, before.ends(), printed.ends())
+            raise _refusal(found, given.by_text)
+        words, close = printed.closing(k)
+        last = self._print(printed.messages[: k + 1], prompt.tools, prompt=False)
+        alone, (alone_words, alone_close) = last.text, last.closing(k)
         text, start = printed.text, prompt.characters
         closer, alone_closer = text[words:close], alone[alone_words:alone_close]
         if alone[:alone_words] != text[:words] or (
@@ -519,15 +491,15 @@ class Bridge:
             return
         calls = [_call(message, tools) for message in answers]
         nameless = [{"type": "function", "function": call["function"]} for call in calls]
-        behind = self._behind(printed, tools)
+        behind = _behind(printed, given.turn)
         found = []
         for tool_calls in (calls, nameless):
-            turn = {**printed.messages[printed.turn], "tool_calls": tool_calls}
+            turn = {**printed.messages[given.turn], "tool_calls": tool_calls}
             for form in conversation("messages", [turn]).forms():
                 try:
                     called = self._print_on(given, form.messages[0])
                     found.append(
-                        called.text.endswith(following) and self._behind(called, tools) == behind
+                        called.text.endswith(following) and _behind(called, given.turn) == behind
                     )
                     break
                 except RowError:
@@ -539,13 +511,6 @@ class Bridge:
                 " tool_calls (sampled=)"
             )
 
-    def _behind(self, printed: _Printed, tools: list[Any] | None) -> str | None:
-        """What is printed behind a sampled turn's closer; None where that cannot be told."""
-        try:
-            return printed.text[self._closing(printed.run, printed.turn, tools)[1] :]
-        except BridgeError:
-            return None
-
     # -- ids ----------------------------------------------------------------------------------
 
     def _encode(self, text: str) -> list[int]:
@@ -553,7 +518,6 @@ class Bridge:
         return ids
 
     def _token(self, number: int) -> str:
-        """The text of an added token."""
         return self.tokenizer.table.piece(int(number)).decode("utf-8", "replace")
 
     def _text(self, numbers: NDArray[np.int64], start: int) -> str:
@@ -605,23 +569,18 @@ class Bridge:
             )
 
     def _sums(self, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """A number for every beginning of the ids, the same for the same beginning."""
+        """A hash of every beginning of the ids."""
         with np.errstate(over="ignore"):
             if len(self._powers) < len(numbers):
                 size = max(2 * len(self._powers), len(numbers))
                 self._powers = np.cumprod(np.full(size, _SPREAD), dtype=np.uint64)
             return np.cumsum((numbers.astype(np.uint64) + _ONE) * self._powers[: len(numbers)])
 
-    def _keep(
-        self,
-        numbers: NDArray[np.int64],
-        messages: list[Message],
-        tools: list[Any] | None,
-        text: str,
-    ) -> None:
+    def _keep(self, numbers: NDArray[np.int64], printed: _Printed, tools: list[Any] | None) -> None:
+        text = printed.text
         end = text[-LONGEST_OPENER:]
         made = _KnownPrompt(
-            messages=messages,
+            messages=printed.messages,
             tools=tools,
             characters=len(text),
             text_digest=_digest(text),
@@ -636,7 +595,6 @@ class Bridge:
             self._prompts.popitem(last=False)
 
     def _find(self, numbers: NDArray[np.int64]) -> _KnownPrompt:
-        """The longest prompt of ours that these ids begin with."""
         sums = self._sums(numbers)
         for end in range(len(sums), 0, -STRETCH):
             first = max(0, end - STRETCH)
@@ -674,6 +632,14 @@ def _closed(own: str, closer: str, behind: str) -> bool:
         return bool(closer) and own.endswith(closer)
     core = own.rstrip()
     return core.endswith(closer) and behind.startswith(own[len(core) :])
+
+
+def _behind(printed: _Printed, k: int) -> str | None:
+    """What is printed behind a sampled turn's closer; None where that cannot be told."""
+    try:
+        return printed.text[printed.closing(k)[1] :]
+    except BridgeError:
+        return None
 
 
 def _refusal(found: Rewrite, by_text: bool) -> BridgeError:

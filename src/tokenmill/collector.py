@@ -1,8 +1,4 @@
-"""Python's cycle collector, paused where much is parsed and nothing of it has a cycle.
-
-`without_collector` stands around calls that parse rows (build, prompts, lint) or vocabularies
-(tokenizer). In goes nothing, out comes the collector in the state that it had.
-"""
+"""Pause Python's cycle collector where much is parsed and nothing of it has a cycle."""
 
 from __future__ import annotations
 
@@ -13,11 +9,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def without_collector() -> Iterator[None]:
-    """Pause it: parsed JSON has no cycles, and looking for them costs a tenth of reading rows.
+    """Pause it: looking for cycles costs a tenth of reading rows, a third of reading a vocabulary.
 
-    Of reading a vocabulary, which lives longer than a row, it costs a third. Where the pause ends,
-    what was parsed must be dead: the collector's first look is at all that was made meanwhile. So
-    it belongs around a call, or on a function, whose locals they are.
+    When the pause ends, what was parsed must be dead, because the collector then looks at all of
+    it. So use it around a call, or on a function, whose locals they are.
     """
     was_on = gc.isenabled()
     gc.disable()

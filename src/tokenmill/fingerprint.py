@@ -1,13 +1,8 @@
-"""One canonical encoding and one digest for every spec and every content.
+"""Keys and checksums.
 
-Two nouns. A *key* names a document (a recipe, a slice, a store): the document is encoded as
-canonical JSON (sorted members, no spaces, UTF-8) and hashed with BLAKE2b to 160 bits, written as
-40 hex digits. A *checksum* guards bytes (a block of a file, a row, a slice of a source): xxh3,
-128 bits as 32 hex digits or 64 bits as an integer, because there are many bytes and no adversary
-between a disk and its reader.
-
-Nothing here depends on hash seeds, locale, insertion order or the version of a library: the same
-value gives the same digest everywhere (promise P5).
+A *key* names a document: canonical JSON (sorted members, no spaces, UTF-8), hashed with BLAKE2b to
+160 bits, 40 hex digits. A *checksum* guards bytes: xxh3, 128 bits as 32 hex digits or 64 bits as an
+integer. Nothing here depends on hash seeds, locale, insertion order or the version of a library.
 """
 
 from __future__ import annotations
@@ -34,9 +29,9 @@ def canonical(document: Any) -> bytes:
     """Encode a document of plain values as canonical JSON.
 
     Plain are None, bool, int, float, str, lists or tuples of them, dicts with text keys, and
-    structs, which stand for the dict of their fields. Floats keep their shortest form. Whatever
-    would share its encoding with a different document is refused: NaN and infinities (``null``),
-    bytes (their base64 text), keys that are numbers.
+    structs, which stand for the dict of their fields. Whatever would share its encoding with a
+    different document is refused: NaN and infinities (``null``), bytes (their base64 text), keys
+    that are numbers.
     """
     _require_plain(document)
     return _encoder.encode(document)
@@ -66,19 +61,11 @@ def _require_plain(value: Any) -> None:
 
 
 def plain(value: Any, name: str, depth: int = 0) -> Any:
-    """A value of the caller's in plain values, mappings in their own order and tuples as lists.
+    """Return a value of the caller's as plain values, with tuples as lists.
 
     Whatever could not go into a key, or would go into it as something that a template prints
-    differently, is refused: NaN, bytes, names that are no text, lone surrogates, integers beyond
-    64 bits, subclasses of str, int or float.
-
-    Args:
-        value: What was given.
-        name: What it is called in the refusal.
-        depth: How deep in it this is.
-
-    Raises:
-        UsageError: It is not plain; the message says where.
+    differently, is a `UsageError` that says where: NaN, bytes, names that are not text, lone
+    surrogates, integers beyond 64 bits, subclasses of str, int or float.
     """
     if depth > MOST_NESTED:
         raise UsageError(f"{name} is nested deeper than {MOST_NESTED} levels")
@@ -112,11 +99,10 @@ def plain(value: Any, name: str, depth: int = 0) -> Any:
 
 
 def own_order(document: Mapping[str, Any]) -> str | None:
-    """A document whose nested mappings are not in the order of their names, as it stands.
+    """Return a document whose nested mappings are not in the order of their names, as JSON.
 
     The canonical encoding sorts every mapping, but a template prints a nested one in its own order
-    (``tojson``). Its own names are variables, whose order nobody sees. None where sorting changes
-    nothing.
+    (``tojson``). None where sorting changes nothing.
     """
     top = {name: document[name] for name in sorted(document)}
     stands = _as_it_stands.encode(top)
@@ -124,25 +110,25 @@ def own_order(document: Mapping[str, Any]) -> str | None:
 
 
 def key(document: Any) -> str:
-    """The 40 hex digits that name a document."""
+    """Return the 40 hex digits that name a document."""
     return key_of_pieces((canonical(document),))
 
 
 def canonical_of_parsed(document: Any) -> bytes:
-    """`canonical` of what a parser made, typed or not: plain by birth, so not looked through again.
+    """`canonical` of parsed JSON, which is plain and need not be checked.
 
-    A tokenizer's vocabulary has half a million members; looking at each costs half a second.
+    Checking a vocabulary of half a million members costs half a second.
     """
     return _encoder.encode(document)
 
 
 def key_of_parsed(document: Any) -> str:
-    """`key` of a document that a JSON parser made."""
+    """`key` of parsed JSON."""
     return key_of_pieces((canonical_of_parsed(document),))
 
 
 def key_of_pieces(pieces: Iterable[bytes]) -> str:
-    """`key` of a document too long to hold, whose canonical JSON comes piece by piece."""
+    """`key` of a document whose canonical JSON comes in pieces."""
     hashed = hashlib.blake2b(digest_size=KEY_HEX // 2)
     for piece in pieces:
         hashed.update(piece)
@@ -150,17 +136,17 @@ def key_of_pieces(pieces: Iterable[bytes]) -> str:
 
 
 def checksum(data: bytes | bytearray | memoryview) -> str:
-    """The 128-bit checksum of bytes, as 32 hex digits."""
+    """Return the 128-bit checksum of bytes, as 32 hex digits."""
     return xxhash.xxh3_128_hexdigest(data)
 
 
 def checksum64(data: bytes | bytearray | memoryview) -> int:
-    """The 64-bit checksum of bytes, as an unsigned integer: one per row in a meta file."""
+    """Return the 64-bit checksum of bytes, as an unsigned integer."""
     return xxhash.xxh3_64_intdigest(data)
 
 
 def block_checksums(data: bytes | bytearray | memoryview, block_bytes: int) -> list[str]:
-    """64-bit checksums (16 hex digits) of consecutive blocks; the last one may be short."""
+    """Return 64-bit checksums (16 hex digits) of blocks; the last one may be short."""
     view = memoryview(data).cast("B")
     return [
         xxhash.xxh3_64_hexdigest(view[start : start + block_bytes])

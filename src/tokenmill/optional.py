@@ -1,16 +1,9 @@
-"""Libraries that tokenmill can do without: imported where they are needed, or refused by name.
+"""Optional libraries: imported where they are needed, or refused by name.
 
-    with optional("torch", "verl's datasets"):
-        import torch
+    with optional("torch", "verl's datasets"): import torch
 
-An import that fails inside the block leaves it as an error of ours that says what the library was
-needed for and how it is installed. Whoever adapts to a foreign library imports it so, from the
-tokenizer's hub ids to the host frameworks; nothing else catches an `ImportError` to explain it.
-
-What is there but heavy is put off: a package whose names come from modules that load much has
-`first_use` for its ``__getattr__``.
-`transformers_muted` keeps that library quiet while it is asked.
-`installed_version` says which version of any package there is, without importing it.
+`first_use` defers imports until a name is used, `transformers_muted` silences that library, and
+`installed_version` gives a version without an import.
 """
 
 from __future__ import annotations
@@ -48,14 +41,14 @@ LIBRARIES: dict[str, tuple[str, str | None]] = {
 
 
 def install_line(package: str) -> str:
-    """The command that installs a package of `LIBRARIES`."""
+    """Return the command that installs a package of `LIBRARIES`."""
     wanted = LIBRARIES[package][1]
     return f"pip install '{wanted}'" if "[" in str(wanted) else f"pip install {wanted}"
 
 
 @functools.cache  # milliseconds each, and what is installed stays so while a process runs
 def installed_version(package: str) -> str | None:
-    """The version of an installed package; None where there is none."""
+    """Return the version of an installed package, or None."""
     from importlib import metadata  # which loads a parser of e-mails
 
     try:
@@ -72,13 +65,13 @@ def optional(
     raises: type[TokenmillError] = UsageError,
     path: str | os.PathLike[str] | None = None,
 ) -> Iterator[None]:
-    """Import a package of `LIBRARIES`, or modules that import it, inside.
+    """Import a package of `LIBRARIES`, or modules that import it, inside this context.
 
     Args:
         package: Its top-level name.
         purpose: What it is needed for, as the subject of "needs".
         raises: The error where it cannot be imported.
-        path: File that the error speaks of.
+        path: File that the error is about.
     """
     try:
         yield
@@ -97,9 +90,9 @@ _muting = threading.RLock()
 
 @contextmanager
 def transformers_muted() -> Iterator[None]:
-    """Mute what transformers says; what matters is in our own messages.
+    """Mute what transformers logs and warns.
 
-    One thread at a time: two that put back each other's filters would leave the wrong ones.
+    One thread at a time: two that restore each other's filters would leave the wrong ones.
     """
     import logging  # which a process that only reads does without
 
@@ -116,11 +109,11 @@ def transformers_muted() -> Iterator[None]:
 
 
 def first_use(package: str, **homes: str) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a package that imports a name's module when the name is first used.
+    """Return the ``__getattr__`` of a package that imports a name's module on first use.
 
     Args:
         package: Its ``__name__``.
-        homes: Names, separated by spaces, under the module of the package that has them.
+        homes: Module of the package → its names, separated by spaces.
     """
     home_of = {name: module for module, names in homes.items() for name in names.split()}
 

@@ -1,10 +1,8 @@
 """Where a row comes from.
 
-An *Origin* names one record of one source file so exactly that a person can open it and a program
-can read it back: path, row number, physical line, byte offset and length. It travels with every
-row that is served, every rejection and every error. For text formats, offset and length describe
-the row's own bytes in the decompressed file: the line without its end and without a byte order
-mark, or an array's element. Parquet and Arrow rows have a number but neither line nor offset.
+An `Origin` accompanies every served row, rejection and error. For text formats, offset and length
+describe the row's own bytes in the decompressed file: the line without its end and without a byte
+order mark, or an array's element. Parquet and Arrow rows have neither line nor offset.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ class Origin(NamedTuple):
     """One record of one source file.
 
     Attributes:
-        path: The file, as the caller named it; None when nobody knows it any more.
+        path: The file, as the caller named it; None when it is not known.
         row: Row number within the file, from 0.
         line: Physical line within the file, from 1; None for formats without lines.
         offset: Byte offset of the row in the decompressed file; None for formats without one.
@@ -39,7 +37,7 @@ class Origin(NamedTuple):
 
     @property
     def location(self) -> dict[str, Any]:
-        """What an error about this row says of its place: its arguments of those names."""
+        """Arguments of an error about this row."""
         return {"path": self.path, "row": self.row, "line": self.line, "offset": self.offset}
 
 
@@ -49,12 +47,12 @@ def nothing_left(
     rows: Iterable[tuple[Origin, str, str]],
     path: str | None,
 ) -> SourceError:
-    """The error for a source of which every row was rejected: it stands where the first one does.
+    """Return the error for a source of which every row was rejected.
 
     Args:
-        what: What was wanted of them, ``row`` or ``prompt``.
+        what: ``row`` or ``prompt``.
         rejected: How many, by reason.
-        rows: Origin, reason and detail of each; only the first is looked at.
+        rows: Origin, reason and detail of each; only the first is used.
         path: The source, when nothing was rejected because there was nothing.
     """
     for origin, reason, detail in rows:

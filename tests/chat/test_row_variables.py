@@ -23,6 +23,7 @@ from tests.chat.conversations import DATE, SPECIAL, zoo
 from tests.chat.loop_oracle import OracleTemplate
 from tokenmill.chat import ChatSpec, Renderer
 from tokenmill.chat.render import TEMPLATES_KNOWN, forget
+from tokenmill.integrations.trainers import VERBATIM
 from tokenmill.tokenizer import Encoder, load
 
 HEEDED = re.compile(r"enable_thinking|reasoning_effort|\bthinking is\b|thinking_budget")
@@ -158,7 +159,7 @@ def test_lint_asks_the_template_with_the_rows_variables(tmp_path: Path) -> None:
     assert refused.count == 1
 
 
-@pytest.mark.parametrize("convention", ["default", "slime"])
+@pytest.mark.parametrize("convention", ["", VERBATIM])
 def test_prompts_heed_it_where_no_host_says_otherwise(convention: str, tmp_path: Path) -> None:
     said = [{"language": "de"}, None, {"enable_thinking": False}, {"language": "fr"}]
     rows = [{"prompt": MESSAGES[:1], "chat_template_kwargs": one} for one in said]
@@ -167,7 +168,7 @@ def test_prompts_heed_it_where_no_host_says_otherwise(convention: str, tmp_path:
         prompt_key="prompt", apply_chat_template=True, chat_template=TEMPLATE, max_length=1000,
         convention=convention, cache_dir=tmp_path / "cache", executor="inline",
     )  # fmt: skip
-    heeded = said if convention == "default" else [None] * len(said)
+    heeded = said if not convention else [None] * len(said)
     wanted = [OracleTemplate(TEMPLATE, {**SPECIAL, **(one or {})}) for one in heeded]
     texts = [one.plain(MESSAGES[:1], add_generation_prompt=True) for one in wanted]
     assert [prompt.prompt for prompt in prompts] == texts

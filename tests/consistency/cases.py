@@ -22,6 +22,10 @@ CASES: dict[str, dict[str, Any]] = {
     "packed_keep": {"pack": {"length": 64, "window": 20}, "last": "keep"},
     "packed_first_fit": {"pack": {"length": 64, "window": 33, "method": "first_fit"}},
     "packed_split": {"pack": {"length": 24, "window": 20, "oversize": "split"}, "last": "drop"},
+    "packed_dropping": {
+        "pack": {"length": 20, "window": 2, "oversize": "drop"},  # some windows have no pack
+        "last": "keep",
+    },
     "packed_balanced": {"pack": {"length": 64, "window": 40, "method": "balanced"}},
     "mixed": {"mix": {"by": "rows", "exhausted": "repeat"}},
     "mixed_stop": {"mix": {"by": "tokens", "exhausted": "stop"}, "last": "keep"},

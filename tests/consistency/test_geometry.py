@@ -89,14 +89,6 @@ def test_elastic_ranks_serve_every_row_once_per_epoch(corpus: Corpus, name: str)
         assert counts == Counter(range(rows))
 
 
-def test_two_ranks_of_six_go_on_as_four_ranks_of_three(corpus: Corpus) -> None:
-    expected = Model(corpus, "rows").run(12, 3)
-    two = ranks_of(corpus, "rows", 2, None)
-    begun = take(corpus, "rows", two, 4)
-    four = ranks_of(corpus, "rows", 4, two[1].state_dict())
-    assert begun + take(corpus, "rows", four, 9) == expected[:13]
-
-
 @pytest.mark.parametrize("prefetch", [0, 1, 5])
 @pytest.mark.parametrize("name", ["rows", "packed", "mixed"])
 def test_prefetch_does_not_change_a_batch(corpus: Corpus, name: str, prefetch: int) -> None:

@@ -87,6 +87,14 @@ class Trainer(RuleBasedStateMachine):
         assert (states[0]["epoch"], states[0]["position"]) == self.at
         return json.dumps(states[0]), self.at, self.first
 
+    @rule()
+    def count(self) -> None:
+        """``len`` is the batches of the epoch, those before the position included."""
+        epoch, position = self.at
+        left = len(self.model.samples(epoch)) - position
+        rest = left // GLOBAL if self.model.last == "drop" else -(-left // GLOBAL)
+        assert {len(loader) for loader in self.loaders} == {position // GLOBAL + rest}
+
     @rule(saved=states)
     def load(self, saved: tuple[str, tuple[int, int], int]) -> None:
         """Into the running loaders; the iterators in use follow."""
@@ -126,6 +134,11 @@ def act(corpus: Corpus, name: str, sequences: int, steps: int) -> None:
             suppress_health_check=list(HealthCheck),
         ),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RANK_FREE)
+def test_some_sequences_of_actions_equal_the_lists(corpus: Corpus, name: str) -> None:
+    act(corpus, name, sequences=2, steps=20)
 
 
 @pytest.mark.slow

@@ -158,16 +158,3 @@ def test_crash_of_a_trainer_with_the_prefetch_full_loses_and_repeats_nothing(
     (last,) = host_zygote.run({"call": REPORT, "argument": job(corpus, "rows_keep", state, None)})
     served += last.said["batches"]
     assert served == batches
-
-
-def test_state_survives_json_and_lists_nothing_that_grows(corpus: Corpus) -> None:
-    for name in CASES:
-        loader = loader_of(corpus, name)
-        iterator = loader.repeat()
-        for _ in range(20):
-            next(iterator)
-        state = loader.state_dict()
-        assert json.loads(json.dumps(state)) == state
-        other = loader_of(corpus, name)
-        other.load_state_dict(json.loads(json.dumps(state)))
-        assert digest(next(other.repeat())) == digest(next(iterator))

@@ -56,6 +56,8 @@ def test_stream_serves_whole_rows_bit_by_bit(corpus: Corpus, name: str) -> None:
         for first, stop in cuts:
             seen.add(stored[row_checksum(ids[first:stop], mask[first:stop])])
     expected = SIZES["one"] if "mix" not in CASES[name] else sum(SIZES.values())
+    if name == "packed_dropping":
+        expected = sum(len(ids) <= 20 for ids, _ in corpus.rows[: SIZES["one"]])
     if CASES[name].get("mix", {}).get("exhausted") != "stop":
         assert len(seen) >= expected - (5 if CASES[name].get("last") == "drop" else 0)
 

@@ -45,4 +45,4 @@ def test_sizes_do_not_grow_with_rows_or_sources(tmp_path: Path) -> None:
     loader = Loader(mixture, batch_size=64, pack=Pack(128))
     next(iter(loader))
     assert len(json.dumps(loader.state_dict())) < 1000
-    assert isinstance(pickle.loads(pickle.dumps(kept))._index, np.memmap)
+    assert isinstance(pickle.loads(pickle.dumps(kept)).row_index._numbers, np.memmap)

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.store.making import make_columns, make_store
-from tokenmill.dataset import KeptView, View, as_view, concat, filtered, mix, split, split_points
+from tokenmill.dataset import View, as_view, concat, filtered, mix, split, split_points
 from tokenmill.errors import CacheError, CorruptionError, UsageError
 from tokenmill.sampling import Permutation, derive_key
 from tokenmill.store import Row, Store
@@ -140,10 +140,6 @@ def test_views_composed_at_random_equal_lists(stores: tuple[Store, Store]) -> No
             sum(row[1][: len(row[0]) // 2]) for row in model
         ]
         assert view.total("lengths") == sum(len(row[0]) for row in model)
-        seen: list[tuple[int, int]] = []
-        for numbers, columns in view.columns(["digest"]):
-            seen += zip(numbers.tolist(), split_points(columns["digest"], 5).tolist(), strict=True)
-        assert sorted(seen) == [(number, row[3]) for number, row in enumerate(model)]
 
     compare()
 
@@ -334,7 +330,9 @@ def test_split_rows_stay_on_their_side_when_others_come_or_go(tmp_path: Path) ->
     shares = {"train": 0.9, "val": 0.1}
 
     def digests(view: View) -> set[int]:
-        return {int(d) for _, c in view.columns(["digest"]) for d in c["digest"]}
+        (store,) = view.stores
+        stored = np.concatenate([columns["digest"] for _, columns in store.columns(["digest"])])
+        return set(stored[view.row_index.numbers(np.arange(len(view)))].tolist())
 
     train, val = split(before, shares)
     train_after, val_after = split(after, shares)
@@ -376,15 +374,13 @@ def test_kept_rows_are_published_once_and_found_again(
     store = stores[0]
     first = filtered(store, "length < 33")
     directory = store.path.parent.parent / "rows" / first.key
-    assert sorted(p.name for p in directory.iterdir()) == [
-        "index.bin", "kept.json", "lengths.bin", "trained.bin"
-    ]  # fmt: skip
+    assert sorted(p.name for p in directory.iterdir()) == ["index.bin", "kept.json"]
     stamp = (directory / "index.bin").stat()
-    monkeypatch.setattr(KeptView, "_chosen", lambda view: pytest.fail("chosen again"))
+    monkeypatch.setattr(Store, "columns", lambda *_: pytest.fail("chosen again"))
     again = filtered(store, "length < 33")
     assert (directory / "index.bin").stat().st_mtime_ns == stamp.st_mtime_ns
     assert again.key == first.key
-    assert isinstance(again._index, np.memmap)
+    assert isinstance(again.row_index._numbers, np.memmap)
 
 
 def test_kept_rows_pickle_small_whatever_their_number(tmp_path: Path) -> None:
@@ -396,7 +392,7 @@ def test_kept_rows_pickle_small_whatever_their_number(tmp_path: Path) -> None:
     assert len(pickle.loads(data)) == 50_000
 
 
-@pytest.mark.parametrize("name", ["index.bin", "lengths.bin", "trained.bin", "kept.json"])
+@pytest.mark.parametrize("name", ["index.bin", "kept.json"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "missing"])
 def test_kept_rows_damaged_index_is_refused(tmp_path: Path, name: str, damage: str) -> None:
     store = make_store(tmp_path, [make_columns([3, 4, 5])])

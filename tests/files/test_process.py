@@ -52,9 +52,7 @@ PREPARED = (
     "held = tm.prepare(source, tokenizer, tokenizer_backend='file', executor='inline',"
     " progress=False, {})"
 )
-UNWRITABLE = (
-    "import tokenmill.dataset.selection as selection; selection._caches = lambda view: []; "
-)
+UNWRITABLE = "import tokenmill.dataset.index as index; index._caches = lambda index: []; "
 CASES = {
     "disable_cache": (
         PREPARED.format("disable_cache=True"),

@@ -14,8 +14,8 @@ from tests.integrations import host_sglang
 from tests.prompts.making import open_prompts, write_rows
 from tokenmill import UsageError
 from tokenmill.errors import RowError
+from tokenmill.integrations.miles.conventions import MILES, SLIME, ServedTools
 from tokenmill.prompts import PromptMaker, PromptSpec, shape_row
-from tokenmill.prompts.tools import ServedTools
 
 FUNCTION = {"parameters": {"b": 1, "a": 2}, "name": "add", "description": "adds", "extra": 1}
 TOOLS: list[Any] = [
@@ -31,7 +31,7 @@ VERSIONS: dict[str, Any] = {
     "2026-04": host_sglang.DeferredTool,
     "0.5.23": host_sglang.OrderedTool,
 }
-SPEC = {"tool_key": "tools", "apply_chat_template": True, "convention": "miles"}
+SPEC = {"tool_key": "tools", "apply_chat_template": True, "convention": MILES}
 TEMPLATE = "{{ tools | tojson }}"
 
 
@@ -68,7 +68,7 @@ def test_what_the_class_does_is_in_the_key_and_its_name_is_not(
     alike = type("AnotherName", (host_sglang.DeferredTool,), {})
     assert opened(alike).hit
     # Where no tool can reach a template, nobody is asked.
-    for other in ({"tool_key": None}, {"apply_chat_template": False}, {"convention": "slime"}):
+    for other in ({"tool_key": None}, {"apply_chat_template": False}, {"convention": SLIME}):
         one, two = (opened(tool_class, **other).key for tool_class in (None, alike))
         assert one == two
 
@@ -157,7 +157,7 @@ CALLS: list[Any] = [
 
 @pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
 def test_messages_reach_the_template_as_miles_rewrites_them(role: str) -> None:
-    spec = PromptSpec(apply_chat_template=True, convention="miles")
+    spec = PromptSpec(apply_chat_template=True, convention=MILES)
     maker = PromptMaker(spec, "{{ messages | string }}", {})
     for content in ({}, {"content": None}, {"content": ""}, {"content": "x"}):
         for calls in ({}, *({"tool_calls": one} for one in CALLS)):
@@ -170,7 +170,7 @@ def test_messages_reach_the_template_as_miles_rewrites_them(role: str) -> None:
 
 @pytest.mark.parametrize("wrong", ["{", "", '{"a": 1} and more', "[" * 100_000])
 def test_arguments_that_miles_would_stop_at_are_a_rejected_row(wrong: str) -> None:
-    spec = PromptSpec(apply_chat_template=True, convention="miles")
+    spec = PromptSpec(apply_chat_template=True, convention=MILES)
     call = {"function": {"name": "f", "arguments": wrong}}
     row = shape_row({"text": [{"role": "assistant", "tool_calls": [call]}]}, spec)
     with pytest.raises(RowError, match="no JSON"):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import pickle
 import warnings
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -84,25 +82,6 @@ def test_dataset_of_raw_rows_is_that_of_their_store(cache: str) -> None:
     assert raw.val_dataset is None
 
 
-def test_items_are_in_our_order_epoch_behind_epoch(store: Store) -> None:
-    def ids(item: dict[str, Any]) -> list[list[int]]:
-        return [piece["token_ids"].tolist() for piece in item["message_log"]]
-
-    dataset = nemo_rl.SFTDataset(store.path, seed=3, epochs=2).dataset
-    expected = []
-    for epoch in range(2):
-        ordered = FeistelOrder(len(store), 3).indices(epoch, np.arange(len(store)))
-        expected += [ids({"message_log": nemo_rl.message_log(store[row])}) for row in ordered]
-
-    assert [ids(dataset[number]) for number in range(len(dataset))] == expected
-    assert ids(dataset[-1]) == expected[-1]
-    with pytest.raises(IndexError):
-        dataset[len(expected)]
-    data = pickle.dumps(dataset)
-    assert len(data) < 16 << 10
-    assert ids(pickle.loads(data)[50]) == expected[50]
-
-
 def test_validation_rows_are_held_out_by_content(conversations: Store) -> None:
     made = nemo_rl.SFTDataset(conversations.path, split_validation_size=0.3, seed=7)
     sides = tm.split(conversations, {"train": 0.7, "validation": 0.3}, seed=7)
@@ -172,47 +151,6 @@ def test_pairs_are_two_logs_in_the_order_of_a_run(tmp_path: Path, store: Store) 
         assert [p["token_ids"].tolist() for p in found] == [p["token_ids"].tolist() for p in log]
     with pytest.raises(UsageError, match="take pairs"):
         nemo_rl.PreferenceLogs(store)
-
-
-class Processed(torch.utils.data.Dataset):  # type: ignore[misc]
-    """A stand-in for NeMo RL's dataset of processed items."""
-
-    def __init__(self, made: nemo_rl.SFTDataset) -> None:
-        self.dataset = made.dataset
-        self.processor = functools.partial(made.processor, add_bos=True, add_eos=True)
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.processor(self.dataset[index], None, None, 4096, index)
-
-
-def as_given(batch: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return batch
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_hosts_loader_resumes_exactly(store: Store, workers: int) -> None:
-    dataset = Processed(nemo_rl.SFTDataset(store.path, epochs=2))
-
-    def loader() -> Any:
-        return stateful_dataloader.StatefulDataLoader(
-            dataset, batch_size=8, shuffle=False, drop_last=True, num_workers=workers,
-            collate_fn=as_given,
-        )  # fmt: skip
-
-    def ids(batches: Any) -> list[list[list[int]]]:
-        logs = [[item["message_log"] for item in batch] for batch in batches]
-        return [[log[-1]["token_ids"].tolist() for log in batch] for batch in logs]
-
-    whole = ids(loader())
-    assert len(whole) == 2 * len(store) // 8
-    first = loader()
-    part = ids(islice(iter(first), 3))
-    again = loader()
-    again.load_state_dict(first.state_dict())
-    assert part + ids(again) == whole
 
 
 @pytest.mark.filterwarnings("ignore")

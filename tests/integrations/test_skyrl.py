@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import tokenmill as tm
-from tests.store.making import make_columns, make_store
 from tokenmill.errors import SourceError, StateError, UsageError
 from tokenmill.sampling import FeistelOrder
 from tokenmill.store import Store
@@ -54,18 +53,6 @@ def test_dataset_rows_are_windows_by_skyrls_definition(store: Store, limit: int 
     assert limit != 12 or len(expected) < len(rows)
     assert list(dataset) == expected
     assert dataset.sequence_lengths.tolist() == [len(row["input_ids"]) for row in expected]
-    wanted = [3, -1, 0, 3]
-    assert dataset.__getitems__(wanted) == [expected[number] for number in wanted]
-    with pytest.raises(IndexError):
-        dataset[len(dataset)]
-
-
-def test_dataset_first_token_is_never_in_the_window(tmp_path: Path) -> None:
-    columns = make_columns([5, 4])
-    columns.mask[:] = 1
-    dataset = skyrl.SFTDataset(make_store(tmp_path, [columns]))
-    assert [row["num_actions"] for row in dataset] == [4, 3]
-    assert dataset[0]["loss_mask"] == [1, 1, 1, 1]
 
 
 def test_dataset_without_a_trained_token_within_the_limit_is_refused(store: Store) -> None:

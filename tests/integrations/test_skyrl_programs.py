@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import sys
 from importlib import import_module
 from importlib.util import find_spec
@@ -98,7 +97,7 @@ def test_real_skyrl_has_what_our_programs_replace(monkeypatch: pytest.MonkeyPatc
     for name in ("load_dataset", "load_eval_datasets"):
         assert hasattr(theirs.SFTTrainer, name)
     monkeypatch.setattr(theirs, "SFTTrainer", theirs.SFTTrainer)
-    monkeypatch.setattr(ours._SKYRLS_TASK, "_function", lambda *_: made.append(theirs.SFTTrainer))
+    monkeypatch.setattr(ours._SKYRL_TASK, "_function", lambda *_: made.append(theirs.SFTTrainer))
     made: list[Any] = []
     ours.sft_entrypoint(None, None)
     assert made == [ours.Trainer]
@@ -132,13 +131,9 @@ def test_prompts_are_the_items_of_skyrls_eager_dataset(
         [str(source)], tokenizer, limit, num_workers=1, cache_dir=tmp_path / "cache"
     )
     assert [dataset[number] for number in range(len(dataset))] == wanted
-    assert dataset.__getitems__([2, 0, 2]) == [wanted[2], wanted[0], wanted[2]]
-    assert pickle.loads(pickle.dumps(dataset))[1] == wanted[1]
     assert dataset.collate_fn([dataset[1]]) == [
         dict(zip(("prompt", "env_class", "env_extras", "uid"), wanted[1], strict=True))
     ]
-    with pytest.raises(IndexError):
-        dataset[len(dataset)]
 
 
 def test_prompts_of_a_named_split_are_its_files(tmp_path: Path) -> None:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 import types
 import warnings
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-import tokenmill as tm
-from tests.build.making import INLINE, TOKENIZER, write_rows
-from tests.build.test_groups import pair
 from tokenmill.dataset import as_view
 from tokenmill.errors import SourceError, UsageError
 from tokenmill.store import Store
@@ -100,9 +95,6 @@ def test_labels_stand_where_the_installed_torchtune_has_them(
         assert predictions(item["tokens"], item["labels"], shifted=shifts) == expected(row)
         # Whichever it is, no label of one row stands at a token of another.
         assert item["labels"][-1 if shifts else 0] == IGNORED
-    data = pickle.dumps(dataset)
-    assert len(data) < 16 << 10
-    assert pickle.loads(data)[7] == dataset[7]
 
 
 def test_a_torchtune_that_answers_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,16 +136,6 @@ def test_rows_that_would_be_cut_are_refused_before_the_run(
         sft_dataset(SimpleNamespace(max_seq_len=longest - 1), source=chat)
     assert "conversations.jsonl" in str(it.value)
     assert "--max-length" in str(it.value)
-
-
-def test_rows_of_groups_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    install(monkeypatch, Transform)
-    pairs = tm.prepare(
-        str(write_rows(tmp_path / "pairs.jsonl", map(pair, range(4)))), str(TOKENIZER),
-        cache_dir=tmp_path / "cache", **INLINE,
-    )  # fmt: skip
-    with pytest.raises(UsageError, match="belong to groups"):
-        sft_dataset(SimpleNamespace(max_seq_len=None), source=pairs)
 
 
 @pytest.mark.filterwarnings("ignore")

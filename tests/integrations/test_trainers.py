@@ -1,9 +1,11 @@
-"""What adapters share: items by number, dates of the environment, masks of a row."""
+"""One contract for the datasets of all trainers, and what their adapters share."""
 
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,17 +13,25 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tokenmill as tm
+from tests.build.making import INLINE, TOKENIZER, write_rows
+from tests.build.test_groups import pair
 from tests.integrations.conftest import EXAMPLES
+from tests.store.making import make_columns, make_store
 from tokenmill.dataset import as_view
 from tokenmill.errors import TemplateError, UsageError
 from tokenmill.integrations import trainers
 from tokenmill.packing import fill_rows, labels_of
+from tokenmill.sampling import FeistelOrder
 from tokenmill.store import Store
 
 pytest.importorskip("torch")
+torchdata = pytest.importorskip("torchdata.stateful_dataloader")
 
-from tokenmill.integrations import nemo_rl, skyrl, torch, verl
-from tokenmill.integrations.miles.source import open_sft_store
+from tokenmill.integrations import nemo_rl, skyrl, torch, torchtune, verl  # noqa: E402
+from tokenmill.integrations.miles.source import open_sft_store  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 
 CHAT = str(EXAMPLES / "conversations.jsonl")
 TEMPLATE = (
@@ -34,6 +44,9 @@ PROMPTS = {"prompt_key": "prompt", "tokenmill": {"num_workers": 0, "epochs": 2}}
 DATASETS: dict[str, Callable[[Store, str, Any], Any]] = {
     "torch.Dataset": lambda store, *_: torch.Dataset(store),
     "skyrl.SFTDataset": lambda store, *_: skyrl.SFTDataset(store),
+    "torchtune.TokenizedRows": lambda store, *_: torchtune.TokenizedRows(
+        as_view(store), shifted=True
+    ),
     "nemo_rl.MessageLogs": lambda store, *_: nemo_rl.MessageLogs(as_view(store), epochs=2),
     "verl.SFTDataset": lambda store, _, tokenizer: verl.SFTDataset(
         str(store.path), tokenizer, {**UNPADDED, "tokenmill": {"epochs": 2}}
@@ -60,7 +73,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_items_are_the_same_one_by_one_in_a_batch_and_from_the_end(
+def test_items_are_the_same_one_by_one_in_a_batch_from_the_end_and_pickled(
     name: str, store: Store, prompts: str, tokenizer: Any
 ) -> None:
     dataset = DATASETS[name](store, prompts, tokenizer)
@@ -70,28 +83,112 @@ def test_items_are_the_same_one_by_one_in_a_batch_and_from_the_end(
     assert batch == [repr(dataset[number]) for number in numbers]
     assert batch == [repr(dataset[int(number) - size]) for number in numbers]
     assert len(set(batch)) >= 3  # the last may be in another epoch
+    data = pickle.dumps(dataset)
+    assert len(data) < 16 << 10
+    assert [repr(item) for item in pickle.loads(data).__getitems__(numbers)] == batch
     for wrong in (size, -size - 1):
         with pytest.raises(IndexError, match=f"item {wrong} of a dataset of {size}"):
             dataset[wrong]
 
 
-TOKENIZER = str(EXAMPLES / "tokenizer")
+def as_text(items: list[Any]) -> list[str]:
+    return [repr(item) for item in items]
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_stateful_dataloader_over_items_resumes_exactly(
+    name: str, store: Store, prompts: str, tokenizer: Any
+) -> None:
+    dataset = DATASETS[name](store, prompts, tokenizer)
+
+    def loader() -> Any:
+        return torchdata.StatefulDataLoader(
+            dataset, batch_size=2, num_workers=1, collate_fn=as_text
+        )
+
+    first = loader()
+    served = list(islice(iter(first), 2))
+    again = loader()
+    again.load_state_dict(first.state_dict())
+    served += again
+    assert [text for batch in served for text in batch] == as_text(list(dataset))
+
+
+ORDERED: dict[str, Callable[[Store, str, Any, int | None, int], Any]] = {
+    "nemo_rl.SFTDataset": lambda store, _, __, seed, epochs: (
+        nemo_rl.MessageLogs(as_view(store), None)
+        if seed is None
+        else nemo_rl.SFTDataset(store.path, seed=seed, epochs=epochs).dataset
+    ),
+    "verl.SFTDataset": lambda store, _, tokenizer, seed, epochs: verl.SFTDataset(
+        [str(store.path)], tokenizer, {**UNPADDED, "seed": 7, "tokenmill": in_verl(seed, epochs)}
+    ),
+    "verl.RLDataset": lambda _, prompts, tokenizer, seed, epochs: verl.RLDataset(
+        [prompts], tokenizer, {**PROMPTS, "tokenmill": in_verl(seed, epochs)}
+    ),
+}
+
+
+def in_verl(seed: int | None, epochs: int) -> dict[str, Any]:
+    order = "sequential" if seed is None else "feistel"
+    return {"num_workers": 0, "seed": seed, "epochs": epochs, "order": order}
+
+
+@pytest.mark.parametrize("name", ORDERED)
+def test_items_are_in_our_order_one_epoch_after_the_other(
+    name: str, store: Store, prompts: str, tokenizer: Any
+) -> None:
+    rows = as_text(list(ORDERED[name](store, prompts, tokenizer, None, 1)))
+    order = FeistelOrder(len(rows), 3)
+    expected = [
+        rows[number]
+        for epoch in range(2)
+        for number in order.indices(epoch, np.arange(len(rows))).tolist()
+    ]
+    assert as_text(list(ORDERED[name](store, prompts, tokenizer, 3, 2))) == expected
+
+
+TRAINED: dict[str, Callable[[Any], int]] = {
+    "torch.Dataset": lambda item: int(item["loss_mask"].sum()),
+    "skyrl.SFTDataset": lambda item: sum(item["loss_mask"]),
+    "torchtune.TokenizedRows": lambda item: sum(label != -100 for label in item["labels"]),
+    "verl.SFTDataset": lambda item: int(item["loss_mask"].sum()),
+}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_first_token_of_a_row_is_never_trained(name: str, tmp_path: Path, tokenizer: Any) -> None:
+    columns = make_columns([5, 4])
+    columns.mask[:] = 1
+    dataset = DATASETS[name](make_store(tmp_path, [columns]), "", tokenizer)
+    assert {TRAINED[name](item) for item in dataset} == {4, 3}
+
+
+@pytest.mark.parametrize("name", [*TRAINED, "nemo_rl.MessageLogs"])
+def test_rows_of_groups_are_refused(name: str, tmp_path: Path, tokenizer: Any) -> None:
+    pairs = tm.prepare(
+        str(write_rows(tmp_path / "pairs.jsonl", map(pair, range(4)))), str(TOKENIZER),
+        cache_dir=tmp_path / "cache", **INLINE,
+    )  # fmt: skip
+    with pytest.raises(UsageError, match="belong to groups"):
+        DATASETS[name](pairs, "", tokenizer)
+
 
 DATED: dict[str, Callable[[Path, str, Any], Any]] = {
     "miles.sft_rollout": lambda template, *_: open_sft_store(
         SimpleNamespace(
             prompt_data=CHAT,
             input_key="messages",
-            hf_checkpoint=TOKENIZER,
+            hf_checkpoint=str(TOKENIZER),
             chat_template_path=str(template),
         )
     ),
     "nemo_rl.SFTDataset": lambda template, *_: nemo_rl.SFTDataset(
-        CHAT, TOKENIZER, num_workers=0, chat_template=template.read_text()
+        CHAT, str(TOKENIZER), num_workers=0, chat_template=template.read_text()
     ),
     "skyrl.from_config": lambda template, *_: skyrl.from_config(
         {"train_datasets": [CHAT]},
-        tokenizer=TOKENIZER,
+        tokenizer=str(TOKENIZER),
         chat_template=template.read_text(),
         executor="inline",
     ),

@@ -329,7 +329,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> tm.PromptDataset:
             file.write(json.dumps(row if number % 2 else {**row, "hint": {"of": [number]}}) + "\n")
     return tm.PromptDataset(
         place / "prompts.jsonl", str(TOKENIZER), max_length=40, prompt_key="question", seed=SEED,
-        apply_chat_template=True, convention="slime", cache_dir=place / "cache", num_workers=0,
+        apply_chat_template=True, convention=hf.VERBATIM, cache_dir=place / "cache", num_workers=0,
     )  # fmt: skip
 
 

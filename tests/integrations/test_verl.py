@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import pickle
 import types
@@ -18,7 +17,6 @@ import pytest
 import tokenmill as tm
 from tests.store.making import make_columns, make_store
 from tokenmill.errors import SourceError, UsageError
-from tokenmill.sampling import FeistelOrder
 from tokenmill.source import Rows
 from tokenmill.store import Store
 
@@ -102,23 +100,6 @@ def test_sft_masks_of_real_conversations_are_verls(shared: Path, tmp_path: Path,
     assert compared > 10
 
 
-def test_sft_items_are_in_our_order_epoch_behind_epoch(store: Store, tokenizer: Any) -> None:
-    stated = config(seed=3, tokenmill={"epochs": 2})
-    dataset = verl.SFTDataset([str(store.path)], tokenizer, stated)
-    order = FeistelOrder(len(store), 3)
-    expected = []
-    for epoch in range(2):
-        rows = store.batch(order.indices(epoch, np.arange(len(store))))
-        expected += [row.input_ids.tolist() for row in rows]
-    assert [item["input_ids"].tolist() for item in dataset] == expected
-    assert dataset[-1]["input_ids"].tolist() == expected[-1]
-    with pytest.raises(IndexError):
-        dataset[82]
-    data = pickle.dumps(dataset)
-    assert len(data) < 16 << 10
-    assert pickle.loads(data)[50]["input_ids"].tolist() == expected[50]
-
-
 def test_sft_validation_files_stay_in_file_order_once(store: Store, tokenizer: Any) -> None:
     stated = config(
         train_files="train.parquet", val_files=[str(store.path)], tokenmill={"epochs": 3}
@@ -155,16 +136,10 @@ def test_sft_rows_are_cut_and_padded_as_verl_does(
                 cut = cut + [pads.get(name, 0)] * (limit - len(cut))
             assert item[name].tolist() == cut, name
         assert set(item) == set(columns)
-
-
-def test_sft_first_token_is_never_trained(tmp_path: Path, tokenizer: Any) -> None:
-    """Verl shifts the masks of a batch across its rows: it would train another row's end."""
-    columns = make_columns([5, 4])
-    columns.mask[:] = 1
-    made = make_store(tmp_path, [columns])
-    dataset = verl.SFTDataset(str(made.path), tokenizer, config())
-    assert [int(item["loss_mask"][0]) for item in dataset] == [0, 0]
-    assert sorted(int(item["loss_mask"].sum()) for item in dataset) == [3, 4]
+    batch = host.collate_sft(dataset.__getitems__([5, 2]), pad_mode)
+    assert [ids.tolist() for ids in batch["input_ids"].unbind()] == [
+        dataset[number]["input_ids"].tolist() for number in (5, 2)
+    ]
 
 
 def test_sft_overlong_rows_are_refused_before_the_run(tokenizer: Any, cache: str) -> None:
@@ -208,34 +183,6 @@ def test_sft_undo_shuffle_serves_our_order_through_verls_sampler(
     batches = islice(loader.repeat(), len(served))
     expected = [store[int(b["indices"][0])].input_ids.tolist() for b in batches]
     assert served == expected
-
-
-@pytest.mark.parametrize(("pad_mode", "workers"), [("right", 2), ("no_padding", 0)])
-def test_sft_dataloader_with_verls_collate_resumes_exactly(
-    store: Store, tokenizer: Any, pad_mode: str, workers: int
-) -> None:
-    stated = config(pad_mode=pad_mode, max_length=64)
-    dataset = verl.SFTDataset(str(store.path), tokenizer, stated)
-
-    def loader() -> Any:
-        sampler = torch.utils.data.DistributedSampler(
-            dataset, shuffle=True, num_replicas=1, rank=0, drop_last=True
-        )
-        return stateful_dataloader.StatefulDataLoader(
-            dataset, batch_size=8, sampler=sampler, num_workers=workers, drop_last=True,
-            collate_fn=functools.partial(host.collate_sft, pad_mode=pad_mode),
-        )  # fmt: skip
-
-    def ids(batch: dict[str, Any]) -> list[list[int]]:
-        return [row.tolist() for row in batch["input_ids"].unbind()]
-
-    whole = [ids(batch) for batch in loader()]
-    assert len(whole) == 5
-    first = loader()
-    part = [ids(batch) for batch in islice(iter(first), 2)]
-    again = loader()
-    again.load_state_dict(first.state_dict())
-    assert part + [ids(batch) for batch in again] == whole
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 import tokenmill
 from tests.prompts.eager import Eager, eager
 from tokenmill import PromptDataset
+from tokenmill.integrations.miles.conventions import MilesOrder
 
 DATE = "2026-11-15"
 TOKENIZER = Path(tokenmill.__file__).parent / "examples" / "tokenizer"
@@ -79,7 +80,7 @@ def test_golden_shuffles_of_miles_are_given_exactly(shared: Path, tmp_path: Path
                 f"{source}@[0:{case['n']}]",
                 TOKENIZER,
                 seed=case["seed"],
-                order="miles",
+                order=MilesOrder,
                 num_workers=0,
             )
         prompts = opened[key]

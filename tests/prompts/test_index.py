@@ -16,6 +16,8 @@ import tokenmill
 from tests.programs import python
 from tests.prompts.making import PROMPTS, TOKENIZER, open_prompts, write_rows
 from tokenmill import CacheError, CorruptionError, NonDeterminismError, PromptDataset
+from tokenmill.integrations.miles.conventions import MilesOrder
+from tokenmill.integrations.trainers import VERBATIM
 from tokenmill.prompts import lookup
 from tokenmill.prompts.lengths import NO_LENGTH, PAGE, REJECTED, Kept, LengthIndex, publish_index
 from tokenmill.prompts.measure import Measurer
@@ -88,13 +90,13 @@ CHANGES: dict[str, dict[str, Any]] = {
     "kwargs": {"apply_chat_template_kwargs": {"enable_thinking": False}},
     "template": {"chat_template": "{{ messages[0].content }}"},
     "date": {"date": "2026-11-15"},
-    "convention": {"convention": "slime"},
+    "convention": {"convention": VERBATIM},
     "slice": {"source": f"{PROMPTS}@[1:]"},
 }
 SAME: dict[str, dict[str, Any]] = {
     "limit": {"max_length": 7},
     "seed": {"seed": 7},
-    "order": {"order": "miles"},
+    "order": {"order": MilesOrder},
     "alias": {"template_kwargs": {}},
     "workers": {"num_workers": 1},
     "bad rows": {"on_bad_row": "raise"},

@@ -18,6 +18,7 @@ import pytest
 
 from tests.prompts.making import write_rows
 from tokenmill import PromptDataset, RowError, UsageError
+from tokenmill.integrations.miles.conventions import MILES, SLIME
 
 Image = pytest.importorskip("PIL.Image")
 pytest.importorskip("transformers")
@@ -222,7 +223,7 @@ def qwen_vl_utils(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "qwen_vl_utils", module)
 
 
-@pytest.mark.parametrize("convention", ["miles", "slime"])
+@pytest.mark.parametrize("convention", [MILES, SLIME])
 def test_under_a_hosts_convention_its_own_loading_counts(
     rows: Path, tmp_path: Path, qwen_vl_utils: None, convention: Any,
     monkeypatch: pytest.MonkeyPatch,

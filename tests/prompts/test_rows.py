@@ -10,6 +10,7 @@ import pytest
 
 from tests.prompts.making import EXAMPLES, PROMPTS, TOKENIZER, open_prompts, write_rows
 from tokenmill import RowError, SourceError, TemplateError, UsageError
+from tokenmill.integrations.miles.conventions import MILES, SLIME
 from tokenmill.prompts import PromptMaker, PromptSpec, shape_row
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -200,9 +201,9 @@ def test_conventions_differ_only_in_calls_and_tools() -> None:
         ]
     )  # fmt: skip
     wanted = {
-        "default": "{'a': 1}|" + plain,
-        "slime": '{"a":1}|' + plain,
-        "miles": "{'a': 1}|" + served,
+        "": "{'a': 1}|" + plain,
+        SLIME: '{"a":1}|' + plain,
+        MILES: "{'a': 1}|" + served,
     }
     for convention, text in wanted.items():
         spec = PromptSpec(tool_key="tools", apply_chat_template=True, convention=convention)
@@ -218,7 +219,7 @@ def test_miles_convention_tries_bare_functions_where_wrapped_ones_are_refused() 
         "{% if tools[0].function %}{{ raise_exception('bare') }}{% endif %}{{ tools[0].name }}"
     )
     row = {"text": "hi", "tools": [TOOL]}
-    for convention, text in (("miles", "add"), ("default", None)):
+    for convention, text in ((MILES, "add"), ("", None)):
         spec = PromptSpec(tool_key="tools", apply_chat_template=True, convention=convention)
         maker = PromptMaker(spec, template, {})
         one = shape_row(row, spec)

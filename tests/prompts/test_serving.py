@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from tests.programs import python
 from tests.prompts.making import PROMPTS, TOKENIZER, open_prompts, write_rows
 from tokenmill import PromptDataset, StateError, UsageError
+from tokenmill.integrations.miles.conventions import MilesOrder
 from tokenmill.prompts import dataset as dataset_module
-from tokenmill.sampling import FeistelOrder, MilesOrder
+from tokenmill.sampling import FeistelOrder
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def test_global_random_generators_are_left_alone(cache: Path) -> None:
     import random
 
     before = random.getstate()
-    prompts = fresh(cache, order="miles")
+    prompts = fresh(cache, order=MilesOrder)
     prompts.shuffle(3)
     prompts.take(5)
     assert random.getstate() == before
@@ -72,15 +73,15 @@ def stream(prompts: PromptDataset, counts: list[int]) -> list[int]:
 @given(
     counts=st.lists(st.integers(0, 90), max_size=6),
     cut=st.integers(0, 6),
-    order=st.sampled_from(["feistel", "miles", "none"]),
+    order=st.sampled_from(["feistel", MilesOrder, None]),
 )
 @settings(max_examples=25)
 def test_stream_resumed_anywhere_goes_on_as_if_never_stopped(
-    cache: Path, counts: list[int], cut: int, order: str
+    cache: Path, counts: list[int], cut: int, order: Any
 ) -> None:
     def start() -> PromptDataset:
-        prompts = fresh(cache, order="feistel" if order == "none" else order)
-        if order != "none":
+        prompts = fresh(cache, order=order or "feistel")
+        if order is not None:
             prompts.shuffle(0)
         return prompts
 
@@ -89,14 +90,14 @@ def test_stream_resumed_anywhere_goes_on_as_if_never_stopped(
     first = start()
     head = stream(first, counts[:cut])
     state = json.loads(json.dumps(first.state_dict()))
-    second = fresh(cache, order="feistel" if order == "none" else order)
+    second = fresh(cache, order=order or "feistel")
     for _ in range(2):
         second.load_state_dict(state)
     assert head + stream(second, counts[cut:]) == uninterrupted
     assert second.state_dict() == whole.state_dict()
     size = len(whole)
-    orders: dict[str, Any] = {"feistel": FeistelOrder(size, 42), "miles": MilesOrder(size, 42)}
-    model = orders.get(order)
+    orders: dict[Any, Any] = {"feistel": FeistelOrder, MilesOrder: MilesOrder}
+    model = orders[order](size, 42) if order else None
     file_order = rows_of(fresh(cache))
     for place, row in enumerate(uninterrupted):
         epoch, position = divmod(place, size)
@@ -111,7 +112,7 @@ def test_state_of_another_stream_is_refused_by_name(cache: Path) -> None:
     state = prompts.state_dict()
     others = {
         "seed": fresh(cache, seed=1),
-        "order": fresh(cache, order="miles"),
+        "order": fresh(cache, order=MilesOrder),
         "max_length": open_prompts(PROMPTS, cache_dir=cache, max_length=24),
         "index": open_prompts(f"{PROMPTS}@[1:]", cache_dir=cache, max_length=25),
     }

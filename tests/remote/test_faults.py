@@ -205,7 +205,7 @@ def test_exception_inside_a_read_displaces_no_row(
 def test_exception_inside_a_decoding_displaces_no_row(
     memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
-    from tokenmill.source.jsonform import RowForm
+    from tokenmill.source.tables import RowForm
 
     wanted = [{"n": number} for number in range(4000)]
     saved(tmp_path / "rows", form, wanted)

@@ -25,7 +25,7 @@ import tokenmill
 from tests.build.making import TOKENIZER, conversations
 from tests.remote.servers import Handler, RangeServer, serving
 from tokenmill.errors import SourceError, UsageError
-from tokenmill.source.address import HubName, parse_address
+from tokenmill.source.discover import parse_address
 
 COMMIT = {"main": "a" * 40, "v1": "b" * 40, "refs/convert/parquet": "c" * 40}
 CARD = """---
@@ -261,7 +261,7 @@ LAYOUTS: list[tuple[list[str], str, dict[str, list[str]]]] = [
 ]  # fmt: skip
 RESOLVE = """
 import json, sys
-from tokenmill.source.address import parse_address
+from tokenmill.source.discover import parse_address
 from tokenmill.source.discover import discover
 print(json.dumps([[one.path for one in discover(parse_address(text))] for text in sys.argv[1:]]))
 """
@@ -315,7 +315,7 @@ def test_hub_address_is_read_as_documented(
     text: str, repo: str, revision: str | None, split: str | None
 ) -> None:
     address = parse_address(text)
-    assert address.hub == HubName(repo, revision)
+    assert (address.repo, address.revision) == (repo, revision)
     assert address.split == split
     assert (address.selection is not None) == ("[" in text)
 
@@ -326,6 +326,6 @@ def test_local_looking_names_are_not_asked_of_the_hub(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     for text in ("data/chat", "owner/chat.jsonl", "owner/chat.jsonl.gz", "./chat", "a/b/c"):
-        assert parse_address(text).hub is None
+        assert not parse_address(text).repo
     with pytest.raises(UsageError, match="no step"):
         parse_address("owner/name:train[1:2:3]")

@@ -293,7 +293,6 @@ def test_pull_of_other_bytes_under_a_key_of_the_cache_is_refused(
 def test_interrupted_pull_goes_on_where_it_stopped(
     web: RangeServer, served: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tokenmill.api import pull_store
     from tokenmill.store import transfer
 
     real, taken = transfer._slice_files, []
@@ -307,9 +306,9 @@ def test_interrupted_pull_goes_on_where_it_stopped(
     with monkeypatch.context() as patch:
         patch.setattr(transfer, "_slice_files", take)
         with pytest.raises(KeyboardInterrupt):
-            pull_store(served, cache_dir=tmp_path / "back")
+            transfer.pull(served, cache_dir=tmp_path / "back")
     assert not list((tmp_path / "back").glob("stores/*"))
-    done = pull_store(served, cache_dir=tmp_path / "back")
+    done = transfer.pull(served, cache_dir=tmp_path / "back")
     assert done.skipped == 3 * 3  # tokens, meta and record of three slices
     same_rows(Store(done.path), store)
 

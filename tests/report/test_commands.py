@@ -11,7 +11,7 @@ import pytest
 from tests.build.making import TOKENIZER, conversations, write_rows
 from tests.cli.harness import QUICK, Shell
 from tests.report.crafted import GOLDEN, MAX_LENGTH, clean, crafted, tokenizer_with
-from tokenmill.report.lint import RULES
+from tokenmill.report.lint.rules import RULES
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.report.lint.encodings import mojibake, suspicions
+from tokenmill.report.lint.checks import mojibake, suspicions
 
 HONEST = (
     "CORAÇÃO, AMANHÃ, NÃO, SÃO: «CAFÉ» «THÉ» “AMANHÃ” — État, naïve, Straße, 20 °C, 5 µm, ½",

@@ -20,7 +20,8 @@ from tests.report.crafted import (
     tokenizer_with,
 )
 from tokenmill.errors import REASONS, UsageError
-from tokenmill.report.lint import RULES, LintReport, minhash
+from tokenmill.report.lint import minhash
+from tokenmill.report.lint.rules import RULES, LintReport
 from tokenmill.report.lint.run import SAMPLE_BLOCKS, choose, described
 
 QUICK: dict[str, Any] = {"tokenizer_backend": "file", "executor": "inline", "progress": False}
@@ -152,7 +153,7 @@ def test_near_duplicates_are_looked_for_within_the_stated_memory(
     assert lines(report) == {"duplicate": [61, 62, 63], "near_duplicate": [64]}
     assert report.near_duplicates is not None
     assert report.near_duplicates["rows_compared"] == 61
-    monkeypatch.setattr(minhash, "MOST_ROWS", 50)
+    monkeypatch.setattr(minhash, "MAX_ROWS", 50)
     report = tm.lint(source, str(TOKENIZER), **QUICK)
     assert lines(report) == {"duplicate": [61, 62, 63]}
     assert report.near_duplicates is not None

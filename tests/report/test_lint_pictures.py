@@ -16,7 +16,7 @@ from tests.build.making import write_rows
 from tests.media import processors
 from tests.report.crafted import GOLDEN_OF_PICTURES
 from tests.report.test_lint import lines
-from tokenmill.report.lint.pictures import copies
+from tokenmill.report.lint.checks import image_copies
 from tokenmill.report.stats import store_stats
 
 QUICK: dict[str, Any] = {"executor": "inline", "progress": False}
@@ -89,5 +89,5 @@ def test_copies_are_pictures_of_one_content_under_several_names() -> None:
         [(7, 1), (7, 1), (8, 2), (7, 3), (8, 0), (0, 9)],
         np.uint64,  # content, name; 0 is no name
     )
-    assert copies(rows, named) == [(3, 0)]
-    assert copies(rows[:0], named[:0]) == []
+    assert image_copies(rows, named) == [(3, 0)]
+    assert image_copies(rows[:0], named[:0]) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tokenmill import errors
-from tokenmill.report.lint import RULES
+from tokenmill.report.lint.rules import RULES
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
 CLASSES = [

@@ -65,7 +65,7 @@ def test_state_of_too_many_slices_says_what_to_do(
 def test_counts_that_disagree_with_their_record_are_corrupt(tmp_path: Path) -> None:
     store = make(tmp_path)
     files = CacheLayout(tmp_path).slice(next(store.slice_keys()))
-    assert read_counts(files).lengths.tolist() == LENGTHS[0]
+    assert read_counts(files).columns["lengths.bin"].tolist() == LENGTHS[0]
     record = read_counts(files).record
     longer = msgspec.structs.replace(record, tokens=record.tokens + 1)
     files.record.write_bytes(longer.encode())

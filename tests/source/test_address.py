@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.source.make import jsonl
 from tokenmill.errors import SourceError, SourceMissing, UsageError
 from tokenmill.source import open_rows
-from tokenmill.source.address import Address, parse_address, parse_selection
+from tokenmill.source.discover import Address, parse_address, parse_selection
 
 
 def test_slice_all_small_bounds_equals_list_slicing() -> None:
@@ -57,7 +57,7 @@ def test_percent_any_total_equals_datasets(total: int, start: int, stop: int) ->
         ("x.jsonl@[1:2:3]", "no step"),
         ("x.jsonl@[1]", "write a slice"),
         ("x.jsonl@[a:b]", "neither a row number"),
-        ("x.jsonl@[:101%]", "more than the whole"),
+        ("x.jsonl@[:101%]", "more than 100%"),
         ("@[1:2]", "before the @"),
         ("", "empty string"),
     ],

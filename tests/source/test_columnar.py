@@ -299,17 +299,17 @@ def test_kept_groups_are_bounded_and_rows_are_right_beyond_the_bound(
 def test_batch_of_large_rows_is_looked_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tokenmill.source import jsonform
+    from tokenmill.source import tables
 
-    monkeypatch.setattr(jsonform, "_SUSPECT", 1000)
+    monkeypatch.setattr(tables, "_SUSPECT", 1000)
     looked: list[int] = []
-    real = jsonform.RowForm._validated
+    real = tables.RowForm._validated
 
-    def counted(self: jsonform.RowForm, batch: Any) -> Any:
+    def counted(self: tables.RowForm, batch: Any) -> Any:
         looked.append(batch.num_rows)
         return real(self, batch)
 
-    monkeypatch.setattr(jsonform.RowForm, "_validated", counted)
+    monkeypatch.setattr(tables.RowForm, "_validated", counted)
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.Table.from_pylist(ROWS), path)
     rows = open_rows(path)

@@ -172,7 +172,7 @@ def test_notes_damaged_or_pointing_to_nothing_cost_a_scan(
     (note,) = artefacts(own_cache, "note.json")
     whole = note.read_bytes()
     hostile = json.loads(whole)
-    hostile["note"]["index"] = "../../../../etc"
+    hostile["record"]["index"] = "../../../../etc"
     for content in (b"", whole[:-3], whole.replace(b"20", b"21"), json.dumps(hostile).encode()):
         note.write_bytes(content)
         assert list(open_rows(path)) == ROWS[:20]

@@ -459,7 +459,7 @@ class Attached:
 def read_sidecar(directory: Path, store: StoreFiles) -> Attached:
     """What is attached to a store, in a directory that bears its key."""
     summary = read_document(read_bytes(directory / "sidecar.json"), "sidecar.json")
-    record = summary.get("sidecar")
+    record = summary.get("record")
     require(summary.get("checksum") == checksum(canonical(record).encode()), "sidecar.json")
     document = record["document"]
     require(key(document) == directory.name, "the sidecar's key")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.store.making import make_columns, make_store
+from tokenmill import fingerprint
 from tokenmill.errors import CacheError, CorruptionError, TokenmillError
 from tokenmill.store import Store, open_store
 from tokenmill.store.layout import PROOF
@@ -216,4 +218,19 @@ def test_counts_of_a_slice_come_without_its_tokens(tmp_path: Path) -> None:
     files = make_store(tmp_path, [make_columns([3, 30])]).slice_at(0).files
     files.tokens.chmod(0o644)
     files.tokens.write_bytes(bytes(files.tokens.stat().st_size))  # only its size is looked at
-    assert read_counts(files).runs.tolist() == [2, 20]
+    assert read_counts(files).columns["mask_runs.bin"].tolist() == [2, 20]
+
+
+@pytest.mark.parametrize("name", ["mask_runs.bin", "first_trained.bin", "mask_run_ends.bin"])
+def test_verify_compares_the_columns_of_the_store_with_its_slices(store: Store, name: str) -> None:
+    path = store.path / name
+    data = bytearray(path.read_bytes())
+    data[0] ^= 1
+    path.write_bytes(data)
+    manifest = json.loads((store.path / "manifest.json").read_bytes())
+    manifest["files"][name]["checksum"] = fingerprint.checksum(data)
+    del manifest["digest"]
+    manifest["digest"] = fingerprint.key(manifest)
+    (store.path / "manifest.json").write_bytes(fingerprint.canonical(manifest) + b"\n")
+    with pytest.raises(CorruptionError, match="differs from the store's"):
+        open_store(store.path).verify()

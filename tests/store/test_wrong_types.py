@@ -17,6 +17,7 @@ from tokenmill.build.outcome import Account, Prepared
 from tokenmill.build.recipe import RunOptions
 from tokenmill.dataset import filtered
 from tokenmill.errors import CorruptionError
+from tokenmill.files.sealed import SealedKind
 from tokenmill.store import Store
 from tokenmill.store.manifest import encode_manifest
 
@@ -106,8 +107,8 @@ def test_index_of_kept_rows_of_wrong_types_is_refused(
     view = filtered(store, "length > 3")
     (path,) = (store.path.parent.parent / "rows").glob("*/kept.json")
     path.chmod(0o644)
-    record = {**json.loads(path.read_text()), member: wrong}
-    path.write_bytes(fingerprint.canonical(record) + b"\n")
+    record = {**json.loads(path.read_text())["record"], member: wrong}
+    path.write_bytes(SealedKind("index", "kept.json").encode(record))
     with pytest.raises(CorruptionError, match=r"kept\.json"):
         filtered(store, "length > 3")
     assert len(view) == 2

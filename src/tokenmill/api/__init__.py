@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import tokenmill.integrations  # noqa: F401 - registers executor="ray"
-from tokenmill.api.elsewhere import export, pull, pull_store, push, to_hf
+from tokenmill.api.elsewhere import export, pull, push, to_hf
 from tokenmill.api.recipes import (
     explain_recipe,
     lint,
@@ -39,7 +39,6 @@ __all__ = [
     "prepare",
     "prepare_part",
     "pull",
-    "pull_store",
     "push",
     "resolve_call",
     "run_part",

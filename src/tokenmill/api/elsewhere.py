@@ -1,9 +1,4 @@
-"""Rows for others: `to_hf` and `export` in another library's form, `push` and `pull` by URL.
-
-Each function calls one room and gives the same rows in the same order, whatever the form:
-a Hugging Face dataset that reads through the store, files in another library's format, or the
-store itself at a URL and back, every block checked on its way.
-"""
+"""Export rows and copy stores: `to_hf`, `export`, `push`, `pull`."""
 
 from __future__ import annotations
 
@@ -109,12 +104,12 @@ def push(
     Args:
         store: A store of this machine, or its path.
         target: What will be the store's URL; `open_store` and `pull` take it.
-        embed_media: Bring the pictures of its rows along, each once.
+        embed_media: Copy the images of its rows, each once.
     """
-    from tokenmill.store.transfer import push as push_store
+    from tokenmill.store import transfer
 
     opened = store if isinstance(store, Store) else open_store(store)
-    return push_store(opened, os.fspath(target), embed_media=embed_media)
+    return transfer.push(opened, os.fspath(target), embed_media=embed_media)
 
 
 def pull(
@@ -130,27 +125,8 @@ def pull(
         source: Its URL, or a directory.
         out: Also make a self-contained copy here, and open that.
         cache_dir: The cache; None: the user's own.
-        embed_media: With ``out``: bring the pictures of its rows along, each once.
+        embed_media: With ``out``: copy the images of its rows, each once.
     """
-    done = pull_store(source, out=out, cache_dir=cache_dir, embed_media=embed_media)
-    return Store(done.path)
+    from tokenmill.store import transfer
 
-
-def pull_store(
-    source: str | os.PathLike[str],
-    *,
-    out: str | os.PathLike[str] | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-    embed_media: bool = False,
-) -> TransferResult:
-    """`pull`, returning what was transferred, for the command line."""
-    from pathlib import Path
-
-    from tokenmill.store.transfer import pull as bring
-
-    return bring(
-        os.fspath(source),
-        None if cache_dir is None else Path(cache_dir),
-        None if out is None else Path(out),
-        embed_media=embed_media,
-    )
+    return Store(transfer.pull(source, cache_dir, out, embed_media=embed_media).path)

@@ -23,7 +23,7 @@ from tokenmill.store import Store
 if TYPE_CHECKING:
     from tokenmill.build.outcome import Prepared, Unfinished
     from tokenmill.build.recipe import Recipe, RunOptions
-    from tokenmill.report.lint import LintReport
+    from tokenmill.report.lint.rules import LintReport
     from tokenmill.source import Rows
     from tokenmill.work import Executor
 
@@ -292,13 +292,13 @@ def lint(
         sources: As for `prepare`.
         tokenizer: As for `prepare`.
         sample: Check this many rows, always the same; None: all of them.
-        only: Names of the rules that run; empty: all (`tokenmill.report.lint.RULES`).
+        only: Names of the rules that run; empty: all (`tokenmill.report.lint.rules.RULES`).
         ignore: Names of rules that do not run.
         progress: As for `prepare`.
         given: Any other argument of `prepare` that shapes rows, ``num_workers``, ``cache_dir``,
             ``executor``, ``engine``, ``renderer``, ``rehash``.
     """
-    from tokenmill.report.lint import run_lint
+    from tokenmill.report.lint.run import run_lint
     from tokenmill.work import executor_for
 
     recipe, options = resolve_call(sources, tokenizer, given)

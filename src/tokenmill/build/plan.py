@@ -229,7 +229,6 @@ class Plan:
             source_row=block.first_row,
             line=block.first_line,
             offset=block.offset,
-            rows=block.rows,
         )
 
 

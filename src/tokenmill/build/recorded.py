@@ -23,9 +23,8 @@ from tokenmill.chat import Rendering
 from tokenmill.chat.render import GroupFacts
 from tokenmill.errors import RowError
 from tokenmill.rollouts import cut_rows, read_rollouts
-from tokenmill.rollouts.formats import Recording, reread
-from tokenmill.rollouts.trajectory import Trajectory
-from tokenmill.rollouts.tree import CutRow
+from tokenmill.rollouts.formats import reread
+from tokenmill.rollouts.trajectory import CutRow, Recording, Trajectory
 from tokenmill.rollouts.verdict import Judge, Verdict, turns_by_mask
 from tokenmill.source import BlockRows, Rows, read_block
 from tokenmill.store import Store

@@ -79,13 +79,8 @@ def tool_list(value: Any) -> list[Any] | None:
 
 
 def call_list(value: Any, arguments: Callable[[Any], Any] | None = None) -> list[dict[str, Any]]:
-    """Tool calls as a list of objects.
-
-    Args:
-        value: The calls as the row has them.
-        arguments: What becomes of a function's arguments; None: decoded where they are JSON text.
-    """
-    rewrite = arguments or decoded_arguments
+    """Tool calls as a list of objects; ``arguments`` rewrites those of functions."""
+    rewrite = arguments or _decoded_arguments
     return [_call(call, rewrite) for call in _as_list(value, "tool_calls") or ()]
 
 
@@ -107,8 +102,7 @@ def _function(function: dict[str, Any], rewrite: Callable[[Any], Any]) -> dict[s
     return function if made is given else {**function, "arguments": made}
 
 
-def decoded_arguments(arguments: Any) -> Any:
-    """The object that JSON text says; anything else as it is."""
+def _decoded_arguments(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
@@ -140,11 +134,8 @@ def function_call(value: Any, what: str) -> list[dict[str, Any]]:
 def join_parts(message: dict[str, Any], parts: list[Any], *, joined: bool = True) -> dict[str, Any]:
     """A message whose content is a list of typed parts, with the known parts put in place.
 
-    Args:
-        message: The message.
-        parts: Its content.
-        joined: Texts alone become one text, and pictures are refused; else the content stays a
-            list, for a template of pictures.
+    ``joined``: texts alone become one text, and pictures are refused; else the content stays a
+    list, for a template of pictures.
     """
     texts: list[str] = []
     shown: list[tuple[Any, str | None]] = []  # parts that stay where not all are text, and its text
@@ -181,7 +172,6 @@ def join_parts(message: dict[str, Any], parts: list[Any], *, joined: bool = True
 
 
 def _spelled(part: dict[str, Any], text: str | None) -> dict[str, Any]:
-    """A part as templates know it."""
     if text is None:
         return part
     rest = {name: value for name, value in part.items() if name != "value"}

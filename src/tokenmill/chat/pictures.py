@@ -51,14 +51,9 @@ class MediaTokens(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """What a row says of one picture.
+    """What a row says of one picture."""
 
-    Attributes:
-        value: A path, a URL, a data URI, base64, bytes, or an object with one of these.
-        place: Where in the row that stands.
-    """
-
-    value: Any
+    value: Any  # a path, a URL, a data URI, base64, bytes, or an object with one of these
     place: Place
 
 
@@ -67,11 +62,7 @@ class Parts(list[Any]):
 
 
 def refuse_pictures(row: Any) -> None:
-    """Reject a row whose texts stand around pictures of a column: without them it is another row.
-
-    Raises:
-        RowError: It has pictures, and says where they belong.
-    """
+    """Reject a row whose texts hold placeholders for pictures of a column."""
     if not isinstance(row, dict):
         return
     for name in COLUMNS:
@@ -88,27 +79,17 @@ def refuse_pictures(row: Any) -> None:
 
 @dataclass(slots=True)
 class RowPictures:
-    """The pictures of one row.
+    """The pictures of one row."""
 
-    Attributes:
-        own: Those that parts bring, by the `id` of the part in the row as `take_pictures` gave it.
-        column: Those of the row's column; None where it has none.
-        name: The column.
-    """
-
-    own: dict[int, Picture]
-    column: list[Picture] | None
-    name: str
+    own: dict[int, Picture]  # of parts, by the `id` of the part as `take_pictures` gave it
+    column: list[Picture] | None  # of the row's column, where it has one
+    name: str  # of the column
 
     def __bool__(self) -> bool:
         return bool(self.own) or self.column is not None
 
     def place(self, messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[int, Any]]:
-        """The messages with a part for every picture, and the picture of each by its `id`.
-
-        Raises:
-            RowError: There are more or fewer pictures than places for them.
-        """
+        """The messages with a part for every picture, and the picture of each by its `id`."""
         parts = list(image_parts(messages))
         if not parts and self.column is not None:
             messages = [_split(message) for message in messages]
@@ -116,29 +97,24 @@ class RowPictures:
         bare = [part for part in parts if id(part) not in self.own]
         column = self.column or []
         if len(bare) != len(column):
-            raise mismatch(len(column), self.name, len(bare))
+            raise _mismatch(len(column), self.name, len(bare))
         placed = {id(part): self.own[id(part)] for part in parts if id(part) in self.own}
         placed.update((id(part), one) for part, one in zip(bare, column, strict=True))
         return messages, placed
 
     def replace_in(self, texts: Iterable[str], token: str) -> tuple[list[str], list[Picture]]:
-        """Texts that no template touches, with the processor's token for every picture.
-
-        Raises:
-            RowError: There are more or fewer pictures than places for them.
-        """
+        """Texts that no template touches, with the processor's token for every picture."""
         column = self.column or []
         made = (
             list(texts) if self.column is None else [t.replace(PLACEHOLDER, token) for t in texts]
         )
         places = sum(text.count(token) for text in made)
         if places != len(column):
-            raise mismatch(len(column), self.name, places)
+            raise _mismatch(len(column), self.name, places)
         return made, column
 
 
-def mismatch(pictures: int, column: str, places: int) -> RowError:
-    """The rejection of a row whose pictures are not as many as the places for them."""
+def _mismatch(pictures: int, column: str, places: int) -> RowError:
     told = f"{pictures} pictures in {column!r}" if pictures else "no picture in a column"
     return RowError(
         f"{told}, and {places} places for them ({PLACEHOLDER} or parts without a picture)",
@@ -157,7 +133,7 @@ def image_parts(messages: Iterable[Mapping[str, Any]]) -> Iterable[dict[str, Any
 
 
 def refuse_tokens(texts: list[Any], tokens: MediaTokens, *, placeholders: RowPictures) -> None:
-    """Reject a row that itself writes what stands for a picture: nobody could tell them apart.
+    """Reject a row whose own texts hold what stands for a picture.
 
     Where the token is the placeholder, as LLaVA's is, rows with a column of pictures may.
     """
@@ -174,11 +150,7 @@ def refuse_tokens(texts: list[Any], tokens: MediaTokens, *, placeholders: RowPic
 def take_pictures(
     row: dict[str, Any], spec: ChatSpec, tokens: MediaTokens
 ) -> tuple[dict[str, Any], RowPictures]:
-    """A row with every picture as a bare part, and its pictures.
-
-    Raises:
-        RowError: It holds a video or a sound, or a part that is no picture.
-    """
+    """A row with every picture as a bare part, and its pictures."""
     taker = _Taker(tokens)
     rewritten = {
         name: taker.rewrite(row[name], (name,))
@@ -199,7 +171,6 @@ def take_pictures(
 
 @functools.cache
 def _conversation_columns(messages: str | None, prompt: str, completion: str) -> tuple[str, ...]:
-    """Columns that may hold messages."""
     names = (messages,) if messages else ("messages", "conversations")
     others = (prompt, completion, "chosen", "rejected", "responses", "completions")
     return tuple(dict.fromkeys((*names, *others)))
@@ -212,14 +183,14 @@ def _column(value: Any, name: str) -> list[Picture]:
 
 
 class _Taker:
-    """Walks columns that hold messages, and gives their parts the form that templates know."""
+    """Gives parts of messages the form that templates know."""
 
     def __init__(self, tokens: MediaTokens) -> None:
         self._tokens = tokens
         self.own: dict[int, Picture] = {}
 
     def rewrite(self, value: Any, place: Place) -> Any:
-        """A message, messages, or lists of them; whatever else it is stays."""
+        """Rewrite a message, messages, or lists of them; anything else stays."""
         if isinstance(value, list):
             return [self.rewrite(item, (*place, number)) for number, item in enumerate(value)]
         if not isinstance(value, dict):
@@ -264,7 +235,6 @@ class _Taker:
 
 
 def _own_picture(part: dict[str, Any], place: Place) -> Picture | None:
-    """The picture that a part brings; None of a bare one."""
     for name in _VALUES:
         value = part.get(name)
         if value is None:
@@ -288,7 +258,6 @@ def _not_a_picture(kind: str, value: Any) -> RowError:
 
 
 def _split(message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose texts have a part for every placeholder in them."""
     content = message.get("content")
     if isinstance(content, str):
         return message if PLACEHOLDER not in content else {**message, "content": _pieces(content)}

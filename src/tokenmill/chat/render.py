@@ -79,43 +79,37 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """What is known of the texts of one group beside the texts.
-
-    Attributes:
-        labels: Of each text, as in `AnswerGroup`.
-        scores: Of each text, where the row has them.
-        margin: Where the row has one.
-        one_prompt: Whether the texts are the same up to where the first of them is trained: some
-            templates write a prompt differently for different answers.
-    """
+    """What an `AnswerGroup` says of its texts."""
 
     labels: tuple[int, ...]
     scores: tuple[float, ...] | None
     margin: float | None
     one_prompt: bool
+    """Whether the texts are the same up to where the first of them is trained: some templates write
+    a prompt differently for different answers."""
 
 
 @dataclass(slots=True)
 class Rendering:
-    """The outcome of one batch."""
+    """The outcome of one batch.
+
+    A row gives one text, or several numbered by `part`: one for each assistant turn
+    (``expand="turns"``), each piece of a rollout (``expand="append"``), each answer of a group.
+    """
 
     texts: list[str] = field(default_factory=list)
-    source: list[int] = field(default_factory=list)
+    source: list[int] = field(default_factory=list)  # number of the row
     part: list[int] = field(default_factory=list)
-    spans: list[list[Span] | None] = field(default_factory=list)
-    roles: list[Sequence[str]] = field(default_factory=list)
-    ends: list[list[int]] = field(default_factory=list)
-    """Of every text, where its turns end."""
-    rejected: list[tuple[int, int, RowError]] = field(default_factory=list)
+    spans: list[list[Span] | None] = field(default_factory=list)  # None: everything is trained
+    roles: list[Sequence[str]] = field(default_factory=list)  # of turns
+    ends: list[list[int]] = field(default_factory=list)  # of turns
+    rejected: list[tuple[int, int, RowError]] = field(default_factory=list)  # row, part, reason
     notes: dict[str, int | str] = field(default_factory=dict)
-    unclosed: list[int] = field(default_factory=list)
-    """Numbers of the texts in which nothing closes some assistant turn."""
-    groups: dict[int, GroupFacts] = field(default_factory=dict)
-    """Of every group, by the number of its first text; the others follow it."""
-    weights: dict[int, Sequence[float]] = field(default_factory=dict)
-    """What each turn of a text counts in the loss, by the text's number, where one is not 1."""
-    pictures: dict[int, Sequence[Picture]] = field(default_factory=dict)
-    """The pictures of a text in order, by the text's number, where it has any."""
+    # By the number of the text, where there is something to say:
+    unclosed: list[int] = field(default_factory=list)  # nothing closes some assistant turn
+    groups: dict[int, GroupFacts] = field(default_factory=dict)  # of the first text of each group
+    weights: dict[int, Sequence[float]] = field(default_factory=dict)  # of turns in the loss
+    pictures: dict[int, Sequence[Picture]] = field(default_factory=dict)  # in order
 
     @property
     def turns(self) -> list[list[tuple[str, int]]]:
@@ -124,7 +118,7 @@ class Rendering:
         return [list(zip(roles, ends, strict=True)) for roles, ends in pairs]
 
     def note(self, name: str, count: int = 1) -> None:
-        """Add to one of the counters that go into the proof."""
+        """Add to a counter."""
         self.notes[name] = int(self.notes.get(name, 0)) + count
 
     def accept(self, source: int, part: int, settled: Settled) -> None:
@@ -154,8 +148,7 @@ class Sample:
     conversation: Conversation
     trained: tuple[int, ...] | None  # None: everything
     template: Template
-    weights: tuple[float, ...] = ()
-    """Loss weights of the messages in ``trained``; empty where each is 1."""
+    weights: tuple[float, ...] = ()  # of the messages in `trained`; empty where each is 1
 
 
 def audited(position: int, digest: int) -> bool:
@@ -164,7 +157,7 @@ def audited(position: int, digest: int) -> bool:
 
 
 def digest_of(text: str) -> int:
-    """What chooses a text for an audit where its row's bytes are not at hand."""
+    """What chooses a text for an audit where its row's bytes are not known."""
     return xxhash.xxh3_64_intdigest(text.encode("utf-8", "replace"))
 
 
@@ -188,11 +181,10 @@ class Template:
 
     @property
     def differed(self) -> bool:
-        """Whether one of its paths was caught printing something else than the reference."""
+        """Whether one of its paths printed something else than the reference."""
         return bool(self.traced.differed or ("asking" in vars(self) and self.asking.differed))
 
     def _follow(self, messages: list[dict[str, Any]], tools: list[Any] | None, prompt: bool) -> Run:
-        """A conversation of our own, with the generation prompt or without."""
         traced = self.asking if prompt else self.traced
         try:
             return traced.follow(messages, tools)
@@ -201,8 +193,6 @@ class Template:
 
 
 class _Known(threading.local):
-    """Templates that this thread has met, latest last."""
-
     def __init__(self) -> None:
         self.templates: OrderedDict[Any, Template] = OrderedDict()
 
@@ -211,15 +201,15 @@ _known = _Known()
 
 
 def forget() -> None:
-    """Meet every template anew, in this thread."""
+    """Forget the templates of this thread."""
     _known.templates.clear()
 
 
 def template_of(source: str, spec: ChatSpec, variables: Mapping[str, Any]) -> Template:
-    """A template, with all its paths where this thread has met it before.
+    """A template, with all its paths where this thread has rendered with it before.
 
     Compiling one costs more than rendering a small file, and nothing that it has learned changes
-    an outcome. One that was caught differing is not met again.
+    an outcome. One that differed from the reference is compiled again.
     """
     try:
         given = msgspec.json.encode(dict(variables))
@@ -243,10 +233,8 @@ class Renderer:
         template: Jinja source, several by name (``default``, ``tool_use``), or None, which leaves
             only plain text and prompt+completion strings.
         special_tokens: Names and texts of the tokenizer's special tokens, as templates see them.
-        renderer: ``auto`` or ``jinja2``, which renders every row by the reference; never changes
-            the result.
-        media: What stands for pictures in texts, where rows may have some; without it such rows
-            are rejected.
+        renderer: ``auto``, or ``jinja2`` to render every row by the reference; same results.
+        media: What stands for pictures in texts; without it rows with pictures are rejected.
     """
 
     def __init__(
@@ -288,7 +276,7 @@ class Renderer:
     def _for(self, tools: list[Any] | None, variables: Variables | None = None) -> Template:
         """The template of a conversation, chosen as transformers chooses it.
 
-        What its row gives the template goes before what the spec does.
+        Variables of its row go before those of the spec.
         """
         if not self._sources:
             raise UsageError(
@@ -305,11 +293,11 @@ class Renderer:
     def reference(
         self, tools: list[Any] | None = None, variables: Variables | None = None
     ) -> ReferenceTemplate:
-        """The reference template that renders a conversation with these tools and variables."""
+        """The reference template for conversations with these tools and variables."""
         return self._for(tools, variables).reference
 
     def judge(self, tools: list[Any] | None = None) -> TurnJudge:
-        """What tells the turns of such a conversation apart."""
+        """What finds the turns of such a conversation."""
         return self._for(tools).judge
 
     def prompt(
@@ -318,12 +306,7 @@ class Renderer:
         tools: list[Any] | None = None,
         variables: Variables | None = None,
     ) -> str:
-        """A conversation as it is, with the generation prompt after it, by the reference.
-
-        Raises:
-            RowError: The template refuses it.
-            TemplateError: It asks for a date that is not pinned.
-        """
+        """A conversation as it is, with the generation prompt after it, by the reference."""
         reference = self.reference(tools, variables)
         return reference.render(messages, tools, add_generation_prompt=True)
 
@@ -357,20 +340,10 @@ class Renderer:
     def printed(
         self, messages: list[dict[str, Any]], tools: list[Any] | None, *, prompt: bool
     ) -> tuple[str, Run | None]:
-        """Render one conversation as it is.
+        """Render one conversation as it is, with the generation prompt after it or without.
 
-        Args:
-            messages: The conversation.
-            tools: Its tools.
-            prompt: Whether the generation prompt follows.
-
-        Returns:
-            The text, and the run that says which part of it belongs to which message; None where
-            the template cannot be traced.
-
-        Raises:
-            RowError: The template refuses it.
-            TemplateError: It asks for a date that is not pinned.
+        The run says which part of the text belongs to which message; it is None where the template
+        cannot be traced.
         """
         template = self._for(tools)
         paths = template.asking if prompt else template.traced
@@ -407,14 +380,9 @@ class Renderer:
         """Render a batch of parsed rows.
 
         Args:
-            rows: The rows, one of which may be the RowError that the parser made of it; gone over
-                a second time where the reference must render them all.
-            digests: Of each row's bytes, where they are known: they choose what is audited, so
-                that no text has to be hashed for it.
-
-        Raises:
-            UsageError: The spec asks of these rows what they cannot give.
-            TemplateError: The template asks for a date that the spec does not pin.
+            rows: The rows, one of which may be the RowError that the parser made of it. They are
+                read a second time where the reference must render them all.
+            digests: Of each row's bytes, where they are known: they choose what is audited.
         """
         result = Rendering()
         try:
@@ -459,11 +427,7 @@ class Renderer:
                     result.rejected.append((index, sample.part, error))
 
     def read(self, row: Any) -> Conversation | Plain | AnswerGroup:
-        """One row, with its pictures where it may have some.
-
-        Raises:
-            RowError: It has no format that is known, or pictures that nobody can place.
-        """
+        """Read one row, with its pictures where it may have some."""
         if self.media is None:
             refuse_pictures(row)
             return read_row(row, self.spec)
@@ -527,7 +491,7 @@ class Renderer:
     def _append(
         self, samples: Sequence[Sample], weight: float, digest: int | None, result: Rendering
     ) -> None:
-        """Rows of one turn each, put together where one goes on from the other."""
+        """Render each turn, and join those of which one goes on where another ends."""
         held: list[Sample] = []
         turns: list[tuple[str, Settled]] = []
         for sample in samples:
@@ -656,7 +620,7 @@ class Renderer:
             sample.template.traced.audit(run, messages, sample.conversation.tools)
 
     def _untraced(self, sample: Sample, error: NotTraced, result: Rendering) -> Settled:
-        """A row that only the reference can render: its text is known, its turns are not."""
+        """Render a row that cannot be traced: its text is known, its turns are not."""
         conversation = sample.conversation
         text = sample.template.reference.render(conversation.messages, conversation.tools)
         result.note("rows_reference")
@@ -666,7 +630,6 @@ class Renderer:
         raise unproven(f"which part of the text is whose cannot be told: {error}")
 
     def _plain(self, found: Plain) -> Settled:
-        """A text that no template touches."""
         everything = self.spec.trained(found.shape)
         eos = ""
         if self.spec.append_eos:

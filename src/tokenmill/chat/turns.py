@@ -1,6 +1,6 @@
-r"""Turns: which part of a render is whose, and which part of it is trained.
+r"""Find each message's part of a rendered text, and the part of it that is trained.
 
-A template prints every message while its loop stands at it. What it printed there is the message's
+A template prints every message while its loop is at it. What it printed there is the message's
 turn, empty or not; a `program.Run` says where that was. Of an assistant's turn the beginning is not
 the model's: the generation prompt gives it. What a model would have written after that, up to the
 token that ends its turn, is trained::
@@ -12,8 +12,8 @@ token that ends its turn, is trained::
 The generation prompt of a template is what it prints after a small conversation of ours when asked
 for one (`Openings`): a function of template and recipe alone, never of rows seen before.
 
-`settle` also checks what must hold before anyone believes a mask: each assistant's turn is in one
-piece, nothing an assistant said is printed nowhere, and nobody else's words are in its turn.
+`TurnJudge.settle` is where a mask is made and checked: each assistant's turn is in one piece,
+nothing an assistant said is printed nowhere, and no other message's words are in its turn.
 """
 
 from __future__ import annotations
@@ -46,16 +46,13 @@ class Settled:
     """One render with its turns and what is trained of it."""
 
     text: str
-    spans: list[Span] | None
-    roles: Sequence[str]
-    ends: list[int]
-    """Where each message's turn ends."""
-    closed: bool = True
-    dropped: str = ""
-    weights: Sequence[float] = ()
-    """What each turn counts in the loss; empty where each counts 1."""
-    pictures: Sequence[Picture] = ()
-    """Those of the conversation, in order."""
+    spans: list[Span] | None  # None: everything is trained
+    roles: Sequence[str]  # of each message
+    ends: list[int]  # of each message's turn
+    closed: bool = True  # whether something closes each assistant turn
+    dropped: str = ""  # what the template's own generation blocks leave out
+    weights: Sequence[float] = ()  # of each turn in the loss; empty where each is 1
+    pictures: Sequence[Picture] = ()  # of the conversation, in order
 
 
 def common_prefix(left: str, right: str) -> str:
@@ -80,61 +77,45 @@ def unproven(why: str) -> RowError:
 # -- where a turn begins ----------------------------------------------------------------------
 
 
-def _message(role: str) -> dict[str, Any]:
-    return {"role": role, "content": "Hello."}
+def _says(role: str, content: str = "Hello.", **others: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **others}
 
 
-_CALL: dict[str, Any] = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [
-        {
-            "id": "call00001",
-            "type": "function",
-            "function": {"name": "look", "arguments": {"where": "here"}},
-        }
-    ],
-}
+def _calls_a_tool(arguments: Any) -> dict[str, Any]:
+    function = {"name": "look", "arguments": arguments}
+    call = {"id": "call00001", "type": "function", "function": function}
+    return _says("assistant", "", tool_calls=[call])
+
+
+_WHERE = {"type": "string", "description": "Where."}
+_PARAMETERS = {"type": "object", "properties": {"where": _WHERE}, "required": ["where"]}
 TOOL = {
     "type": "function",
-    "function": {
-        "name": "look",
-        "description": "Looks.",
-        "parameters": {
-            "type": "object",
-            "properties": {"where": {"type": "string", "description": "Where."}},
-            "required": ["where"],
-        },
-    },
+    "function": {"name": "look", "description": "Looks.", "parameters": _PARAMETERS},
 }
-_CALL_AS_TEXT = {
-    **_CALL,
-    "tool_calls": [
-        {**_CALL["tool_calls"][0], "function": {"name": "look", "arguments": '{"where": "here"}'}}
-    ],
-}
+_CALL = _calls_a_tool({"where": "here"})
 _RESULT = {"role": "tool", "name": "look", "tool_call_id": "call00001", "content": "Hello."}
+_QUESTION = [_says("user"), _says("assistant")]
 CONVERSATIONS: list[Messages] = [
-    [_message("user"), _message("assistant")],
-    [_message("system"), _message("user"), _message("assistant"), _message("user")],
-    [_message("user"), _CALL, _RESULT, _message("assistant")],
+    _QUESTION,
+    [_says("system"), *_QUESTION, _says("user")],
+    [_says("user"), _CALL, _RESULT, _says("assistant")],
     [
-        _message("user"),
-        {**_message("assistant"), "reasoning_content": "Hm."},
-        _message("user"),
-        {**_message("assistant"), "content": "<think>\nHm.\n</think>\n\nHello."},
+        _says("user"),
+        _says("assistant", reasoning_content="Hm."),
+        _says("user"),
+        _says("assistant", "<think>\nHm.\n</think>\n\nHello."),
     ],
 ]
 """Small conversations of every kind."""
 _AFTER: dict[str, list[Messages]] = {
-    "tool": [[_message("user"), _CALL, _RESULT], [_message("user"), _CALL_AS_TEXT, _RESULT]],
-    "assistant": [[_message("user"), _message("assistant")]],
-    "system": [[_message("system")]],
-    "user": [
-        [_message("user")],
-        [_message("system"), _message("user")],
-        [_message("user"), _message("assistant"), _message("user")],
+    "tool": [
+        [_says("user"), _CALL, _RESULT],
+        [_says("user"), _calls_a_tool('{"where": "here"}'), _RESULT],
     ],
+    "assistant": [_QUESTION],
+    "system": [[_says("system")]],
+    "user": [[_says("user")], [_says("system"), _says("user")], [*_QUESTION, _says("user")]],
 }
 
 
@@ -143,20 +124,12 @@ class Opening:
     """What a model is given before it writes: the prompts to look for, longest claim first."""
 
     prompts: tuple[str, ...]
-    skips: tuple[int, ...]
-    """How much of each prompt is not trained: all of it, or all but thinking that it opens."""
-    silent: bool
-    """Whether the template gives the model nothing after such a message: it simply goes on."""
+    skips: tuple[int, ...]  # how much of each is not trained: all, or all but thinking it opens
+    silent: bool  # whether the template gives the model nothing after such a message
 
 
 class Openings:
-    """The generation prompts of one template.
-
-    Args:
-        follow: Renders a conversation with tools and says where it printed what; with the
-            generation prompt or without. Raises RowError where the template refuses.
-        untrained: How much of a generation prompt is not trained.
-    """
+    """The generation prompts of one template."""
 
     def __init__(
         self,
@@ -206,10 +179,7 @@ class Openings:
         return self._prompts[kind]
 
     def _asked_and_unasked(self, kind: str) -> tuple[Run, Run] | None:
-        """The first conversation that the template takes, with the generation prompt and without.
-
-        None where it takes none that ends with this kind of message.
-        """
+        """The first such conversation that the template takes, with the prompt and without."""
         for messages in _AFTER[kind]:
             try:
                 return self._follow(messages, True), self._follow(messages, False)
@@ -231,7 +201,7 @@ class Openings:
         """What closes an assistant turn after its own part: printed at the end, or by the next."""
         if self.standing:
             return ""
-        user, assistant = _message("user"), _message("assistant")
+        user, assistant = _says("user"), _says("assistant")
         try:
             if last := tail(self._follow([user, assistant], False)).rstrip():
                 return last
@@ -243,14 +213,11 @@ class Openings:
 
     @cached_property
     def lead(self) -> str:
-        """What every assistant turn begins with in a template without a generation prompt.
-
-        Of a turn with a text and one with a call, what both print before text or call.
-        """
+        """What every assistant turn begins with in a template without a generation prompt."""
         leads = []
-        for turn in (_message("assistant"), _CALL):
+        for turn in (_says("assistant"), _CALL):
             try:
-                run = self._follow([_message("user"), turn], False)
+                run = self._follow([_says("user"), turn], False)
             except RowError:
                 continue
             found = pieces_of(run, [0, *accumulate(map(len, run.out))]).get(1)
@@ -266,7 +233,6 @@ def tail(run: Run) -> str:
 
 
 def _turn(run: Run, k: int) -> str:
-    """What was printed at a message."""
     return "".join(
         "".join(run.out[first:stop])
         for (first, owner), (stop, _) in pairwise(run.marks)
@@ -275,7 +241,7 @@ def _turn(run: Run, k: int) -> str:
 
 
 def _difference(asked: Run, unasked: Run) -> str:
-    """The generation prompt: printed after the last message, or in its turn when asked for."""
+    """The generation prompt: printed after the last message, or in its turn."""
     last = tail(asked)
     if last.strip():
         return last
@@ -284,7 +250,6 @@ def _difference(asked: Run, unasked: Run) -> str:
 
 
 def _first_words(run: Run, start: int) -> int:
-    """Place of the first thing taken from a message, at or after a place."""
     index = bisect_left(run.own, start)
     return run.own[index] if index < len(run.own) else len(run.out)
 
@@ -294,26 +259,19 @@ def _first_words(run: Run, start: int) -> int:
 
 @dataclass(slots=True)
 class TurnJudge:
-    """Settles renders of one template.
-
-    Args:
-        openings: Its generation prompts.
-        turn_end: ``stop`` or ``turn``.
-        tags: The thinking tags that the template knows.
-        generation: Whether the template itself says what is trained.
-    """
+    """Finds and checks the trained spans in renders of one template."""
 
     openings: Openings
-    turn_end: str
-    tags: set[str]
-    generation: bool
+    turn_end: str  # "stop" or "turn"
+    tags: set[str]  # the thinking tags that the template knows
+    generation: bool  # whether the template itself says what is trained
     thinking: re.Pattern[str] | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.thinking = any_of(self.tags)
 
     def settle(self, run: Run, messages: Messages, trained: Sequence[int] | None) -> Settled:
-        """Turns and spans of one render.
+        """Find the turns and the trained spans of one render.
 
         Args:
             run: The render.
@@ -347,11 +305,8 @@ class TurnJudge:
     def closing(self, run: Run, k: int) -> tuple[int, int | None]:
         """Where an assistant's own words end in a render, and where what closes its turn does.
 
-        Nothing is checked but that the turn is in one piece: what a model sampled may be anything.
-        Its end is None where the template prints other messages in the same turn.
-
-        Raises:
-            RowError: The template prints the turn in several places, or not at all.
+        Nothing is checked but that the turn is in one piece, since a model may sample anything. The
+        second is None where the template prints other messages in the same turn.
         """
         position = list(accumulate(map(len, run.out), initial=0))
         pieces = pieces_of(run, position)
@@ -438,14 +393,8 @@ class TurnJudge:
     ) -> int:
         """Where what the model writes begins in a turn.
 
-        Args:
-            text: The whole render.
-            begin: Where the turn begins.
-            end: Where it ends.
-            lead: What it prints before the message's own words.
-            message: The message.
-            k: Its number.
-            opening: What a model may have been given before it.
+        ``lead`` is what the turn prints before the message's own words, ``opening`` what a model
+        may have been given before it.
         """
         for prompt, skip in zip(opening.prompts, opening.skips, strict=True):
             if text.startswith(prompt, begin):
@@ -546,13 +495,8 @@ def _reached(prompt: str, turn: str, lead: str, untrained: Callable[[str], int])
     """How far a generation prompt reaches into a turn that does not begin with all of it.
 
     The turn may print something before it (a default system message), other whitespace around it,
-    other thinking than the prompt opens, or only its first part.
-
-    Args:
-        prompt: The generation prompt.
-        turn: The text of the turn.
-        lead: What the turn prints before the message's own words.
-        untrained: How much of a generation prompt is not trained.
+    other thinking than the prompt opens, or only its first part. ``lead`` is what the turn prints
+    before the message's own words.
     """
     place = turn.rfind(prompt[: before_thinking(prompt)].strip(), 0, len(lead))
     if place >= 0:
@@ -566,7 +510,7 @@ def _reached(prompt: str, turn: str, lead: str, untrained: Callable[[str], int])
 def pieces_of(run: Run, position: list[int]) -> dict[int, Span]:
     """Where each message was printed: first fragment and the one after the last.
 
-    One that was printed in several places has a first fragment of -1.
+    The first is -1 for a message that was printed in several places.
     """
     pieces: dict[int, Span] = {}
     stop, end = len(run.out), position[-1]
@@ -601,18 +545,11 @@ def add_unlooped(run: Run, position: list[int], pieces: dict[int, Span]) -> None
 
 
 def _owner_at(run: Run, place: int) -> int:
-    """The message at which the template stood when it printed a fragment."""
     return next((owner for first, owner in reversed(run.marks) if first <= place), -1)
 
 
 def ends_of(messages: Messages, pieces: dict[int, Span], position: Sequence[int]) -> list[int]:
-    """The end of every turn: where the next message that is printed begins.
-
-    Args:
-        messages: The conversation.
-        pieces: Where each message was printed, in fragments.
-        position: Where each fragment begins, and the end of the last.
-    """
+    """The end of every turn: where the next message that is printed begins."""
     ends: list[int] = []
     following = position[-1]
     for k in range(len(messages) - 1, -1, -1):
@@ -659,8 +596,7 @@ def check_printed(
         text: The whole render.
         last: Whether it is the last assistant turn, whose reasoning must be printed, too.
         thinking: Thinking tags of the template.
-        turn: The text of the turn, where numbers and truth values are looked for: a template may
-            print those in words of its own.
+        turn: The text of the turn: a template may print numbers and truth values in its own words.
     """
     content = message.get("content")
     if isinstance(content, str):
@@ -750,7 +686,6 @@ def _lost(what: str, words: str, text: str) -> RowError:
 
 
 def _calls(message: dict[str, Any]) -> list[dict[str, Any]]:
-    """The functions a message calls, under either of the two names for it."""
     calls = message.get("tool_calls") or []
     found = [*calls] if isinstance(calls, list) else [calls]
     if message.get("function_call"):
@@ -760,7 +695,6 @@ def _calls(message: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _words(value: Any) -> Iterator[Any]:
-    """The values and keys of a call's arguments that say something."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield key

@@ -66,7 +66,7 @@ EmbedMedia = Annotated[
     bool,
     typer.Option("--embed-media", help="Bring the pictures of rows along in the copy, each once."),
 ]
-Order = Literal["feistel", "miles", "sequential", "length_grouped"]
+Order = Literal["feistel", "sequential", "length_grouped"]
 Seed = Annotated[int, typer.Option(help="Seed of the order.")]
 PackMethod = Annotated[
     Literal["best_fit", "first_fit", "sequential", "balanced"],

@@ -1,9 +1,8 @@
 """Rows by integer over stores: slice, filter, select, shuffle, split, map, concatenate, mix.
 
-A `View` maps its row numbers to rows of stores without copying any and keeps no state. `filtered`,
-`select` and `split` publish the numbers of the rows they keep and map them; `Mixture` describes
-sources with weights, which the loader serves in an interleave computed from the position. Stores
-and views have the same as methods: see `tokenmill.store.ViewMethods`.
+A `View` has stores and an index, and copies no row. `Mixture` describes sources with weights, which
+the loader interleaves. Stores and views have the functions here as methods: see
+`tokenmill.store.ViewMethods`.
 """
 
 from __future__ import annotations
@@ -12,25 +11,22 @@ from typing import TYPE_CHECKING
 
 from tokenmill.dataset.choices import (
     filtered,
+    rows_holding,
     rows_of_groups,
     select,
     shuffle,
+    sliced,
     split,
     split_points,
 )
-from tokenmill.dataset.mapped import MappedView, mapped
 from tokenmill.dataset.mixture import Mixture, mix
-from tokenmill.dataset.selection import KeptView
-from tokenmill.dataset.sidecars import Float32Array, ViewSidecar
 from tokenmill.dataset.view import (
-    ConcatView,
-    PartView,
-    ShuffledView,
-    SliceView,
-    StoreView,
+    Float32Array,
     View,
+    ViewSidecar,
     as_view,
     concat,
+    mapped,
     tokens_alone,
     unweighted,
 )
@@ -41,15 +37,8 @@ if TYPE_CHECKING:
     from tokenmill.dataset.pictures import StoredPictures, pictures_of
 
 __all__ = [
-    "ConcatView",
     "Float32Array",
-    "KeptView",
-    "MappedView",
     "Mixture",
-    "PartView",
-    "ShuffledView",
-    "SliceView",
-    "StoreView",
     "StoredPictures",
     "View",
     "ViewSidecar",
@@ -60,9 +49,11 @@ __all__ = [
     "mapped",
     "mix",
     "pictures_of",
+    "rows_holding",
     "rows_of_groups",
     "select",
     "shuffle",
+    "sliced",
     "split",
     "split_points",
     "tokens_alone",

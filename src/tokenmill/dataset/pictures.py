@@ -1,10 +1,9 @@
-"""The pictures of a store's rows, opened again: the very bytes that the tokens were made of.
+"""Read the images of a store's rows again: the bytes that the tokens were made of.
 
-`StoredPictures` belongs to one store and finds what a `Media` refers to: the copy that a store may
-hold of it (``media/<digest>``), the file, archive or address that its row names, or the place
-within the row itself, which is then read from its source. Whatever it finds must have the digest
-that the row was prepared from (promise P20): a picture that changed is a `SourceChanged`, one that
-is gone a `SourceMissing`, and both name it.
+`StoredPictures` finds what a `Media` refers to: the copy that a store may hold of it
+(``media/<digest>``), the file, archive or URL that its row names, or the value within the row,
+which is then read from its source. Its digest must be the one that the row was prepared from:
+an image that changed raises `SourceChanged`, a missing one `SourceMissing`.
 """
 
 from __future__ import annotations
@@ -22,11 +21,7 @@ from tokenmill.store import Media, Store
 
 
 class StoredPictures:
-    """Reads the pictures of one store.
-
-    Args:
-        store: The store; it says where its pictures may be looked for.
-    """
+    """Reads the images of one store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -34,15 +29,15 @@ class StoredPictures:
 
     @cached_property
     def _pictures(self) -> Pictures:
-        """Made when one is looked for: where pictures were may be gone, and copies be there."""
+        """Made on first use: the root may be gone while the store has copies."""
         return Pictures(self._store.media_root, urls=self._store.media_urls)
 
     def read(self, media: Media) -> bytes:
-        """The bytes of a picture.
+        """The bytes of an image.
 
         Raises:
             SourceMissing: It is not where it was, or may not be read.
-            SourceChanged: It is another one by now.
+            SourceChanged: Its bytes changed.
         """
         data = self._store.embedded_picture(media.digest)
         if data is None:
@@ -76,7 +71,7 @@ class StoredPictures:
         return reference_of(media.reference)
 
     def _in_row(self, media: Media) -> Any:
-        """What stands in the source row where the picture was."""
+        """The value in the source row where the image was."""
         origin = media.origin
         if origin is None or origin.path is None:
             raise SourceMissing(
@@ -108,11 +103,7 @@ class StoredPictures:
 
 
 def pictures_of(store: Store) -> StoredPictures:
-    """What reads the pictures of a store.
-
-    Raises:
-        UsageError: Its rows have none.
-    """
+    """The reader of a store's images; raises `UsageError` where its rows have none."""
     if not store.has_media:
         raise UsageError("no row of this store has a picture", path=store.path)
     return StoredPictures(store)

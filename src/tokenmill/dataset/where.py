@@ -5,12 +5,10 @@
     carried.lang == "en" and carried.meta.score >= 0.5 and carried["my key"] is not None
     reward > 0.5                        (what is attached per row, by its name)
 
-A `Where` is such a text, parsed with Python's own grammar and cut down to a whitelist of forms:
-names, members of ``carried``, constants, comparisons, ``and``/``or``/``not``, ``in``, and plain
-arithmetic. It is data: it has one canonical form that is part of the view's key, it travels to
-any process, and it can do nothing but compare. It is evaluated on whole columns at a time. A
-missing carried value is None; None is equal only to None and neither smaller nor larger than
-anything.
+A `Where` is such a text, parsed with Python's own grammar and restricted to names, members of
+``carried``, constants, comparisons, ``and``/``or``/``not``, ``in`` and plain arithmetic. Its
+canonical text is part of the view's key. It is evaluated on whole columns at a time. A missing
+carried value is None; None is equal only to None and neither smaller nor larger than anything.
 """
 
 from __future__ import annotations
@@ -18,7 +16,9 @@ from __future__ import annotations
 import ast
 import operator
 import posixpath
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial, reduce
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -39,6 +39,8 @@ NAMES = {
 """Names an expression may use, and the stored column each comes from."""
 
 LONGEST = 10_000  # characters; a filter is written by a person
+
+_Evaluate = Callable[[Mapping[str, Any]], Any]
 
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
@@ -71,12 +73,7 @@ def _unknown(name: str) -> UsageError:
 
 
 class NamedColumns:
-    """Columns by the names that filters know them by.
-
-    Args:
-        names: Of `NAMES`, ``carried.<name>``, or of sidecars.
-        sidecars: Names of sidecars, and the stored column that each is.
-    """
+    """Columns by their names in filters: `NAMES`, ``carried.<name>``, or names of sidecars."""
 
     def __init__(self, names: Iterable[str], sidecars: Mapping[str, str]) -> None:
         self.names = list(names)
@@ -108,111 +105,92 @@ class Where:
 
     Args:
         text: See the module's examples.
-        sidecars: Names of sidecars that it may use, and the stored column that each is.
+        sidecars: Names of sidecars that it may use, and the stored column of each.
     """
 
     def __init__(self, text: str, sidecars: Mapping[str, str] | None = None) -> None:
         tree = parse_filter(text)
-        self._sidecars = sidecars or {}
+        self._known = {*NAMES, *(sidecars or {})}
         self._uses: set[str] = set()
-        self._carried: set[str] = set()
-        self._check(tree.body)
-        names = [*self._uses, *(CARRIED + name for name in self._carried)]
-        self._named = NamedColumns(names, self._sidecars)
-        self._body = tree.body
+        self._evaluate = self._compile(tree.body)
+        self._named = NamedColumns(self._uses, sidecars or {})
         self.text = ast.unparse(tree)
 
     @property
     def columns(self) -> list[str]:
-        """Stored columns the expression needs (never none: rows must be counted)."""
+        """Stored columns that the expression needs, at least one: rows must be counted."""
         return self._named.stored
 
     @property
     def uses_source(self) -> bool:
-        """Whether the answer depends on the names of files."""
+        """Whether the result depends on the names of files."""
         return bool(self._uses & {"source", "file"})
 
     def __call__(self, columns: Mapping[str, Any]) -> npt.NDArray[np.bool_]:
-        """Which rows of a stretch are kept."""
+        """Which of many rows are kept."""
         rows = len(next(iter(columns.values())))
         prepared = dict(zip(self._named.names, self._named.values(columns), strict=True))
-        return _broadcast(self._value(self._body, prepared), rows).astype(np.bool_)
+        value = self._evaluate(prepared)
+        is_array = isinstance(value, np.ndarray) and value.ndim
+        return (value if is_array else np.full(rows, value)).astype(np.bool_)
 
-    # The whitelist.
-
-    def _check(self, node: ast.expr) -> None:
-        if isinstance(node, ast.Constant):
-            if node.value is None or isinstance(node.value, bool | int | float | str):
-                return None
-        elif isinstance(node, ast.Name):
-            if node.id in NAMES or node.id in self._sidecars:
-                self._uses.add(node.id)
-                return None
-            raise _unknown(node.id)
-        elif isinstance(node, ast.Attribute | ast.Subscript):
-            path = _carried_path(node)
-            if path:
-                self._carried.add(path[0])
-                return None
-        elif isinstance(node, ast.BoolOp):
-            return self._check_all(node.values)
-        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub):
-            return self._check(node.operand)
-        elif isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
-            return self._check_all([node.left, node.right])
-        elif isinstance(node, ast.List | ast.Tuple | ast.Set):
-            return self._check_all(node.elts)
-        elif isinstance(node, ast.Compare):
-            return self._check_all([node.left, *node.comparators])
+    def _compile(self, node: ast.expr) -> _Evaluate:
+        """A function of columns for an allowed expression; numpy where both sides are numbers."""
+        match node:
+            case ast.Constant(value=None | bool() | int() | float() | str()):
+                return lambda columns: node.value
+            case ast.Name(id=name):
+                if name not in self._known:
+                    raise _unknown(name)
+                self._uses.add(name)
+                return lambda columns: columns[name]
+            case ast.Attribute() | ast.Subscript() if path := _carried_path(node):
+                first, *rest = path
+                self._uses.add(CARRIED + first)
+                return lambda columns: _members(columns[CARRIED + first], rest)
+            case ast.BoolOp(op=op, values=values):
+                parts = [self._compile(value) for value in values]
+                combine = np.logical_and if isinstance(op, ast.And) else np.logical_or
+                return lambda columns: reduce(combine, (_truth(part(columns)) for part in parts))
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                inner = self._compile(operand)
+                return lambda columns: np.logical_not(_truth(inner(columns)))
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                inner = self._compile(operand)
+                return lambda columns: _apply(operator.sub, 0, inner(columns), node, missing=None)
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
+                function, one, other = _ARITHMETIC[type(op)], *map(self._compile, (left, right))
+                return lambda columns: _apply(
+                    function, one(columns), other(columns), node, missing=None
+                )
+            case ast.List(elts=members) | ast.Tuple(elts=members) | ast.Set(elts=members):
+                return partial(_constants, node, [self._compile(member) for member in members])
+            case ast.Compare(left=left, ops=ops, comparators=comparators):
+                sides = [self._compile(side) for side in (left, *comparators)]
+                return partial(_compare, node, [type(op) for op in ops], sides)
         raise UsageError(f"a filter may not contain {ast.unparse(node)!r}")
 
-    def _check_all(self, nodes: Sequence[ast.expr]) -> None:
-        for node in nodes:
-            self._check(node)
 
-    # Evaluation on columns: numpy where both sides are numbers, value by value elsewhere.
+def _constants(node: ast.expr, members: list[_Evaluate], columns: Mapping[str, Any]) -> Any:
+    values = [member(columns) for member in members]
+    if any(isinstance(value, np.ndarray) for value in values):
+        raise UsageError(f"members of {ast.unparse(node)!r} must be constants")
+    return values
 
-    def _value(self, node: ast.expr, columns: Mapping[str, Any]) -> Any:
-        if isinstance(node, ast.Constant):
-            return node.value
-        if isinstance(node, ast.Name):
-            return columns[node.id]
-        if isinstance(node, ast.Attribute | ast.Subscript):
-            first, *rest = _carried_path(node)
-            values = columns[CARRIED + first]
-            return _objects([_member(value, rest) for value in values]) if rest else values
-        if isinstance(node, ast.List | ast.Tuple | ast.Set):
-            members = [self._value(member, columns) for member in node.elts]
-            if any(isinstance(member, np.ndarray) for member in members):
-                raise UsageError(f"members of {ast.unparse(node)!r} must be constants")
-            return members
-        if isinstance(node, ast.BoolOp):
-            parts = [_truth(self._value(value, columns)) for value in node.values]
-            combine = np.logical_and if isinstance(node.op, ast.And) else np.logical_or
-            result = parts[0]
-            for part in parts[1:]:
-                result = combine(result, part)
-            return result
-        if isinstance(node, ast.UnaryOp):
-            value = self._value(node.operand, columns)
-            if isinstance(node.op, ast.Not):
-                return np.logical_not(_truth(value))
-            return _by_value(operator.sub, 0, value, node, missing=None)
-        if isinstance(node, ast.BinOp):
-            left, right = self._value(node.left, columns), self._value(node.right, columns)
-            return _by_value(_ARITHMETIC[type(node.op)], left, right, node, missing=None)
-        assert isinstance(node, ast.Compare)
-        held_all: Any = True
-        left = self._value(node.left, columns)
-        for kind, comparator in zip(node.ops, node.comparators, strict=True):
-            right = self._value(comparator, columns)
-            ordering = isinstance(kind, _ORDERING)
-            held = _by_value(
-                _COMPARE[type(kind)], left, right, node, missing=False, skip_none=ordering
-            )
-            held_all = np.logical_and(held_all, held)
-            left = right
-        return held_all
+
+def _compare(
+    node: ast.expr,
+    kinds: list[type[ast.cmpop]],
+    sides: list[_Evaluate],
+    columns: Mapping[str, Any],
+) -> Any:
+    values = [side(columns) for side in sides]
+    held: Any = True
+    for kind, (left, right) in zip(kinds, pairwise(values), strict=True):
+        skip_none = kind in _ORDERING
+        one = _apply(_COMPARE[kind], left, right, node, missing=False, skip_none=skip_none)
+        held = np.logical_and(held, one)
+    return held
 
 
 def parse_filter(text: str) -> ast.Expression:
@@ -246,10 +224,16 @@ def _carried_path(node: ast.expr) -> list[str]:
     return path[::-1] if isinstance(node, ast.Name) and node.id == "carried" else []
 
 
-def _member(value: Any, path: list[str]) -> Any:
-    for name in path:
-        value = value.get(name) if isinstance(value, dict) else None
-    return value
+def _members(values: Any, path: list[str]) -> Any:
+    """The values of a carried column, or what they have at a path."""
+    if not path:
+        return values
+    found = []
+    for value in values:
+        for name in path:
+            value = value.get(name) if isinstance(value, dict) else None
+        found.append(value)
+    return _objects(found)
 
 
 def _objects(values: list[Any]) -> npt.NDArray[Any]:
@@ -257,10 +241,6 @@ def _objects(values: list[Any]) -> npt.NDArray[Any]:
     for place, value in enumerate(values):  # one by one: numpy would unpack lists of equal length
         array[place] = value
     return array
-
-
-def _broadcast(value: Any, rows: int) -> npt.NDArray[Any]:
-    return value if isinstance(value, np.ndarray) and value.ndim else np.full(rows, value)
 
 
 def _truth(value: Any) -> Any:
@@ -274,7 +254,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, bool | int | float | np.bool_)
 
 
-def _by_value(
+def _apply(
     function: Callable[[Any, Any], Any],
     left: Any,
     right: Any,
@@ -283,7 +263,7 @@ def _by_value(
     missing: Any,
     skip_none: bool = True,
 ) -> Any:
-    """Apply a function to two columns or constants."""
+    """Apply a function to two columns or constants, value by value where one is no number."""
     if _is_number(left) and _is_number(right):
         with np.errstate(divide="ignore", invalid="ignore"):
             return function(left, right)

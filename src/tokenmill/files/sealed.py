@@ -74,15 +74,27 @@ def file_checksum(path: Path) -> str:
 def require_file(path: Path, size: int | None, checksum: str | None, remedy: str) -> Path:
     """Return the path if the file has the stated size and checksum; None is not compared."""
     with reading_errors(path, remedy):
-        actual = path.stat().st_size
-        if size is not None and actual != size:
-            raise CorruptionError(
-                f"{actual} bytes, expected {size}; {remedy}", path=path, offset=min(actual, size)
-            )
-        found = None if checksum is None else file_checksum(path)
-    if found != checksum:
-        raise CorruptionError(f"checksum is {found}, expected {checksum}; {remedy}", path=path)
+        if size is not None:
+            require_size(path, path.stat().st_size, size, remedy)
+        if checksum is not None:
+            require_checksum(path, file_checksum(path), checksum, remedy)
     return path
+
+
+def require_size(path: os.PathLike[str], actual: int, expected: int, remedy: str) -> None:
+    """Refuse a file of another size than stated."""
+    if actual != expected:
+        raise CorruptionError(
+            f"{actual} bytes, expected {expected}; {remedy}",
+            path=path,
+            offset=min(actual, expected),
+        )
+
+
+def require_checksum(path: os.PathLike[str], actual: str, expected: str, remedy: str) -> None:
+    """Refuse a file with another checksum than stated."""
+    if actual != expected:
+        raise CorruptionError(f"checksum is {actual}, expected {expected}; {remedy}", path=path)
 
 
 def map_array(path: Path, dtype: str) -> npt.NDArray[Any]:
@@ -107,64 +119,41 @@ def quarantine(root: Path, path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class JsonForm:
-    """A summary in canonical JSON: ``{record: …, seal: its checksum}``, or the bare record."""
-
-    record: str = ""
-    seal: str = ""
-    end: bytes = b""
-
-    def encode(self, record: Any) -> bytes:
-        return self._sealed(record, fingerprint.canonical(record))
-
-    def _sealed(self, record: Any, data: bytes) -> bytes:
-        if self.record:
-            sealed = {self.record: record, self.seal: fingerprint.checksum(data)}
-            data = fingerprint.canonical_of_parsed(sealed)
-        return data + self.end
-
-    def decode(self, data: bytes) -> Any:
-        """Return the record, or None if `encode` would give other bytes."""
-        document = msgspec.json.decode(data, type=dict[str, Any])
-        record = document[self.record] if self.record else document
-        sealed = self._sealed(record, fingerprint.canonical_of_parsed(record))
-        return record if sealed == data else None
-
-
-class BytesForm:
-    """A summary whose first line is the checksum of the rest; the record is that rest."""
-
-    def encode(self, record: bytes) -> bytes:
-        return fingerprint.checksum(record).encode() + b"\n" + record
-
-    def decode(self, data: bytes) -> bytes | None:
-        seal, _, record = data.partition(b"\n")
-        return record if seal == fingerprint.checksum(record).encode() else None
-
-
-@dataclass(frozen=True)
 class SealedKind:
     """A kind of artifact.
 
     Attributes:
         name: For messages.
         summary: File name of the summary; "" where that is all there is, without a directory.
-        form: How the summary holds the record.
         files: Names of its data files.
         remedy: What to do about a damaged one.
+        raw: Whether the record is bytes. The summary is then its checksum, a line feed and the
+            record, else canonical JSON ``{"checksum": …, "record": …}`` and a line feed.
     """
 
     name: str
     summary: str
-    form: JsonForm | BytesForm
     files: tuple[str, ...] = ()
     remedy: str = "remove the directory to have it made again"
+    raw: bool = False
 
     def summary_of(self, place: Path) -> Path:
         return place / self.summary if self.summary else place
 
     def encode(self, record: Any) -> bytes:
-        return self.form.encode(record)
+        data = record if self.raw else fingerprint.canonical(record)
+        checksum = fingerprint.checksum(data)
+        if self.raw:
+            return checksum.encode() + b"\n" + data
+        return fingerprint.canonical_of_parsed({"checksum": checksum, "record": record}) + b"\n"
+
+    def _decode(self, data: bytes) -> Any:
+        """Return the record, or None if `encode` would give other bytes."""
+        if self.raw:
+            record: Any = data.partition(b"\n")[2]
+        else:
+            record = msgspec.json.decode(data, type=dict[str, Any])["record"]
+        return record if self.encode(record) == data else None
 
     @contextlib.contextmanager
     def stage(self, root: Path, *, beside: Path | None = None) -> Iterator[Draft]:
@@ -211,7 +200,7 @@ class SealedKind:
             message = f"the {self.name} is gone; open what it was made of again"
             raise CacheError(message, path=place) from error
         try:
-            record, why = self.form.decode(data), "not the bytes that were written"
+            record, why = self._decode(data), "not the bytes that were written"
         except (msgspec.MsgspecError, ValueError, KeyError, TypeError, RecursionError) as error:
             record, why = None, f"not the summary of a {self.name} ({error})"
         if record is None:
@@ -266,8 +255,7 @@ class Sealed:
         with reading_errors(self.directory / name, self.kind.remedy):
             data = (self.directory / name).read_bytes()
         found = fingerprint.checksum(data)
-        if found != checksum:
-            raise self.refusal(f"checksum is {found}, expected {checksum}", name)
+        require_checksum(self.directory / name, found, checksum, self.kind.remedy)
         return data
 
     def array(self, name: str, dtype: str, count: int, checksum: str) -> npt.NDArray[Any]:

@@ -170,14 +170,12 @@ class SFTDataset:
 
     Args:
         data_path: A store's directory, or raw files, which are prepared on first use.
-        tokenizer: For raw files: as for `tokenmill.prepare`.
-        seed: Seed of the order and of the split; the order needs ``data.shuffle=false``.
+        tokenizer: For raw files.
+        seed: Seed of the order, which needs ``data.shuffle=false``, and of the split.
         epochs: Epochs in the dataset, each in its own order.
         split_validation_size: Fraction of the rows that is held out for validation.
-        cache_dir: Cache directory.
-        num_workers: Worker processes that prepare; 0 runs inline.
-        options: Recipe options, as for `tokenmill.prepare`, with NeMo RL's ``turn_end="turn"``;
-            NeMo RL's own names are ignored.
+        cache_dir, num_workers, options: As for `tokenmill.prepare`, with ``turn_end="turn"``; NeMo
+            RL's own names are ignored.
     """
 
     def __init__(

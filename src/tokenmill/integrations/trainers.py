@@ -25,6 +25,8 @@ from tokenmill.errors import CacheError, SourceError, TemplateError, UsageError,
 from tokenmill.files import default_cache_dir
 from tokenmill.media import Pictures, Processor
 from tokenmill.packing import IGNORE, labels_of
+from tokenmill.prompts.shaping import Shaped
+from tokenmill.prompts.spec import Convention, Conversation
 from tokenmill.sampling import FeistelOrder, Int64Array, make_order, unroll
 from tokenmill.source import Rows
 from tokenmill.source.index import Shelf
@@ -238,6 +240,22 @@ def image_features(row: Row, processor: Processor, trainer: str) -> dict[str, Ar
             f"of {type(processor.original).__name__} cannot be joined: use {trainer}'s own dataset"
         )
     return found
+
+
+# Prompts
+
+
+class Verbatim(Convention):
+    """Messages and tools go to the template as the row has them."""
+
+    is_trainer = True
+
+    def conversation(self, shaped: Shaped) -> Conversation:
+        assert isinstance(shaped.prompt, list)
+        return shaped.prompt, shaped.tools, None
+
+
+VERBATIM = f"{__name__}:{Verbatim.__name__}"
 
 
 # Checks

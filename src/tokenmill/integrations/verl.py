@@ -30,6 +30,7 @@ from tokenmill.chat.pictures import COLUMNS
 from tokenmill.dataset import View, as_view, concat, select
 from tokenmill.errors import RowError, SourceError, UsageError, check_one_of, check_positive
 from tokenmill.integrations.trainers import (
+    VERBATIM,
     VERL,
     ItemRows,
     Items,
@@ -78,37 +79,21 @@ PROCESSOR_IDENTITY = ("class", "image_token", "answers")
 
 @dataclass(frozen=True)
 class Settings:
-    """The keys of ``data.tokenmill``.
+    """The keys of ``data.tokenmill``. Defaults of the last group are what verl does."""
 
-    Attributes:
-        seed: Seed of the order; None: ``data.seed``, else 42.
-        epochs: Epochs in the dataset, one after the other.
-        order: feistel, sequential or miles.
-        cache_dir: Cache directory.
-        num_workers: Worker processes that prepare; 0 runs inline.
-        train_on: SFT: as for `tokenmill.prepare`.
-        turn_end: SFT: ``turn`` trains to the start of the next turn, as verl does, or ``stop``.
-        thinking_opener: SFT: ``prompt`` leaves thinking that the generation prompt opens untrained,
-            as verl does, or ``trained``.
-        trailing: SFT: ``trim`` cuts a user turn at the end, which trains nothing, or ``reject``.
-        media_root: SFT: directory of images; None: that of the row's file.
-        date: For templates that print the date; None: the environment's ``TOKENMILL_DATE``.
-        undo_shuffle: SFT: arrange items so that the shuffle of verl's SFT trainer yields our
-            order; see `tokenmill.integrations.verl.SFTDataset`.
-    """
-
-    seed: int | None = None
-    epochs: int = 1
-    order: str = "feistel"
+    seed: int | None = None  # of the order; None: data.seed, else 42
+    epochs: int = 1  # in the dataset, one after the other
+    order: str = "feistel"  # or sequential
     cache_dir: str | None = None
-    num_workers: int | None = None
+    num_workers: int | None = None  # that prepare; 0 runs inline
+    date: str | None = None  # for templates that print it; None: the environment's TOKENMILL_DATE
+    media_root: str | None = None  # SFT: directory of images; None: that of the row's file
+    undo_shuffle: bool = False  # SFT: see `SFTDataset`
+    # SFT, as for `tokenmill.prepare`:
     train_on: str | None = None
     turn_end: str = "turn"
     thinking_opener: str = "prompt"
     trailing: str = "trim"
-    media_root: str | None = None
-    date: str | None = None
-    undo_shuffle: bool = False
 
     def __post_init__(self) -> None:
         check_one_of("data.tokenmill.order", self.order, ORDERS)
@@ -180,13 +165,8 @@ class SFTDataset(RowDataset, torch_data.Dataset[Item]):  # type: ignore[misc]
     ``data.tokenmill.undo_shuffle`` and ``trainer.total_epochs=1`` items are arranged so that this
     shuffle serves our order; each global batch is consecutive positions.
 
-    Args:
-        parquet_files: Raw files, which are prepared on first use with every assistant turn trained
-            up to the next turn, or directories of stores.
-        tokenizer: verl's transformers tokenizer.
-        config: verl's ``data`` config, with `Settings` under ``tokenmill``.
-        processor: verl's processor, if the checkpoint has one.
-        max_samples: Maximum number of rows, -1 for all.
+    The arguments are verl's. Files are raw, and prepared on first use with every assistant turn
+    trained up to the next turn, or directories of stores.
     """
 
     trainer = VERL
@@ -430,12 +410,7 @@ def _scan_columns(
 ) -> tuple[list[Thinking], bool]:
     """Read every row once: the values of the thinking column, and whether rows have images.
 
-    Args:
-        files: The source.
-        column: Column that switches thinking; None: there is none.
-        images: Column of images.
-        refused: Columns that must be empty, with the advice for the error.
-        cache_dir: Cache directory.
+    Columns in ``refused`` must be empty; its values are advice for the error.
     """
     rows = open_rows(list(files), cache_dir=cache_dir)
     query = {"what rows say in": column, "images": images, "refused": dict(refused)}
@@ -493,13 +468,7 @@ class RLDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
     Lengths are measured once; a row is read when it is served. An item has ``raw_prompt``
     (messages, rendered later by verl's agent loop), what verl reads from ``extra_info``, and every
     column of the source. Rows of one batch have the same columns, with None where a row lacks one.
-
-    Args:
-        data_files: Source files, as verl's ``train_files``.
-        tokenizer: verl's transformers tokenizer.
-        config: verl's ``data`` config, with `Settings` under ``tokenmill``.
-        processor: verl's processor, for prompts with media.
-        max_samples: Maximum number of source rows, -1 for all.
+    The arguments are verl's.
     """
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -548,7 +517,7 @@ class RLDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
                 apply_chat_template_kwargs=stated.get("apply_chat_template_kwargs") or None,
                 date=self.settings.date,
                 tokenizer_backend="transformers",
-                convention="slime",  # messages and tools go to the template as the row has them
+                convention=VERBATIM,
                 seed=int(self.settings.seed or 0),
                 num_workers=self.settings.num_workers,
                 cache_dir=None if cache_dir is None else os.path.expanduser(cache_dir),

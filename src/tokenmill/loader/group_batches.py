@@ -1,23 +1,19 @@
-"""Batches of groups: an ordinary batch of their rows, with what belongs to groups beside it.
-
-A `GroupFiller` lets a `Filler` fill the rows of its groups, one after the other, and then arranges
-the batch. What is added:
+"""Batches of groups: an ordinary batch of their rows, with the columns of groups.
 
 =================  =====================================================================
-``prompt_tokens``  of every group: tokens that its rows share and none trains; -1: not known
-``margin``         of every group, 0 where it has none; where the data has any
-``group_idx``      of every row, or packed of every segment: which group of the batch, -1 none
+``prompt_tokens``  per group: tokens that its rows share and none trains; -1: not known
+``margin``         per group, 0 where it has none; where the data has any
+``group_idx``      per row, or packed per segment: which group of the batch, -1 none
 ``label``          in the same order: 1 wanted, 0 unwanted, -1 neither
 ``score``          in the same order, NaN where there is none; where the data has any
 ``pair_index``     packed pairs: the segments of chosen and rejected, one line per pair
 =================  =====================================================================
 
-With ``layout="sides"`` the rows of pairs are handed out as ``chosen_*`` and ``rejected_*``, each as
-wide as its longest row; the keys that speak of rows are then split as well. Batches of KTO rows
-have ``kl_*`` arrays besides: each row's prompt with the answer of another row, which the loss wants
-as an estimate of how far the model has moved. That other row is a fixed number of rows further on,
-around the end of the data; the number follows from the seed. So it does not depend on batches,
-ranks or epochs, and neighbours (often two answers to one prompt) do not meet.
+With ``layout="sides"`` pairs are served as ``chosen_*`` and ``rejected_*``, each as wide as its
+longest row. Batches of KTO rows also have ``kl_*`` arrays: each row's prompt with the answer of
+another row, from which the loss estimates how far the model has moved. That row is a fixed number
+of rows further on, around the end of the data; the number follows from the seed. So it does not
+depend on batches, ranks or epochs, and neighbours (often answers to one prompt) do not meet.
 """
 
 from __future__ import annotations
@@ -42,27 +38,17 @@ KINDS = ("preference", "kto", "ranked", "single")
 
 @dataclass(frozen=True)
 class GroupFiller:
-    """Fills batches of groups.
+    """Fills batches of groups."""
 
-    Args:
-        filler: Fills rows.
-        kind: The kind of all groups, or "" where there are several.
-        sides: Whether pairs are handed out by their sides.
-        margins: Whether the data has margins.
-        scores: Whether the data has scores.
-        shift: How many rows further on the answer of a mismatched row stands.
-    """
-
-    filler: Filler
-    kind: str
-    sides: bool
+    filler: Filler  # of rows
+    kind: str  # of all groups, or "" where there are several
+    sides: bool  # whether pairs are served by their sides
     margins: bool
     scores: bool
-    shift: int
+    shift: int  # how many rows further on the answer of a mismatched row is
 
     @classmethod
     def of(cls, filler: Filler, layout: str, seed: int) -> GroupFiller:
-        """The filler of a view's groups."""
         check_one_of("layout", layout, LAYOUTS)
         counts, kind = group_counts(filler.view), group_kind(filler.view)
         return cls(
@@ -76,7 +62,6 @@ class GroupFiller:
 
     @staticmethod
     def shift_of(view: View, seed: int) -> int:
-        """How many rows further on the answer of a mismatched row stands."""
         return 1 + derive_key(PURPOSE_MISMATCH, seed, 0, 0) % max(len(view) - 1, 1)
 
     def fill(self, step: Step) -> Batch:
@@ -88,14 +73,7 @@ class GroupFiller:
     def arrange(
         self, batch: Batch, numbers: Int64Array, rows: list[Row], multiple: int | None
     ) -> Batch:
-        """A batch of whole groups with what belongs to them.
-
-        Args:
-            batch: Rows padded, in packs or in a slab.
-            numbers: Of its rows, those of a group one after the other.
-            rows: The rows.
-            multiple: What the width of padded rows is a multiple of.
-        """
+        """Add the columns of groups to a batch of whole groups: padded, in packs or in a slab."""
         view = self.filler.view
         firsts = view.group_starts(view.groups_of(numbers)) == numbers
         groups = rows if firsts.all() else [rows[n] for n in np.flatnonzero(firsts).tolist()]
@@ -111,7 +89,6 @@ class GroupFiller:
         return batch | self._of_rows(batch, rows, firsts)
 
     def _of_rows(self, batch: Batch, rows: list[Row], firsts: NDArray[np.bool_]) -> Batch:
-        """What is known of every row; packed, of every segment, tails included."""
         packed = "cu_seqlens" in batch
         places = segments_of_rows(batch)[: len(rows)] if packed else np.arange(len(rows))
         height = len(batch["cu_seqlens"]) - 1 if packed else batch["input_ids"].shape[0]
@@ -150,7 +127,6 @@ class GroupFiller:
         return made
 
     def _mismatched(self, numbers: Int64Array, rows: list[Row], multiple: int | None) -> Batch:
-        """Every row's prompt with another row's answer."""
         filler = self.filler
         pieces = mismatched(filler.view, numbers, rows, self.shift)
         batch = fill_rows(pieces, filler.pad_id, side=filler.pad_side, multiple=multiple)

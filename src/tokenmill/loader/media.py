@@ -1,23 +1,18 @@
-"""Pictures in batches: which of them a batch has, and where; their pixels, where these are wanted.
-
-Comes in: a batch as the other fillers made it, with the numbers of its rows. Goes out: the same
-batch, with
+"""Images in batches: which a batch has, where they are, and their pixels.
 
 =====================  =======================================================================
-``media``              its pictures in the order in which their rows lie, as `PlacedMedia`
-``pixel_values``, …    with ``media="pixels"``: what the processor makes of these pictures, in
+``media``              the images in the order of their rows, as `PlacedMedia`
+``pixel_values``, …    with ``media="pixels"``: what the processor makes of these images, in
                        this order, under the names that its model takes
-``mm_token_type_ids``  beside them, where the processor can tell: 1 at tokens that a picture's
-                       features go to, else 0; also under the processor's own name for it
+``mm_token_type_ids``  where the processor provides it: 1 at tokens that an image's features go
+                       to, else 0; also under the processor's own name for it
 =====================  =======================================================================
 
-The pixels of a batch are what the user's processor gives for the rows of the batch, to the bit. It
-is given them row by row, also those of a pack, as they were when their tokens were made. A batch
-without pictures has no pixels. `MediaFiller` wraps the filler of any layout, in the prefetching
-thread or in a worker process; it opens the pictures of the rows that this rank serves and no others
-(promise P19), each once per batch, and only as they were when the row was prepared (P20).
-
-`Pixels` holds the processor: the copy that the store keeps, or the one that a loader was given.
+`MediaFiller` wraps the filler of any layout and adds these. Pixels are what the processor returns
+for the rows of the batch, to the bit: it gets them row by row, also those of a pack. A batch
+without images has no pixels. Only images of this rank's rows are opened, each once per batch, and
+only with the bytes that the row was prepared from. `Pixels` holds the processor: the copy that the
+store keeps, or the one that a loader was given.
 """
 
 from __future__ import annotations
@@ -51,38 +46,23 @@ _BY_TEXT = ("cross_attention_mask",)
 
 
 class PlacedMedia(msgspec.Struct, frozen=True):
-    """A picture of a row, and where a batch has it.
+    """An image of a row, and its position in a batch."""
 
-    Attributes:
-        media: As of `Row.media`; ``start`` there counts within the row.
-        row: The row's number in the data.
-        number: Which of that row's pictures: ``data[row].picture(number)`` are its bytes.
-        line: The line of the batch, a row or a pack.
-        start: Its first token within that line.
-    """
-
-    media: Media
-    row: int
-    number: int
-    line: int
-    start: int
+    media: Media  # as in `Row.media`; its ``start`` counts within the row
+    row: int  # number in the data
+    number: int  # which of the row's images: ``data[row].picture(number)`` are its bytes
+    line: int  # of the batch: a row or a pack
+    start: int  # first token within the line
 
 
 @dataclass(frozen=True)
 class MediaFiller:
-    """Adds pictures to the batches of another filler.
+    """Adds images to the batches of another filler."""
 
-    Args:
-        filler: It also hands out ``indices``.
-        view: The rows.
-        indices: Whether they are to be handed out.
-        pixels: Makes pixels; None: pictures are only named.
-    """
-
-    filler: Filler | GroupFiller | MicroFiller
+    filler: Filler | GroupFiller | MicroFiller  # adds ``indices`` to batches
     view: View
-    indices: bool
-    pixels: Pixels | None
+    indices: bool  # whether batches keep them
+    pixels: Pixels | None  # None: images are only named
 
     def fill(self, step: Step) -> Any:
         """The batch of this rank, or its list of micro-batches."""
@@ -106,7 +86,7 @@ class MediaFiller:
         return batch
 
     def _added(self, batch: Batch, prefix: str, numbers: Int64Array) -> Batch:
-        """What the pictures of rows add, which lie in arrays of this prefix one after the other."""
+        """The columns of the images of rows, which arrays of this prefix hold in order."""
         rows = self.view.rows(numbers)
         media = [row.media for row in rows]
         width = batch[f"{prefix}input_ids"].shape[1]
@@ -139,13 +119,10 @@ def _firsts(batch: Batch, prefix: str, count: int) -> Int64Array:
 
 
 class Pixels:
-    """Makes the pixels of batches by the processor that rows were prepared with.
+    """Computes pixels with the processor that rows were prepared with.
 
-    Workers load it again from its files when they are given their first batch.
-
-    Args:
-        view: The rows.
-        given: The processor, or where it is; None: the copy that the stores keep.
+    ``given`` is the processor or its path; None takes the copy that the stores keep. Workers load
+    it again with their first batch.
     """
 
     def __init__(self, view: View, given: Any = None) -> None:

@@ -19,13 +19,13 @@ import msgspec
 
 from tokenmill import fingerprint
 from tokenmill.errors import CacheError
-from tokenmill.files.sealed import BytesForm, SealedKind
+from tokenmill.files.sealed import SealedKind
 from tokenmill.media.asking import Answers, Row
 
 Kept = TypeVar("Kept", "Battery", Answers)
 
 DIRECTORY = "processors"
-_MEMO = SealedKind("memo", "", BytesForm())
+_MEMO = SealedKind("memo", "", raw=True)
 _MOST = 1 << 28  # characters of an answer, whatever a damaged file says
 
 

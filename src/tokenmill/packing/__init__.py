@@ -17,7 +17,6 @@ from tokenmill.packing.fill import (
     fill_slabs,
     labels_of,
     padded_width,
-    padded_widths,
     shard,
 )
 from tokenmill.packing.micro import Align, MicroBatches
@@ -52,7 +51,6 @@ __all__ = [
     "oversize_error",
     "pack_window",
     "padded_width",
-    "padded_widths",
     "shard",
     "share_of",
 ]

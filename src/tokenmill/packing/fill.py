@@ -1,9 +1,8 @@
-"""Filled arrays: rows and packs of token ids as the matrices a trainer wants.
+"""Fill arrays: rows and packs of token ids as the matrices that a trainer takes.
 
-A *piece* here is a pair (ids int32, mask uint8) of views onto stored tokens. `fill_rows` pads
-pieces into one matrix; `fill_packs` lays them side by side. In both, labels are unshifted, -100
-where a token is not trained, and -100 at the first token of every piece: nothing before it in its
-own row could predict it.
+A *piece* is a pair (ids int32, mask uint8) of views of stored tokens. `fill_rows` pads pieces into
+one matrix; `fill_packs` puts them side by side. Labels are unshifted, -100 where a token is not
+trained, and -100 at the first token of every piece: nothing before it could predict it.
 
     pack of 8 holding rows  a b c  and  d e        (^ not trained)
         input_ids      a b c d e . . .
@@ -12,11 +11,11 @@ own row could predict it.
         seq_idx        0 0 0 1 1 - - -     -1 in the tail
         cu_seqlens     0 3 5 8             the tail is a segment of its own
 
-`fill_slabs` lays them side by side, too, each padded to a multiple. The padding behind a sequence,
-and that at the end of the slab, belongs to the sequence before it: positions run on there, labels
-are -100 and ``seq_idx`` is -1. ``cu_seqlens`` counts the tokens of the sequences,
-``cu_seqlens_padded`` says where they lie, as Transformer Engine takes them; attention that knows
-one of the two only takes the second (causal, so no token sees the padding behind it).
+`fill_slabs` puts them side by side, too, each padded to a multiple. The padding after a sequence,
+and at the end of the slab, belongs to the sequence before it: positions continue there, labels are
+-100 and ``seq_idx`` is -1. ``cu_seqlens`` counts the tokens of the sequences, ``cu_seqlens_padded``
+is where they are, as Transformer Engine takes them; attention that takes only one of the two takes
+the second (causal, so no token sees the padding after it).
 
     rows  a b c  and  d e, sequences a multiple of 2, the slab of 4        (^ not trained)
         input_ids          a b c . d e . .
@@ -26,9 +25,9 @@ one of the two only takes the second (causal, so no token sees the padding behin
         cu_seqlens         0 3 5
         cu_seqlens_padded  0 4 8
 
-`shard` is what one of several ranks that share the sequences holds of a batch. Its labels stand
-where their tokens stand; ``shift_labels`` are the labels of the following tokens, because a rank
-does not hold the token behind the last of a stretch.
+`shard` is the part of a batch that one of several ranks holds that share the sequences.
+``shift_labels`` are the labels of the following tokens, because a rank does not hold the token
+after the last of its range.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.packing.fit import Int64Array
+from tokenmill.packing.packs import Int64Array
 
 IGNORE = -100  # the label that cross entropy skips, as torch and transformers agree on
 
@@ -50,12 +49,6 @@ Batch = dict[str, Any]
 def padded_width(longest: int, multiple: int | None) -> int:
     """Width of a padded matrix: the longest row, rounded up to the multiple."""
     longest = max(longest, 1)
-    return longest if multiple is None else -(-longest // multiple) * multiple
-
-
-def padded_widths(longest: npt.NDArray[np.int64], multiple: int | None) -> npt.NDArray[np.int64]:
-    """The same for many."""
-    longest = np.maximum(longest, 1)
     return longest if multiple is None else -(-longest // multiple) * multiple
 
 

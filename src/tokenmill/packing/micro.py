@@ -1,25 +1,20 @@
-"""Micro-batches: what a step is cut into so that it fits, in about equal shares of the work.
+"""Micro-batches: cut a step into batches under a token budget with about equal work.
 
-`MicroBatches` is what the user asks for: token budget, balance and shape. `Align` says to which
-multiples sequences and slabs are padded. `MicroBatches.plan` answers for one step, from lengths
-alone, with the micro-batch of every sample; the loader asks it. A *slab* is the rows of one
-micro-batch side by side.
-
-A *unit* is what must stay together: a row, a pack, a group of rows. It has a number of tokens,
-which the budget counts, and a cost, which is to be balanced; both are whole numbers, so every
-machine finds the same plan. The answer is one micro-batch number per unit, where micro-batch
-``rank × each + k`` is the k-th of that rank: every rank has ``each`` of them, as few as fit.
+`MicroBatches.plan` computes the micro-batch of every sample of a step, from lengths only. A *unit*
+must stay together: a row, a pack, a group of rows. It has tokens, which the budget counts, and a
+cost, which is balanced; both are integers, so every machine computes the same plan. Micro-batch
+``rank × each + k`` is the k-th of that rank: every rank has ``each`` of them, as few as fit. A
+*slab* is the rows of one micro-batch side by side.
 
     budget 8, 2 ranks, tokens 5 4 3 3 1      rank 0   [5 3]        8
                                              rank 1   [4 3 1]      8
 
-`level` is for units that are laid side by side: the costliest first, each to the micro-batch with
-the least cost so far; then the costliest and the cheapest are pooled and divided anew, again and
-again. `cut` is for rows that are padded to the longest of their micro-batch: sorted by width and
-cut into stretches, the costliest of which is as cheap as stretches can be. In both, micro-batch k
-of all ranks are of neighbouring cost, so ranks that wait for each other at every micro-batch wait
-little, and the costliest come first, so that a run which does not fit into memory says so at its
-first step.
+`level` is for units side by side: the costliest first, each to the micro-batch with the least cost
+so far; then the costliest and the cheapest are pooled and divided again, repeatedly. `cut` is for
+rows that are padded to the longest of their micro-batch: sorted by width and cut into ranges, the
+costliest of which is as cheap as possible. In both, micro-batches k of all ranks have similar
+costs, so ranks that synchronize at every micro-batch wait little. The costliest come first, so that
+a run that does not fit into memory fails at its first step.
 """
 
 from __future__ import annotations
@@ -33,8 +28,7 @@ from math import lcm
 import numpy as np
 
 from tokenmill.errors import UsageError, check_one_of, check_positive
-from tokenmill.packing.fit import Int64Array
-from tokenmill.packing.packs import Packs, share_of
+from tokenmill.packing.packs import Int64Array, Packs, share_of
 
 BALANCE = ("tokens", "work", "trained")
 LAYOUTS = ("slab", "padded")
@@ -107,7 +101,7 @@ class MicroBatches:
 
     @property
     def sequence(self) -> int:
-        """What every sequence's place is a multiple of."""
+        """The length of every sequence, padding included, is a multiple of this."""
         halves = 2 * self.context_parallel if self.shards == "zigzag" else 1
         shared = halves if self.context_parallel > 1 else 1
         if self.layout == "padded":
@@ -116,7 +110,7 @@ class MicroBatches:
 
     @property
     def slab(self) -> int:
-        """What every slab is a multiple of."""
+        """The length of every slab is a multiple of this."""
         return lcm(self.align.slab, self.sequence, self.context_parallel)
 
     @property
@@ -144,8 +138,6 @@ class MicroBatches:
         patches: Int64Array | None = None,
     ) -> tuple[Int64Array, int]:
         """Micro-batch of every sample of a step, and how many each rank has.
-
-        Micro-batch ``rank × each + k`` is the k-th of that rank.
 
         Args:
             packs: The samples of all ranks.
@@ -186,14 +178,7 @@ _SKIPS = 1024  # micro-batches without room looked past, at least, before more o
 
 
 def level(tokens: Int64Array, cost: Int64Array, ranks: int, budget: int) -> tuple[Int64Array, int]:
-    """Micro-batch of every unit, and how many each rank has.
-
-    Args:
-        tokens: Per unit, each at most ``budget``.
-        cost: Per unit.
-        ranks: Among which micro-batches are shared.
-        budget: Tokens of a micro-batch, at most.
-    """
+    """Micro-batch of every unit of at most ``budget`` tokens, and how many each rank has."""
     total = int(tokens.sum())
     each = max(1, -(-total // (ranks * budget)))
     each += each >> 5  # a large plan need not be the tightest: finding that would take many tries
@@ -289,7 +274,7 @@ def _even_out(groups: Int64Array, tokens: Int64Array, cost: Int64Array, budget: 
 def _halves(costs: list[int]) -> list[int]:
     """0 or 1 for every unit, the sums of both sides close: the largest differencing method.
 
-    The two largest are set against each other and their difference takes their place.
+    The two largest go to different sides and their difference takes their place.
     """
     heap = [(-cost, unit) for unit, cost in enumerate(costs)]
     heapq.heapify(heap)

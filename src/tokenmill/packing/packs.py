@@ -1,27 +1,33 @@
-"""Packs: pieces of rows laid side by side into sequences of one length.
+"""Packs: pieces of rows placed side by side in sequences of one length.
 
-`Pack` is what the user asks for (length, method, window, what to do with rows that are too long). A
-*piece* is a stretch of one row, nearly always the whole of it. `Packs` is the answer for one
-window of the order: pieces sorted by pack, with the bounds of each pack, as integers only; no
-token is looked at.
+`Pack` is the option (length, method, window, what to do with rows that are too long). A *piece* is
+a range of one row, nearly always the whole row. `Packs` are the packs of one window of the order:
+pieces sorted by pack, with the bounds of each pack, as integers only. So another length or method
+re-tokenizes and copies nothing.
 
     capacity 8:   rows of 5, 4, 3, 3, 1        packs   [5 3] [4 3 1]
 
-Changing length or method therefore re-tokenizes and copies nothing. Within a pack pieces keep the
-order in which they came; packs are numbered by their first piece.
+Within a pack pieces keep their order; packs are numbered by their first piece. The methods:
+
+    best_fit     longest first, each into the fullest pack that still has room; near-optimal
+    first_fit    in the given order, each into the first pack that has room
+    sequential   in the given order, a new pack when the next piece does not fit
+    balanced     packs as equal in tokens as possible, their number a multiple of the ranks
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tokenmill.errors import UsageError, check_one_of, check_positive
-from tokenmill.packing import fit
-from tokenmill.packing.fit import Int64Array
+
+Int64Array = npt.NDArray[np.int64]
 
 METHODS = ("best_fit", "first_fit", "sequential", "balanced")
 OVERSIZE = ("error", "drop", "truncate", "split")
@@ -52,7 +58,7 @@ class Pack:
         check_one_of("Pack.oversize", self.oversize, OVERSIZE)
 
     def document(self, ranks: int) -> dict[str, Any]:
-        """What the packs depend on beside the order, for the saved state."""
+        """What the packs depend on besides the order, for the saved state."""
         document = {"version": PACKING_VERSION, **asdict(self)}
         if self.method == "balanced":
             document["ranks"] = ranks
@@ -61,42 +67,27 @@ class Pack:
 
 @dataclass(frozen=True)
 class Slots:
-    """How much of a pack a row takes where that is more or less than its tokens.
+    """Tokens of a pack that a row takes, if not its length. The reader of a pack pads its rows."""
 
-    Whoever fills the packs pads a row up to its slot.
-
-    Args:
-        multiple: A slot is a multiple of this many tokens, as context parallelism wants it.
-        unpredicted: Tokens of a row that take no place: 1 where rows are cut to predictions.
-    """
-
-    multiple: int = 1
-    unpredicted: int = 0
+    multiple: int = 1  # of every slot, as context parallelism needs it
+    unpredicted: int = 0  # tokens of a row without a slot: 1 where rows are cut to predictions
 
     def __post_init__(self) -> None:
         check_positive("pad_multiple", self.multiple)
 
     def of(self, lengths: Int64Array) -> Int64Array:
-        """The slots of rows of these lengths."""
         taken = np.maximum(lengths - self.unpredicted, lengths > 0)
         return -(-taken // self.multiple) * self.multiple
 
 
 @dataclass(frozen=True)
 class Packs:
-    """The packs of one window.
+    """The packs of one window."""
 
-    Args:
-        rows: Row of every piece, pack by pack.
-        starts: First token of the piece within its row.
-        lengths: Tokens of the piece.
-        bounds: Where each pack's pieces begin; one more entry than packs.
-    """
-
-    rows: Int64Array
-    starts: Int64Array
-    lengths: Int64Array
-    bounds: Int64Array
+    rows: Int64Array  # of every piece, pack by pack
+    starts: Int64Array  # first token of every piece within its row
+    lengths: Int64Array  # tokens of every piece
+    bounds: Int64Array  # where each pack's pieces begin; one more entry than packs
 
     def __len__(self) -> int:
         return self.bounds.size - 1
@@ -151,21 +142,17 @@ def pack_window(
 ) -> Packs:
     """Pack the rows of one window.
 
-    Args:
-        rows: Row numbers in the order of the stream.
-        lengths: Their token counts.
-        pack: What is wished.
-        ranks: Data-parallel ranks, for `balanced` only.
-        shares: What rows take of another budget of a pack, as `share_of` says it.
+    ``ranks`` matters for `balanced` only. ``shares`` gives what rows take of a second budget of a
+    pack, see `share_of`.
     """
     rows = np.asarray(rows, dtype=np.int64)
     pieces = _pieces(rows, np.asarray(lengths, dtype=np.int64), pack)
     sizes = pieces[2] if shares is None else np.maximum(pieces[2], shares(pieces[0]))
     methods: dict[str, Callable[[], Int64Array]] = {
-        "best_fit": lambda: fit.best_fit(sizes, pack.length),
-        "first_fit": lambda: fit.first_fit(sizes, pack.length),
-        "sequential": lambda: fit.sequential(sizes, pack.length),
-        "balanced": lambda: fit.balanced(sizes, pack.length, ranks),
+        "best_fit": lambda: _best_fit(sizes, pack.length),
+        "first_fit": lambda: _first_fit(sizes, pack.length),
+        "sequential": lambda: _sequential(sizes, pack.length),
+        "balanced": lambda: _balanced(sizes, pack.length, ranks),
     }
     numbers = methods[pack.method]() if sizes.size else np.zeros(0, dtype=np.int64)
     packs = _sorted_by_pack(*pieces, numbers)
@@ -178,9 +165,9 @@ def pack_window(
 
 
 def share_of(amounts: Int64Array, most: int, tokens: int) -> Int64Array:
-    """What amounts take of a budget, in tokens of a budget of tokens.
+    """Amounts of another budget, scaled to a budget of tokens.
 
-    Whoever adds up, of every row, the larger of this and its tokens keeps both budgets.
+    The larger of this and the tokens of every row, added up, keeps both budgets.
     """
     return -(-amounts * tokens // most)
 
@@ -211,7 +198,7 @@ def _pieces(
 
 
 def oversize_error(row: int, length: int, pack: Pack, unit: str = "row") -> UsageError:
-    """What to say of a row, or a group, that does not fit."""
+    """The error for a row, or a group, that does not fit into a pack."""
     ways = "'drop' | 'truncate' | 'split'" if unit == "row" else "'drop'"
     return UsageError(
         f"{unit} {row} has {length} tokens and a pack only {pack.length}; "
@@ -233,3 +220,123 @@ def _sorted_by_pack(
     places = np.argsort(numbers, kind="stable")
     bounds = np.concatenate(([0], np.cumsum(np.bincount(numbers)))).astype(np.int64)
     return Packs(rows[places], starts[places], lengths[places], bounds)
+
+
+# Bin packing: lengths between 1 and the capacity → one pack number per piece.
+
+
+def _best_fit(lengths: Int64Array, capacity: int) -> Int64Array:
+    """Best fit, decreasing.
+
+    All pieces of one length meet all packs with one amount of room at once. That gives exactly the
+    packs of the one-by-one algorithm: a pack that took a piece and still has room for another such
+    is then the fullest that has.
+    """
+    descending = np.argsort(-lengths, kind="stable")
+    ordered = lengths[descending]
+    starts = np.flatnonzero(np.diff(ordered, prepend=-1)).tolist()
+    packs_ordered = np.empty(lengths.size, dtype=np.int64)
+    by_room: list[list[int]] = [[] for _ in range(capacity + 1)]
+    rooms = 0  # bit r is set when some pack has room for r tokens: the search is one shift
+    packs = 0
+    for start, stop in zip(starts, [*starts[1:], lengths.size], strict=True):
+        length = int(ordered[start])
+        while start < stop:
+            fitting = rooms >> length
+            if fitting:
+                room = length + (fitting & -fitting).bit_length() - 1
+                each = room // length
+                wanted = -(-(stop - start) // each)
+                available = by_room[room]
+                chosen = available[-wanted:]
+                del available[-wanted:]
+                if not available:
+                    rooms ^= 1 << room
+            else:
+                room, each = capacity, capacity // length
+                wanted = -(-(stop - start) // each)
+                chosen = list(range(packs, packs + wanted))
+                packs += wanted
+            placed = min(stop - start, len(chosen) * each)
+            filled = chosen if each == 1 else np.repeat(chosen, each)[:placed]
+            packs_ordered[start : start + placed] = filled
+            start += placed
+            # All chosen packs are full to the same mark, except that the last may have taken fewer.
+            last_took = placed - (len(chosen) - 1) * each
+            for group, left in (
+                (chosen[:-1], room - each * length),
+                (chosen[-1:], room - last_took * length),
+            ):
+                if group and left:
+                    by_room[left].extend(group)
+                    rooms |= 1 << left
+    numbers = np.empty(lengths.size, dtype=np.int64)
+    numbers[descending] = packs_ordered
+    return numbers
+
+
+def _first_fit(lengths: Int64Array, capacity: int) -> Int64Array:
+    """First fit, in the given order; a tree of maxima finds the first pack with room."""
+    leaves = 1 << max(0, int(lengths.size - 1).bit_length())
+    most_room = [capacity] * (2 * leaves)  # packs not yet begun have all their room
+    numbers = np.empty(lengths.size, dtype=np.int64)
+    for place, length in enumerate(lengths.tolist()):
+        node = 1
+        while node < leaves:
+            node *= 2
+            if most_room[node] < length:
+                node += 1
+        numbers[place] = node - leaves
+        most_room[node] -= length
+        node //= 2
+        while node:
+            better = max(most_room[2 * node], most_room[2 * node + 1])
+            if most_room[node] == better:
+                break
+            most_room[node] = better
+            node //= 2
+    return numbers
+
+
+def _sequential(lengths: Int64Array, capacity: int) -> Int64Array:
+    """One pack after the other."""
+    ends = np.cumsum(lengths)
+    starts_pack = np.zeros(lengths.size, dtype=np.int64)
+    place, before = 0, 0
+    while place < lengths.size:
+        starts_pack[place] = 1
+        place = int(np.searchsorted(ends, before + capacity, side="right"))
+        before = int(ends[place - 1])
+    return np.cumsum(starts_pack) - 1
+
+
+def _balanced(lengths: Int64Array, capacity: int, ranks: int) -> Int64Array:
+    """Packs of about equal token counts, as many as a multiple of ``ranks``.
+
+    Longest first, each piece into the emptiest pack, over the smallest such number of packs for
+    which nothing overflows. Where pieces are fewer than packs, the last packs stay empty: every
+    rank gets the same number of them all the same.
+    """
+    descending = np.argsort(-lengths, kind="stable")
+    ordered = lengths[descending].tolist()
+    packs = max(1, -(-int(lengths.sum()) // capacity))
+    packs = -(-packs // ranks) * ranks
+    numbers = np.empty(lengths.size, dtype=np.int64)
+    while True:
+        placed = _emptiest_first(ordered, capacity, packs)
+        if placed is not None:
+            numbers[descending] = placed
+            return numbers
+        packs += max(ranks, packs // 64 // ranks * ranks)  # large plans need not creep
+
+
+def _emptiest_first(ordered: list[int], capacity: int, packs: int) -> list[int] | None:
+    heap = [(0, number) for number in range(packs)]
+    placed = []
+    for length in ordered:
+        tokens, number = heap[0]
+        if tokens + length > capacity:
+            return None
+        heapq.heapreplace(heap, (tokens + length, number))
+        placed.append(number)
+    return placed

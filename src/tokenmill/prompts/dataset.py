@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from heapq import merge
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -33,7 +33,14 @@ from tokenmill.prompts.lengths import Int32Array, Int64Array, Kept, LengthIndex
 from tokenmill.prompts.lookup import OpenedIndex, Wanted, find_index
 from tokenmill.prompts.shaping import Prompt, Shaped, shape_row
 from tokenmill.prompts.spec import PromptSpec
-from tokenmill.sampling import ORDER_VERSION, admit_state, check_seed, make_order, unroll
+from tokenmill.sampling import (
+    ORDER_VERSION,
+    FeistelOrder,
+    Order,
+    admit_state,
+    check_seed,
+    unroll,
+)
 from tokenmill.source import Rows
 from tokenmill.work import Executor, executor_for
 from tokenmill.work.inputs import Source, cache_of, open_sources
@@ -42,7 +49,6 @@ if TYPE_CHECKING:
     from tokenmill.prompts.media import AskedMedia, PromptPictures
     from tokenmill.prompts.rendering import PromptMaker
 
-ORDERS = ("feistel", "miles")
 STRETCH = 256  # prompts read together while iterating
 ON_BAD_ROW = ("reject", "raise")
 STATE_VERSION = 1
@@ -50,7 +56,7 @@ _STATE_KIND = "tokenmill.PromptDataset"
 
 
 class PromptDataset(Sequence[Prompt]):
-    """The lazy twin of the eager prompt dataset of miles and slime.
+    """RL prompts that are read when they are served, with the arguments of miles and slime.
 
     Args:
         source: File, directory, glob or a list of these, each with an optional ``@[a:b]``.
@@ -74,11 +80,10 @@ class PromptDataset(Sequence[Prompt]):
         tokenizer_backend: ``auto``, ``transformers`` or ``file``.
         trust_remote_code: Allow a tokenizer to bring code of its own.
         seed: Of the shuffles.
-        order: ``feistel``, or ``miles`` for the exact order of its eager dataset.
-        convention: What happens to messages and tools on their way into the template:
-            ``default``, ``miles`` or ``slime``; see `PromptSpec`.
+        order: ``feistel``, or the class of a trainer's own order.
+        convention: ``module:Class`` of a trainer's `Convention`; empty: tokenmill's own.
         media_root: Directory, or a list of them, that pictures are looked for in and may not lead
-            out of; None: that of each row's file. Under ``miles`` and ``slime`` None is the
+            out of; None: that of each row's file. Under a trainer's convention None is the
             working directory, and every file may be opened, as there.
         media_urls: Open pictures at ``http://`` and ``https://`` addresses.
         on_bad_row: ``reject`` counts a row that is no prompt, ``raise`` makes the first an error.
@@ -108,8 +113,8 @@ class PromptDataset(Sequence[Prompt]):
         tokenizer_backend: str = "auto",
         trust_remote_code: bool = False,
         seed: int = 42,
-        order: str = "feistel",
-        convention: Literal["default", "miles", "slime"] = "default",
+        order: str | type[Order] = "feistel",
+        convention: str = "",
         media_root: Source | Sequence[Source] | None = None,
         media_urls: bool = False,
         on_bad_row: str = "reject",
@@ -119,7 +124,8 @@ class PromptDataset(Sequence[Prompt]):
     ) -> None:
         if apply_chat_template_kwargs and template_kwargs:
             raise UsageError("apply_chat_template_kwargs and template_kwargs are one: give one")
-        check_one_of("order", order, ORDERS)
+        if isinstance(order, str):
+            check_one_of("order", order, ("feistel",))
         check_one_of("on_bad_row", on_bad_row, ON_BAD_ROW)
         if max_length is not None:
             check_positive("max_length", max_length)
@@ -173,16 +179,17 @@ class PromptDataset(Sequence[Prompt]):
         found: OpenedIndex,
         max_length: int | None,
         seed: int,
-        order: str,
+        order: Any,
     ) -> None:
         self._rows = rows
         self._index: LengthIndex = found.index
         self._home: PrivateDirectory | None = found.home
         self.max_length = max_length
         self.seed = seed
-        self.order = order
+        self._order_class = FeistelOrder if isinstance(order, str) else order
+        self.order = order if isinstance(order, str) else order.__name__
         self._kept = Kept(self._index.lengths, max_length)
-        self._order = make_order(order, len(self._kept), seed)
+        self._order: Order = self._order_class(len(self._kept), seed)
         self._maker: PromptMaker | None = None
         self._epoch = 0
         self._position = 0
@@ -444,7 +451,7 @@ class PromptDataset(Sequence[Prompt]):
             "directory": str(self._index.directory),
             "max_length": self.max_length,
             "seed": self.seed,
-            "order": self.order,
+            "order": "feistel" if self._order_class is FeistelOrder else self._order_class,
             "processor": self._processor,
             "opening": self._opening,
             "cursor": (self._epoch, self._position, self._shuffled),

@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from tokenmill import fingerprint
 from tokenmill.errors import NonDeterminismError
-from tokenmill.files.sealed import BytesForm, JsonForm, SealedKind
+from tokenmill.files.sealed import SealedKind
 
 LENGTHS = "lengths.bin"
 REJECTIONS = "rejected.jsonl"
@@ -41,9 +41,8 @@ NO_LENGTH = -2  # served as it is, never filtered: messages, or nobody to count 
 PART_VERSION = 1
 PAGE = 4096  # rows per running count of `Kept`: a page is 16 KiB, compared in two microseconds
 
-_FORM = JsonForm("record", "seal", end=b"\n")
-_KIND = SealedKind("length index", "prompts.json", _FORM, (LENGTHS, REJECTIONS))
-_PART = SealedKind("part of a length index", "part.bin", BytesForm())
+_KIND = SealedKind("length index", "prompts.json", (LENGTHS, REJECTIONS))
+_PART = SealedKind("part of a length index", "part.bin", raw=True)
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]

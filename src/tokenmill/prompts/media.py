@@ -14,7 +14,7 @@ There are two ways to such a length, and `open_media` chooses:
   whatever can be called, and rows with videos or sounds.
 
 Pictures are opened when a prompt is asked for: as the processor itself would load them, or, under
-the conventions of miles and slime, by the host's own function, which may resize them first. What a
+the convention of a trainer, by its own function, which may resize them first. What a
 host's function makes of a size is found out by asking it with a blank picture (`HostLoading`).
 
 The key of a length index holds what the processor is, how a host loads pictures, and the digests of
@@ -29,6 +29,7 @@ import json
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -38,7 +39,7 @@ from tokenmill.errors import RowError, UsageError
 from tokenmill.media import ExpansionDiffers, Pictures, Processor, Reference, Size, reference_of
 from tokenmill.optional import optional
 from tokenmill.prompts.shaping import Messages, Shaped, prompt_of
-from tokenmill.prompts.spec import MEDIA, PromptSpec
+from tokenmill.prompts.spec import MEDIA, Convention, PromptSpec
 
 PATCH_SIZE = 14  # pixels; what the hosts assume of an image processor that does not say
 AUDIT_ONE_IN = 128  # rows with pictures, by content; the first of a block in any case
@@ -79,8 +80,8 @@ def open_media(
         trust_remote_code: Allow a processor to bring code of its own.
         cache_dir: Where what is learned of the processor is kept.
     """
-    hosted = spec.convention != "default"
-    function = _host_function(spec.convention)
+    hosted = Convention.load(spec.convention).is_trainer
+    function = _host_function(spec)
     if not hasattr(processor, "extract_media"):
         try:
             found = Processor.load(
@@ -247,7 +248,7 @@ class PromptPictures:
         self.pictures = pictures
         self._spec = spec
         self._loading = loading
-        function = _host_function(spec.convention) if loading is None else loading.function
+        function = _host_function(spec) if loading is None else loading.function
         self._asked = AskedMedia(processor.original, function)
         self.by_processor = False  # whether nothing that was learned is believed
 
@@ -428,15 +429,13 @@ class HostLoading:
         return int(width), int(height)
 
 
-def _host_function(convention: str) -> HostFunction | None:
-    """What collects the media of a conversation: the host's, else that which all of them call."""
-    if convention != "default":
-        try:
-            tools = importlib.import_module(f"{convention}.utils.processing_utils")
-            function: HostFunction = tools.process_vision_info
+def _host_function(spec: PromptSpec) -> HostFunction | None:
+    """The function that collects the media of a conversation: the trainer's, or `qwen_vl_utils`."""
+    module = Convention.load(spec.convention).vision_module
+    if module is not None:
+        with suppress(ImportError, AttributeError):
+            function: HostFunction = importlib.import_module(module).process_vision_info
             return function
-        except (ImportError, AttributeError):
-            pass
     try:
         collect = importlib.import_module("qwen_vl_utils").process_vision_info
     except ImportError:

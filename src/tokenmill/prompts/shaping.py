@@ -24,7 +24,7 @@ import msgspec
 from tokenmill.chat.shapes import row_variables
 from tokenmill.errors import RowError
 from tokenmill.origin import Origin
-from tokenmill.prompts.spec import MEDIA, PromptSpec
+from tokenmill.prompts.spec import MEDIA, Convention, PromptSpec
 
 Messages = list[dict[str, Any]]
 
@@ -91,7 +91,7 @@ def shape_row(row: Any, spec: PromptSpec) -> Shaped:
         if tools is not None:
             metadata = {**metadata, "tools": tools}
     label = None if spec.label_key is None else row[spec.label_key]
-    asks = spec.apply_chat_template and spec.convention == "default"  # no host looks for it
+    asks = spec.apply_chat_template and not Convention.load(spec.convention).is_trainer
     variables = row_variables(row) if asks else None
     return Shaped(prompt, label, metadata, tools, bare, variables)
 

@@ -2,35 +2,34 @@
 
 `PromptSpec` is a frozen value. Every field shapes prompts or decides whether a row is one, so all
 of them are in the key of a length index; `max_length` is not, because it only compares lengths
-that are there. The names are those of miles and slime.
+that are there.
 
-A *convention* says what happens to messages and tools on their way into the template. By default
-arguments of tool calls that are JSON text are decoded and a null content is empty text, as
-everywhere in tokenmill. ``slime`` hands both over as the row has them. ``miles`` decodes arguments
-and empties null contents of assistants alone, rewrites tools the way its inference server does and
-tries bare functions where the template refuses the wrapped ones.
+A `Convention` says what happens to messages and tools on their way into the template. By default
+JSON text of tool-call arguments is decoded and a null content becomes empty text. An integration
+whose trainer renders differently names its own subclass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
 from msgspec.structs import asdict, force_setattr
 
 from tokenmill import fingerprint
 from tokenmill.chat import RENDERER_VERSION
+from tokenmill.chat.calls import call_list
 from tokenmill.chat.spec import check_date
-from tokenmill.errors import UsageError
+from tokenmill.errors import RowError, UsageError
 from tokenmill.options import Column, Options, Variables
-from tokenmill.prompts.tools import ServedTools
+
+if TYPE_CHECKING:
+    from tokenmill.prompts.shaping import Shaped
 
 SPEC_VERSION = 1
 """Raised when a row's prompt, length or rejection could come out differently: part of the key."""
-
-MILES_VERSION = 2
-"""Raised when the ``miles`` convention changes: part of the keys of its prompts alone."""
 MEDIA = {"image": "<image>", "video": "<video>", "audio": "<audio>"}
 """Kinds of media and the placeholder that stands for one of them in a text."""
 
@@ -52,6 +51,62 @@ _NOT_VARIABLES = {
 }
 
 
+Conversation = tuple[list[dict[str, Any]], list[Any] | None, dict[str, Any] | None]
+"""Messages, tools, and the row's own template variables."""
+
+
+class Convention:
+    """How a row's messages and tools reach the template; this one is tokenmill's own.
+
+    An integration names a subclass as ``module:Class`` in `PromptSpec.convention`, so that worker
+    processes can load it.
+    """
+
+    is_trainer = False
+    """Whether a trainer serves the prompt: it ignores a row's own template variables, opens any
+    file from the working directory, and may load images with a function of its own."""
+    version: int | None = None  # part of the key
+    vision_module: str | None = None  # has the trainer's ``process_vision_info``
+
+    def __init__(self, spec: PromptSpec) -> None:
+        self.spec = spec
+
+    @staticmethod
+    def load(name: str) -> type[Convention]:
+        """Return the class that a spec names."""
+        if not name:
+            return Convention
+        module, _, attribute = name.partition(":")
+        try:
+            found: type[Convention] = getattr(import_module(module), attribute)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise UsageError(f"convention is {name!r}, which has no class: {error}") from error
+        return found
+
+    @classmethod
+    def form(cls, spec: PromptSpec) -> str | None:
+        """A digest of what the installed libraries make of tools, if they rewrite them."""
+        return None
+
+    def conversation(self, shaped: Shaped) -> Conversation:
+        """What the template is called with."""
+        assert isinstance(shaped.prompt, list)
+        return [_decoded(message) for message in shaped.prompt], shaped.tools, shaped.variables
+
+    def retry(self, asked: Conversation, error: RowError) -> Conversation:
+        """What to try after the template raised an error, or raise it."""
+        raise error
+
+
+def _decoded(message: dict[str, Any]) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    if message.get("content") is None:
+        message = {**message, "content": ""}
+    if calls:
+        message = {**message, "tool_calls": call_list(calls)}
+    return message
+
+
 class PromptSpec(Options, frozen=True, kw_only=True):
     """The arguments of `PromptDataset` that shape a row.
 
@@ -65,9 +120,9 @@ class PromptSpec(Options, frozen=True, kw_only=True):
         template_kwargs: Further variables for the chat template.
         date: ``YYYY-MM-DD`` for templates that print the date; such a template is refused without
             it.
-        convention: What happens to messages and tools on their way into the template.
-        tool_form: What becomes of tools, as a digest, where a convention rewrites them. It is found
-            out here and travels with the spec, so that nobody rewrites them another way.
+        convention: ``module:Class`` of a trainer's `Convention`; empty: tokenmill's own.
+        tool_form: `Convention.form` in the process that made the spec; a worker process in which
+            it differs refuses to render.
     """
 
     prompt_key: Column = "text"
@@ -78,7 +133,7 @@ class PromptSpec(Options, frozen=True, kw_only=True):
     apply_chat_template: bool = False
     template_kwargs: Variables | None = None
     date: str | None = None
-    convention: Literal["default", "miles", "slime"] = "default"
+    convention: str = ""
     tool_form: str | None = None
 
     def __post_init__(self) -> None:
@@ -90,18 +145,13 @@ class PromptSpec(Options, frozen=True, kw_only=True):
         for name in self.__struct_fields__:
             force_setattr(self, name, fingerprint.plain(getattr(self, name), name))
         check_date(self.date)
-        if self.rewrites_tools and self.tool_form is None:
-            force_setattr(self, "tool_form", ServedTools().form)
+        if self.tool_form is None:
+            force_setattr(self, "tool_form", Convention.load(self.convention).form(self))
 
     @property
     def as_conversation(self) -> bool:
         """Whether a string prompt becomes a user turn: a template or media need messages."""
         return self.apply_chat_template or self.multimodal_keys is not None
-
-    @property
-    def rewrites_tools(self) -> bool:
-        """Whether tools reach the template in another form than the row has them."""
-        return self.convention == "miles" and self.apply_chat_template and self.tool_key is not None
 
     def travelling(self) -> dict[str, Any]:
         """The fields as plain values, from which `PromptSpec` makes the same spec again."""
@@ -112,9 +162,10 @@ class PromptSpec(Options, frozen=True, kw_only=True):
         document = self.travelling()
         if not self.apply_chat_template:
             # Without a template these decide nothing, so they must not make another key.
-            document = {**document, "template_kwargs": {}, "date": None, "convention": "default"}
-        if document["convention"] == "miles":
-            document["convention_version"] = MILES_VERSION
+            document = {**document, "template_kwargs": {}, "date": None, "convention": ""}
+        version = Convention.load(document["convention"]).version
+        if version is not None:
+            document["convention_version"] = version
         if document["tool_form"] is None:
             del document["tool_form"]
         media = document["multimodal_keys"]

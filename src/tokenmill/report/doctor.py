@@ -1,15 +1,9 @@
-"""Doctor: is this machine fit for a preparation, and if not, what is to be done?
+"""Check whether this machine is ready to prepare data.
 
-A `Check` is one question with its answer: a name, a status, what was seen (*detail*) and what to do
-about it (*remedy*). There are four statuses: ``ok``; ``note``, something is off that not everybody
-needs; ``warning``, it works but not as well as it could; ``fail``, a preparation would not work.
-The four functions of those names make checks, so that a check reads as what it says. Only ``fail``
-makes the exit code of ``tokenmill doctor`` 1.
-
-`examine` asks everything, as far as what is given allows, in a fixed order: libraries, machine,
-settings, cache, engines, tokenizer, Ray. Each question is a function of its own, and none can bring
-another down. Nothing is built; a probe file in the cache's staging directory is all that is
-written, beside what indexing rows leaves there anyway.
+A check has a status, what was seen, and what to do: ``ok``; ``note``, off, but not everybody needs
+it; ``warning``, it works, but not as well as it could; ``fail``, preparing would not work. A check
+that raises does not stop the others. Nothing is built; a probe file in the cache's staging
+directory is all that is written, beside the index of the given sources.
 """
 
 from __future__ import annotations
@@ -21,6 +15,7 @@ import resource
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,22 +37,15 @@ NOTHING = "nothing to do"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One answer.
-
-    Attributes:
-        name: What was looked at.
-        status: One of `STATUSES`.
-        detail: What was seen.
-        remedy: What to do.
-    """
+    """The outcome of one check."""
 
     name: str
-    status: str
-    detail: str
-    remedy: str = NOTHING
+    detail: str  # what was seen
+    remedy: str = NOTHING  # what to do
+    status: str = "ok"  # one of `STATUSES`
 
     def document(self) -> dict[str, str]:
-        """As ``tokenmill doctor --json`` prints it."""
+        """Return the check as ``tokenmill doctor --json`` prints it."""
         return {
             "name": self.name,
             "status": self.status,
@@ -66,27 +54,8 @@ class Check:
         }
 
 
-def ok(name: str, detail: str, remedy: str = NOTHING) -> Check:
-    """All is well."""
-    return Check(name, "ok", detail, remedy)
-
-
-def note(name: str, detail: str, remedy: str = NOTHING) -> Check:
-    """Off, and not everybody needs it."""
-    return Check(name, "note", detail, remedy)
-
-
-def warning(name: str, detail: str, remedy: str) -> Check:
-    """It works, but not as well as it could."""
-    return Check(name, "warning", detail, remedy)
-
-
-def fail(name: str, detail: str, remedy: str) -> Check:
-    """A preparation would not work."""
-    return Check(name, "fail", detail, remedy)
-
-
-Answer = Check | Iterable[Check]
+ok = Check
+note, warning, fail = (partial(Check, status=status) for status in STATUSES[1:])
 
 
 def examine(
@@ -98,48 +67,48 @@ def examine(
     cache_dir: str | os.PathLike[str] | None = None,
     describe_ray: Callable[[], dict[str, Any]] | None = None,
 ) -> list[Check]:
-    """Ask everything.
+    """Run all checks.
 
     Args:
-        sources: Files that are to be prepared, for the space they need.
-        tokenizer: The tokenizer to try the engines with.
+        sources: Files to prepare, for the space that they need.
+        tokenizer: A tokenizer to compare the engines on.
         tokenizer_backend: As for `tokenmill.prepare`.
         trust_remote_code: As for `tokenmill.prepare`.
-        cache_dir: The cache to look at; None: the user's own.
-        describe_ray: Says which cluster Ray would use; None: only whether Ray is there.
+        cache_dir: The cache; None: the default one.
+        describe_ray: Returns which cluster Ray would use.
     """
     root = Path(cache_dir or default_cache_dir()).absolute()
     found: list[Check] = []
 
-    def ask(name: str, question: Callable[[], Answer]) -> None:
+    def run(name: str, check: Callable[[], Check | Iterable[Check]]) -> None:
         try:
-            answer = question()
-            found.extend([answer] if isinstance(answer, Check) else answer)
-        except Exception as error:  # the other checks are still worth having
+            made = check()
+            found.extend([made] if isinstance(made, Check) else made)
+        except Exception as error:
             detail = f"could not be looked at: {type(error).__name__}: {error}"
             found.append(fail(name, detail, "this is a defect of the doctor's; please report it"))
 
-    ask("libraries", libraries)
-    ask("cores", cores)
-    ask("open files", open_files)
-    ask("settings", settings)
-    ask("cache", lambda: writable(root))
+    run("libraries", libraries)
+    run("cores", cores)
+    run("open files", open_files)
+    run("settings", settings)
+    run("cache", lambda: writable(root))
     can_write = found[-1].status == "ok"
-    ask("file system", lambda: file_system(root))
-    ask("space", lambda: room(root, sources, can_write=can_write))
-    ask("engines", engines)
+    run("file system", lambda: file_system(root))
+    run("space", lambda: space(root, sources, can_write=can_write))
+    run("engines", engines)
     if tokenizer is not None:
-        ask(
+        run(
             "tokenizer",
             lambda: one_tokenizer(
                 tokenizer, backend=tokenizer_backend, trust_remote_code=trust_remote_code
             ),
         )
-    ask("Ray", lambda: ray(describe_ray))
+    run("Ray", lambda: ray(describe_ray))
     return found
 
 
-# The machine: nothing heavy is imported, versions come from the metadata of packages
+# The machine
 
 EXTRAS = {
     "hf": ("transformers", "datasets", "huggingface_hub"),
@@ -154,7 +123,7 @@ TRUE = ("1", "on", "yes", "true")  # as huggingface_hub reads its variables
 
 
 def libraries() -> Iterator[Check]:
-    """Tokenmill itself, the engines, and the extras."""
+    """Check tokenmill, its libraries and its extras, by the metadata of packages."""
     core = installed_versions(LIBRARIES)
     own = core.pop("tokenmill", "run from its source")
     shown = ", ".join(f"{name} {version}" for name, version in core.items())
@@ -172,7 +141,7 @@ def libraries() -> Iterator[Check]:
 
 
 def cores() -> Check:
-    """How many cores a build may use, and what bounds them."""
+    """Check how many cores a build may use."""
     machine, allowed, quota = os.cpu_count() or 1, len(allowed_cores()), cpu_quota()
     usable = usable_cores()
     shown = "none" if quota is None else f"{quota:g}"
@@ -184,7 +153,7 @@ def cores() -> Check:
 
 
 def open_files() -> Check:
-    """How many files a process may hold open."""
+    """Check how many files a process may hold open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     shown = f"{'no limit' if soft == resource.RLIM_INFINITY else f'{soft:,}'} at once"
     if soft != resource.RLIM_INFINITY and soft < FEW_FILES:
@@ -194,7 +163,7 @@ def open_files() -> Check:
 
 
 def settings() -> Iterator[Check]:
-    """Variables of the environment that change what happens."""
+    """Check environment variables."""
     on = [name for name in OFFLINE if os.environ.get(name, "").lower() in TRUE]
     if on:
         remedy = "hub ids must be in the local cache already; unset it to download"
@@ -211,7 +180,7 @@ def settings() -> Iterator[Check]:
 
 
 def ray(describe: Callable[[], dict[str, Any]] | None) -> Check:
-    """Whether ``executor="ray"`` would find a cluster; describe: what Ray's integration says."""
+    """Check which cluster ``executor="ray"`` would use."""
     if importlib.util.find_spec("ray") is None:
         return note("Ray", "not installed", "for executor='ray': pip install 'tokenmill[ray]'")
     if describe is None:
@@ -219,7 +188,7 @@ def ray(describe: Callable[[], dict[str, Any]] | None) -> Check:
         return ok("Ray", version, "`tokenmill doctor` says which cluster executor='ray' would use")
     try:
         found = describe()
-    except Exception as error:  # a broken installation must not end the examination
+    except Exception as error:  # a broken installation
         return note("Ray", f"cannot be asked: {error}", "reinstall: pip install 'tokenmill[ray]'")
     version, address = found["version"], found["address"]
     if address is None:
@@ -231,9 +200,8 @@ def ray(describe: Callable[[], dict[str, Any]] | None) -> Check:
     return ok("Ray", f"{version}; {address} ({found['from']}) answers")
 
 
-# The cache: writing is tried, not asked for, since permission bits say nothing of read-only mounts,
-# quotas or NFS. The plan is an upper estimate from the bytes of the sources: int32 ids and int8
-# masks of one token per two and a half bytes, which is more tokens than real text gives.
+# The cache. The estimate is an upper bound: int32 ids and int8 masks of one token per two and a
+# half bytes of source, which is more tokens than real text gives.
 
 STORE_PER_SOURCE = 2.0  # bytes of a store per byte of source: 5 bytes for each 2.5 bytes of text
 ROW_BYTES = 128  # per row beside its tokens: index, origin, lengths, turns
@@ -243,7 +211,7 @@ GIB = 1 << 30
 
 
 def writable(root: Path) -> Check:
-    """Whether something can be written, by writing it."""
+    """Check that the cache can be written, by writing: permissions do not show read-only mounts."""
     existed = root.exists()
     try:
         with Staging(root) as staging:
@@ -257,7 +225,7 @@ def writable(root: Path) -> Check:
 
 
 def file_system(root: Path) -> Check:
-    """The kind of file system, and how stores are read there."""
+    """Check the kind of file system."""
     kind = filesystem_kind(_nearest(root))
     if is_network(_nearest(root)):
         return note(
@@ -274,8 +242,8 @@ def file_system(root: Path) -> Check:
     return ok("file system", f"{kind}: local; stores are mapped")
 
 
-def room(root: Path, sources: Sequence[str], *, can_write: bool) -> Iterator[Check]:
-    """Free space and inodes, against the plan where sources are given."""
+def space(root: Path, sources: Sequence[str], *, can_write: bool) -> Iterator[Check]:
+    """Check free space and inodes, and what a store of the sources needs."""
     place = _nearest(root)
     free = shutil.disk_usage(place).free
     inodes = os.statvfs(place)
@@ -301,7 +269,7 @@ def room(root: Path, sources: Sequence[str], *, can_write: bool) -> Iterator[Che
     if need is not None:
         shown += f"; a store of these rows needs at most about {_size(need)}"
     if need is not None and free < need:
-        remedy = "make room (tokenmill cache gc), or choose another --cache-dir"
+        remedy = "free some (tokenmill cache gc), or choose another --cache-dir"
         yield fail("space", shown, remedy)
     elif free < (LITTLE if need is None else 2 * need):
         yield warning("space", shown, "it may suffice; tokenmill cache gc removes what is unused")
@@ -310,7 +278,6 @@ def room(root: Path, sources: Sequence[str], *, can_write: bool) -> Iterator[Che
 
 
 def _nearest(path: Path) -> Path:
-    """The path, or what exists above it."""
     return next(place for place in (path, *path.absolute().parents) if place.exists())
 
 
@@ -320,13 +287,13 @@ def _size(count: int) -> str:
     return f"{count / (1 << 20):,.1f} MiB"
 
 
-# The engines, and what they make of one tokenizer, which is loaded as a build would load it
+# Engines and tokenizer
 
 SLOWER = "encoding falls back to tokenizers, the same ids at a tenth of the speed or less"
 
 
 def engines() -> Iterator[Check]:
-    """Which engines are there."""
+    """Check which engines are installed."""
     versions = installed_versions(("tokenizers", "fastokens"))
     if importlib.util.find_spec("tokenizers") is None:
         yield fail("engine hf", "tokenizers is not installed", "pip install tokenizers")
@@ -347,7 +314,7 @@ def _can_import(name: str) -> bool:
 
 
 def one_tokenizer(source: Any, *, backend: str, trust_remote_code: bool) -> Iterator[Check]:
-    """What a build would make of one tokenizer."""
+    """Check a tokenizer, loaded as a build would load it."""
     try:
         loaded = load(source, backend=backend, trust_remote_code=trust_remote_code)
         key = loaded.key
@@ -396,7 +363,7 @@ def _template(loaded: Tokenizer) -> Check:
     except TemplateError as error:
         if "date" in error.message:
             return note("chat template", "prints the date", "pin it: --date 2026-11-15")
-        return fail("chat template", error.message, "mend it, or give --chat-template")
+        return fail("chat template", error.message, "correct it, or give --chat-template")
     if untraced:
         remedy = "such rows are rejected unless everything is trained; the rest is not affected"
         return warning("chat template", f"not traced: {untraced}", remedy)
@@ -404,12 +371,12 @@ def _template(loaded: Tokenizer) -> Check:
 
 
 def _untraced(template: Template) -> str:
-    """Why some kind of conversation cannot be traced through a template; empty where all can."""
+    """Return why some kind of conversation cannot be traced; empty if all can."""
     for messages in CONVERSATIONS:
         for tools in (None, [TOOL]):
             try:
                 template.traced.follow(messages, tools)
-            except RowError:  # it wants something else of a conversation
+            except RowError:  # the template refuses this kind of conversation
                 continue
             except NotTraced as error:
                 return str(error)

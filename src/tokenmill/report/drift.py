@@ -1,11 +1,7 @@
-"""The check of a whole dump: every recorded trajectory against template and tokenizer.
+"""Check recorded rollouts against template and tokenizer.
 
-`run_check` opens the sources, hands their blocks to an executor as a build does, and adds up what
-comes back: how many trajectories are of each class, the findings with their places, the rows that
-were rejected. Nothing is published. What is kept per finding is its text; beyond `MOST_FINDINGS`
-only the counts go on.
-
-`open_checker` is what a worker runs.
+`run_check` sends the blocks of the sources to an executor and adds up how many trajectories are of
+each class, the findings with their places, and the rejected rows. Nothing is published.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ from tokenmill.build.recipe import Recipe, RunOptions, to_travel
 from tokenmill.collector import without_collector
 from tokenmill.errors import RowError, SourceError, UsageError
 from tokenmill.origin import Origin
-from tokenmill.report.lint.row_origins import RowOrigins
+from tokenmill.report.lint.run import RowOrigins
 from tokenmill.rollouts import FORMATS, read_rollouts
 from tokenmill.rollouts.formats import reread
 from tokenmill.rollouts.trajectory import Trajectory
@@ -34,8 +30,8 @@ from tokenmill.work.inputs import cache_of, open_sources
 from tokenmill.work.progress import open_progress
 
 ENTRY = "tokenmill.report.drift:open_checker"
-MOST_FINDINGS = 10_000
-TOGETHER = 64  # trajectories judged at once: enough for a batch, little memory
+MAX_FINDINGS = 10_000
+BATCH = 64  # trajectories checked at once
 
 
 class RolloutFinding(dict[str, Any]):
@@ -54,18 +50,18 @@ class RolloutFinding(dict[str, Any]):
 
 @dataclass
 class RolloutReport:
-    """What became of a dump.
+    """The outcome of a check.
 
     Attributes:
         counts: Trajectories of each class.
-        findings: In the order of the rows; at most `MOST_FINDINGS`.
+        findings: In the order of the rows; at most `MAX_FINDINGS`.
         findings_left_off: How many more there were.
         rows: Rows of the sources.
-        trajectories: Trajectories in them, rejected rows apart.
+        trajectories: Trajectories in them, without those of rejected rows.
         truncated: Trajectories that end inside a turn, which is no finding.
         unchecked: Trajectories of which something could not be compared, by what was missing. Those
-            of which nothing could be are in no class.
-        rejected: Rows, or trajectories, that could not be judged, by reason.
+            of which nothing could be compared are in no class.
+        rejected: Rows, or trajectories, that could not be checked, by reason.
         rejected_rows: Origin, reason and detail of the first of them.
         seconds: How long it took.
     """
@@ -82,7 +78,7 @@ class RolloutReport:
     seconds: float = 0.0
 
     def fails(self, fail_on: str | None) -> bool:
-        """Whether there is a trajectory of this class or a graver one."""
+        """Return whether there is a trajectory of this class or a more severe one."""
         if fail_on is None:
             return False
         return any(self.counts[name] for name in CLASSES[CLASSES.index(fail_on) :])
@@ -116,14 +112,14 @@ def run_check(
     names: dict[str, str] | None = None,
     progress: Any = None,
 ) -> RolloutReport:
-    """Judge every trajectory of a recipe's sources.
+    """Check every trajectory of a recipe's sources.
 
     Args:
-        recipe: Sources, tokenizer and what shapes renders.
+        recipe: Sources, tokenizer and chat template.
         options: Cache and engines.
         executor: Where the work runs.
         format: One of `FORMATS`, or ``auto``.
-        names: What origins call files that were made of others.
+        names: Names in origins for files that were converted from others.
         progress: As for `tokenmill.prepare`.
     """
     start = time.perf_counter()
@@ -146,11 +142,11 @@ def run_check(
 
         def take(task: BlockTask, result: dict[str, Any]) -> None:
             nonlocal held
-            # By number and not by arrival, so that the same findings are told whoever is quicker.
+            # By number, so that the findings do not depend on the order of arrival.
             results[task.number] = result
             held += len(result["findings"])
-            if held > 4 * MOST_FINDINGS:
-                held = _let_go(results)
+            if held > 4 * MAX_FINDINGS:
+                held = _drop_last(results)
             shown.add(rows=result["rows"], size=0)
 
         job.run(setup, _tasks(rows.blocks()), take)
@@ -173,7 +169,7 @@ def run_check(
         rejected.update(result["rejected"])
         report.findings_left_off += result["left_off"]
         for row, trajectory, note in result["findings"]:
-            if len(report.findings) >= MOST_FINDINGS:
+            if len(report.findings) >= MAX_FINDINGS:
                 report.findings_left_off += 1
                 continue
             position = first + row
@@ -186,7 +182,7 @@ def run_check(
                 )
             )  # fmt: skip
         for row, reason, detail in result["rejected_rows"]:
-            if len(report.rejected_rows) < MOST_FINDINGS:
+            if len(report.rejected_rows) < MAX_FINDINGS:
                 report.rejected_rows.append((origin_of(first + row), reason, detail))
     report.unchecked, report.rejected = dict(unchecked), dict(rejected)
     report.seconds = time.perf_counter() - start
@@ -198,23 +194,20 @@ def _tasks(blocks: Iterator[Block]) -> Iterator[BlockTask]:
         yield BlockTask(number, block)
 
 
-def _let_go(results: dict[int, dict[str, Any]]) -> int:
-    """Keep the findings of the first blocks only; how many are held then."""
+def _drop_last(results: dict[int, dict[str, Any]]) -> int:
+    """Keep only the findings of the first blocks, and return how many are left."""
     held = 0
     for number in sorted(results):
         found = results[number]["findings"]
-        keep = max(0, MOST_FINDINGS - held)
+        keep = max(0, MAX_FINDINGS - held)
         results[number]["left_off"] += max(0, len(found) - keep)
         del found[keep:]
         held += len(found)
     return held
 
 
-# What a worker does
-
-
 def open_checker(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Load what judging needs and return the function that judges one block."""
+    """Return the function that checks one block on a worker."""
     recipe = Recipe(**options["recipe"])
     tokenizer = load_copy(Path(options["tokenizer"]), options["card"])
     judge = Judge(tokenizer, recipe.chat_spec(), options["engine"], options["renderer"])
@@ -227,7 +220,7 @@ def open_checker(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str
 
 
 def check_rows(judge: Judge, rows: BlockRows, format: str) -> dict[str, Any]:  # noqa: A002
-    """Judge the rows of one block; plain values that can travel."""
+    """Check the rows of one block."""
     findings = _BlockFindings()
     waiting: list[tuple[int, int, Trajectory]] = []
     for number, (value, raw) in enumerate(zip(rows.values, rows.raw, strict=True)):
@@ -237,7 +230,7 @@ def check_rows(judge: Judge, rows: BlockRows, format: str) -> dict[str, Any]:  #
             findings.reject(number, error)
             continue
         waiting += [(number, n, one) for n, one in enumerate(recording.trajectories)]
-        if len(waiting) >= TOGETHER:
+        if len(waiting) >= BATCH:
             findings.add(judge, waiting)
             waiting = []
     findings.add(judge, waiting)
@@ -245,8 +238,6 @@ def check_rows(judge: Judge, rows: BlockRows, format: str) -> dict[str, Any]:  #
 
 
 class _BlockFindings:
-    """What was found in one block."""
-
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._findings: list[tuple[int, int, dict[str, Any]]] = []
@@ -255,7 +246,6 @@ class _BlockFindings:
         self._trajectories = self._truncated = 0
 
     def reject(self, row: int, error: RowError) -> None:
-        """A row, or a trajectory of it, that cannot be judged."""
         self._rejected.append((row, error.reason, error.message[:300]))
 
     def add(self, judge: Judge, members: list[tuple[int, int, Trajectory]]) -> None:
@@ -275,11 +265,11 @@ class _BlockFindings:
     def document(self) -> dict[str, Any]:
         return {
             "counts": dict(self._counts),
-            "findings": self._findings[:MOST_FINDINGS],
-            "left_off": max(0, len(self._findings) - MOST_FINDINGS),
+            "findings": self._findings[:MAX_FINDINGS],
+            "left_off": max(0, len(self._findings) - MAX_FINDINGS),
             "trajectories": self._trajectories,
             "truncated": self._truncated,
             "unchecked": dict(self._unchecked),
             "rejected": dict(Counter(reason for _, reason, _ in self._rejected)),
-            "rejected_rows": self._rejected[:MOST_FINDINGS],
+            "rejected_rows": self._rejected[:MAX_FINDINGS],
         }

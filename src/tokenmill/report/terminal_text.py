@@ -1,10 +1,7 @@
-r"""Characters that must not reach a terminal as they are.
+r"""Replace characters that must not reach a terminal.
 
-Every command sends text through it on its way to the terminal. Text out of somebody's data, or a
-path, may hold *control characters*: an escape sequence could clear the screen, an override could
-turn the direction of what follows. `harmless` replaces them by pictures (``␛``) or escapes
-(``\u202e``) and keeps tab and line end; `visible` also shows spaces and line ends, for looking at
-tokens. This module imports nothing.
+Text of a row, or a path, may hold escape sequences that clear the screen, or marks that turn the
+direction of text. `harmless` shows them as ``␛`` or ``\u202e``; `visible` also shows white space.
 """
 
 from __future__ import annotations

@@ -54,10 +54,7 @@ def same_until(left: AnyStr, at: int, right: AnyStr, by: int) -> int:
 def divergences(expected: bytes, found: bytes, places: Sequence[int]) -> list[Divergence]:
     """Where two texts differ, in order; the last one may reach to both ends.
 
-    Args:
-        expected: What should be there.
-        found: What is.
-        places: Rising places of ``expected`` at which something new begins.
+    ``places`` rise: something new begins there in ``expected``.
     """
     told: list[Divergence] = []
     e = r = synced = 0

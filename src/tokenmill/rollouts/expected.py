@@ -48,15 +48,13 @@ class Spelled:
     """Ids with the bytes that they stand for."""
 
     ids: Ids
-    starts: NDArray[np.int64]
-    """Where the bytes of each id start, and the total."""
+    starts: NDArray[np.int64]  # where the bytes of each id start, and the total
     data: bytes
 
     def token_at(self, place: int) -> int:
         return int(np.searchsorted(self.starts, place, side="right")) - 1
 
     def between(self, start: int, end: int) -> bytes:
-        """The bytes of the tokens from one up to another."""
         return self.data[int(self.starts[start]) : int(self.starts[end])]
 
 
@@ -69,38 +67,23 @@ def spell(table: PieceTable, ids: Ids) -> Spelled:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One message's part of an expected text, in tokens.
-
-    Attributes:
-        role: Whose it is.
-        start: Its first token.
-        end: The one after its last.
-        sampled: Of an assistant's turn, first token and end of what the model wrote.
-        wrote: The same in bytes; a token at either end may reach beyond.
-        rewritten: Whether the model wrote something else at its time than stands here.
-    """
+    """One message's part of an expected text, in tokens."""
 
     role: str
     start: int
     end: int
-    sampled: Span | None = None
-    wrote: Span | None = None
-    rewritten: bool = False
+    sampled: Span | None = None  # what the model wrote
+    wrote: Span | None = None  # the same in bytes; a token at either end may reach beyond
+    rewritten: bool = False  # whether the model wrote something else at its time
 
 
 @dataclass(frozen=True)
 class Expected:
-    """One text that a sound recording may hold.
+    """One text that a sound recording may hold."""
 
-    Attributes:
-        spelled: Its canonical ids.
-        turns: One for each message.
-        open: Whether it ends with a generation prompt.
-    """
-
-    spelled: Spelled
-    turns: tuple[Turn, ...]
-    open: bool
+    spelled: Spelled  # its canonical ids
+    turns: tuple[Turn, ...]  # one for each message
+    open: bool  # whether it ends with a generation prompt
 
     @cached_property
     def required(self) -> int:
@@ -109,7 +92,7 @@ class Expected:
 
     @cached_property
     def doubtful(self) -> list[Span]:
-        """Tokens of which nobody can say whether they were sampled.
+        """Tokens that may have been sampled or not.
 
         Whitespace that ends a turn in place of a token, and a token that the template prints behind
         the last turn's end: some samplers stop before it, some behind.
@@ -138,24 +121,17 @@ class Expected:
 
 @dataclass(slots=True)
 class _Text:
-    """A text in characters: where turns end, and what was sampled, by turn."""
+    """A text in characters."""
 
     text: str
-    ends: list[int]
+    ends: list[int]  # of turns
     roles: Sequence[str]
-    sampled: dict[int, Span]
+    sampled: dict[int, Span]  # by turn
     rewritten: frozenset[int] = frozenset()
 
 
 class Expectations:
-    """Makes what is expected of trajectories.
-
-    Args:
-        tokenizer: The tokenizer, loaded.
-        spec: How conversations are rendered: template variables, date, thinking opener.
-        engine: Which engine may encode; never changes the result.
-        renderer: Which engine may render; never changes the result.
-    """
+    """Makes what is expected of trajectories; engine and renderer never change the result."""
 
     def __init__(
         self,
@@ -176,10 +152,7 @@ class Expectations:
         self.encoder = Encoder(tokenizer, engine)
 
     def of(self, trajectories: Sequence[Trajectory]) -> list[list[Expected] | RowError]:
-        """For each trajectory with messages what it may hold, the appended text first.
-
-        Where nothing can be expected, the reason; an empty list where there are no messages.
-        """
+        """What each trajectory may hold, the appended text first, or why that is not known."""
         rows: list[dict[str, Any]] = []
         runs: list[Span] = []
         for trajectory in trajectories:
@@ -195,8 +168,8 @@ class Expectations:
     def by_reference(self, trajectory: Trajectory) -> Expected | None:
         """What an append-only sampler would be given and write, by the reference alone.
 
-        The prompt of every turn as it would be asked for, messages as they stand: slow, and the
-        last word before something is called wrong. None where the template does not only append.
+        Slow, and the last word before something is called wrong. None where the template does not
+        only append.
         """
         messages = trajectory.messages or []
         try:
@@ -396,7 +369,6 @@ def _cut_open(text: _Text, turn: int) -> _Text | None:
 def _turns(
     text: _Text, spelled: Spelled, mask: NDArray[np.uint8], ends: Sequence[int]
 ) -> tuple[Turn, ...]:
-    """Turns in tokens: of each assistant's, the tokens that the mask says."""
     exact = len(spelled.data) == len(text.text) or spelled.data == text.text.encode()
     plain = len(spelled.data) == len(text.text)
     turns = []

@@ -17,41 +17,22 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.errors import RowError, UsageError
-from tokenmill.rollouts.trajectory import Bits, Ids, Trajectory
+from tokenmill.rollouts.trajectory import Bits, Ids, Recording, Trajectory
 
 Row = dict[str, Any]
 
 
-class Recording(NamedTuple):
-    """What one row holds.
-
-    Attributes:
-        trajectories: At least one.
-        paths: Of a tree, the nodes that each trajectory runs through and how many ids it has after
-            each: trajectories share exactly the nodes that both run through. None: they share what
-            their ids have in common.
-    """
-
-    trajectories: list[Trajectory]
-    paths: list[list[tuple[int, int]]] | None = None
-
-
 def read_rollouts(row: Any, format: str = "auto") -> Recording:  # noqa: A002 - as in the contract
-    """Read one row.
-
-    Args:
-        row: The parsed row.
-        format: One of `FORMATS`, or ``auto``, which looks at the columns.
+    """Read one row, in one of `FORMATS` or, with ``auto``, the one its columns tell.
 
     Raises:
         RowError: The row is no rollout of that format.
-        UsageError: There is no such format.
     """
     if isinstance(row, RowError):
         raise row
@@ -67,10 +48,7 @@ def read_rollouts(row: Any, format: str = "auto") -> Recording:  # noqa: A002 - 
 
 
 def reread(value: Any, raw: bytes) -> Any:
-    """A row that is JSON but for NaN and infinities, which Python writes: read as Python reads it.
-
-    So a check can name the number that is none.
-    """
+    """Read a row with NaN or infinities as Python does, so that a check can name the number."""
     if not isinstance(value, RowError) or value.reason != "bad_json":
         return value
     if b"NaN" not in raw and b"Infinity" not in raw:
@@ -373,7 +351,6 @@ def _openai(row: Row) -> Recording:
 
 
 def _answered(choice: Row) -> tuple[Ids | None, NDArray[np.float64] | None]:
-    """The ids of a choice and their log-probabilities."""
     told = choice.get("logprobs")
     content = told.get("content") if isinstance(told, dict) else None
     logprobs, ids = None, _ids(choice, "token_ids")
@@ -412,7 +389,7 @@ def _prompt_and_response(
 
 
 def _say(trajectory: Trajectory, prompt: Any, messages: Any) -> None:
-    """What the texts of a sample are: a prompt as text, or messages where all of them are known."""
+    """Set the prompt as text, or the messages where all of them are known."""
     if isinstance(prompt, str):
         trajectory.prompt = prompt
     if isinstance(messages, list) and messages:
@@ -548,7 +525,6 @@ def _advantages(value: Any) -> list[float] | float | None:
 
 
 def _chosen(reward: Any) -> Any:
-    """The number of a reward that is several by name."""
     if not isinstance(reward, dict):
         return reward
     for name in ("score", "reward"):

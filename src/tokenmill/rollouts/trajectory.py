@@ -1,13 +1,24 @@
-"""A trajectory: one recorded sequence, what of it was sampled, and what is known about it.
+"""Trajectories: recorded sequences of token ids, and the rows that are cut from them.
 
-`formats` makes trajectories of rows, `tree` cuts rows out of them, `verdict` judges them. Ids and
-masks are kept as they were recorded; `Trajectory.faults` lists what is wrong with them by
-themselves, before any template is asked: a check reports that, a build refuses the row.
+`formats` reads trajectories from rows, `verdict` compares them with what the template prints. Ids
+and masks are kept as they were recorded; `Trajectory.faults` lists what is wrong with them by
+themselves: a check reports that, a build refuses the row.
+
+A sampler that branches records the same ids several times, once in every trajectory that runs
+through them. `cut_rows` gives rows in which every sampled token is trained exactly once, after
+exactly the ids that the sampler saw::
+
+    recorded   p p S S t S S            rows   p p S S t S S
+               p p S S t S X S                 p p s s t s X S     s: there, and not trained
+               p p S S                         (the beginning of the first: no row)
+
+A trajectory that is the beginning of another gives no row of its own: what it says was sampled is
+trained in the other one, where the same ids stand before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -35,58 +46,36 @@ class Fault(NamedTuple):
 
 @dataclass
 class Trajectory:
-    """One recorded rollout.
-
-    Attributes:
-        format: Which format it was read from.
-        ids: Prompt and everything after it; None where only texts were recorded.
-        mask: 1 on what was sampled, as recorded: one number for each id, if it is sound.
-        given_logprobs: As recorded, NaN where one is missing: one for each id, or one for each
-            sampled id.
-        prompt_length: How many ids the prompt has, where that was recorded.
-        messages: The conversation, where it was recorded.
-        tools: Its tools.
-        prompt: The prompt as text, where that was recorded.
-        response: What follows it as text.
-        finish: Why it ended, in the recorder's word.
-        reward: What it earned.
-        advantages: One number, or one for each id.
-        group: Trajectories of one prompt have one group.
-        step: Training step.
-        version: Version of the weights that sampled it.
-        metadata: Whatever else the row has.
-        among: Whether others were recorded with it, which may hold the mask of what it has as
-            context.
-    """
+    """One recorded rollout; None stands for what was not recorded."""
 
     format: str
-    ids: Ids | None = None
-    mask: Bits | None = None
-    given_logprobs: NDArray[np.float64] | None = None
-    prompt_length: int | None = None
+    ids: Ids | None = None  # prompt and everything after it
+    mask: Bits | None = None  # 1 on what was sampled: one for each id, if it is sound
+    given_logprobs: NDArray[np.float64] | None = None  # one for each id or each sampled id, or NaN
+    prompt_length: int | None = None  # in ids
     messages: list[dict[str, Any]] | None = None
     tools: list[Any] | None = None
     prompt: str | None = None
     response: str | None = None
-    finish: str | None = None
+    finish: str | None = None  # why it ended, in the recorder's word
     reward: float | None = None
-    advantages: list[float] | float | None = None
-    group: Any = None
-    step: int | None = None
-    version: Any = None
-    metadata: dict[str, Any] = field(default_factory=dict)
-    among: bool = False
+    advantages: list[float] | float | None = None  # one number, or one for each id
+    group: Any = None  # trajectories of one prompt have one group
+    step: int | None = None  # of training
+    version: Any = None  # of the weights that sampled it
+    metadata: dict[str, Any] = field(default_factory=dict)  # whatever else the row has
+    among: bool = False  # whether others were recorded with it, which may mask its context
 
     @property
     def truncated(self) -> bool:
-        """Whether the recorder says that it was cut off."""
+        """Whether it was cut off, as the recorder says."""
         return self.finish in TRUNCATED
 
     @property
     def logprobs(self) -> Logprobs | None:
         """One for each id, 0 on what was not sampled; None where none were recorded.
 
-        Where `faults` finds nothing wrong with them.
+        Only where `faults` finds nothing wrong with them.
         """
         given, mask = self.given_logprobs, self.mask
         if given is None or mask is None:
@@ -158,3 +147,103 @@ class Trajectory:
         for fault in self.faults():
             where = "" if fault.token is None else f" at token {fault.token}"
             raise RowError(f"{fault.kind}{where}: {fault.found} where {fault.expected} belongs")
+
+
+class Recording(NamedTuple):
+    """The trajectories of one source row, at least one."""
+
+    trajectories: list[Trajectory]
+    paths: list[list[tuple[int, int]]] | None = None
+    """Of a tree, the nodes that each trajectory runs through and how many ids it has after each:
+    trajectories share exactly the nodes that both run through. None: they share what their ids have
+    in common."""
+
+
+class CutRow(NamedTuple):
+    """One row of a store."""
+
+    trajectory: Trajectory  # whose ids and reward it has
+    ids: Ids
+    mask: Bits  # 1 on what this row trains
+    logprobs: Logprobs | None  # of what it trains, 0 elsewhere
+
+
+def cut_rows(recording: Recording) -> list[CutRow]:
+    """The rows of one source row, in its order; unsound trajectories raise `RowError`."""
+    trajectories = recording.trajectories
+    for trajectory in trajectories:
+        trajectory.require_sound()
+    if len(trajectories) == 1:
+        return [_whole(trajectories[0])]
+    shared = _shared(recording)
+    sizes = [len(_ids(trajectory)) for trajectory in trajectories]
+    leaves = [
+        i
+        for i, size in enumerate(sizes)
+        if not any(
+            shared[i][j] == size and (sizes[j] > size or j < i) for j in range(len(sizes)) if j != i
+        )
+    ]
+    return [
+        _row(
+            trajectories, leaf, shared[leaf], max((shared[leaf][j] for j in leaves[:n]), default=0)
+        )
+        for n, leaf in enumerate(leaves)
+    ]
+
+
+def _whole(trajectory: Trajectory) -> CutRow:
+    assert trajectory.mask is not None
+    return CutRow(trajectory, _ids(trajectory), trajectory.mask, trajectory.logprobs)
+
+
+def _row(
+    trajectories: Sequence[Trajectory], leaf: int, shared: Sequence[int], trained_before: int
+) -> CutRow:
+    """The row of a leaf: it trains what any trajectory sampled on its way, and no row before."""
+    ids = _ids(trajectories[leaf])
+    mask = np.zeros(len(ids), np.uint8)
+    logprobs = np.zeros(len(ids), np.float32)
+    scored = all(trajectory.given_logprobs is not None for trajectory in trajectories)
+    for trajectory, common in zip(trajectories, shared, strict=True):
+        assert trajectory.mask is not None
+        new = (trajectory.mask[:common] == 1) & (mask[:common] == 0)
+        mask[:common][new] = 1
+        if scored:
+            given = trajectory.logprobs
+            assert given is not None
+            logprobs[:common][new] = given[:common][new]
+    mask[:trained_before] = 0
+    logprobs[mask == 0] = 0
+    return CutRow(trajectories[leaf], ids, mask, logprobs if scored else None)
+
+
+def _shared(recording: Recording) -> list[list[int]]:
+    """How many ids each two trajectories share, each with itself all of them."""
+    ids = [_ids(trajectory) for trajectory in recording.trajectories]
+    paths = recording.paths
+    if paths is not None:
+        return [[_along(a, b) if i != j else len(ids[i]) for j, b in enumerate(paths)]
+                for i, a in enumerate(paths)]  # fmt: skip
+    return [[_common_prefix(a, b) for b in ids] for a in ids]
+
+
+def _along(left: list[tuple[int, int]], right: list[tuple[int, int]]) -> int:
+    common = 0
+    for (node, end), (other, _) in zip(left, right, strict=False):
+        if node != other:
+            break
+        common = end
+    return common
+
+
+def _common_prefix(left: Ids, right: Ids) -> int:
+    size = min(len(left), len(right))
+    differs = left[:size] != right[:size]
+    return int(differs.argmax()) if differs.any() else size
+
+
+def _ids(trajectory: Trajectory) -> Ids:
+    if trajectory.ids is None:
+        raise RowError("a rollout without token ids")
+    return trajectory.ids

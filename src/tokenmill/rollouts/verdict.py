@@ -44,22 +44,12 @@ _UNKNOWN = 2  # in an expected mask: the texts differ here
 
 
 class Note(NamedTuple):
-    """One finding within a trajectory.
+    """One finding within a trajectory."""
 
-    Attributes:
-        drift: Its class, one of `CLASSES`.
-        kind: What it is, in a word.
-        turn: Number of the message, None where there is none.
-        token: The first token concerned, of those recorded.
-        expected: What should be there.
-        found: What is.
-        detail: Whose it is and how much of it.
-    """
-
-    drift: str
+    drift: str  # one of `CLASSES`
     kind: str
-    turn: int | None
-    token: int | None
+    turn: int | None  # number of the message
+    token: int | None  # the first recorded token concerned
     expected: str
     found: str
     detail: str = ""
@@ -67,24 +57,16 @@ class Note(NamedTuple):
 
 @dataclass(slots=True)
 class Verdict:
-    """What is known of one trajectory.
+    """What is known of one trajectory."""
 
-    Attributes:
-        drift: The gravest class; None where nothing could be compared.
-        notes: What was found.
-        turns: Role and end, in recorded tokens, of every turn; by the mask where messages are
-            unknown or do not fit.
-        truncated: Whether it ends inside a turn.
-        unchecked: What could not be compared, and why; empty where all was.
-    """
-
-    drift: str | None = None
+    drift: str | None = None  # the gravest class; None where nothing could be compared
     notes: list[Note] = field(default_factory=list)
     turns: list[tuple[str, int]] = field(default_factory=list)
-    truncated: bool = False
-    unchecked: str = ""
-    apart: int = 0
-    """Bytes in which texts differ."""
+    """Role and end, in recorded tokens, of every turn; by the mask where messages are unknown or do
+    not fit."""
+    truncated: bool = False  # whether it ends inside a turn
+    unchecked: str = ""  # what could not be compared, and why
+    apart: int = 0  # bytes in which texts differ
 
     @property
     def distance(self) -> tuple[bool, int, int]:
@@ -93,14 +75,7 @@ class Verdict:
 
 
 class Judge:
-    """Judges trajectories.
-
-    Args:
-        tokenizer: The tokenizer, loaded.
-        spec: How conversations are rendered.
-        engine: Which engine may encode; never changes the result.
-        renderer: Which engine may render; never changes the result.
-    """
+    """Compares trajectories with what is expected; engine and renderer never change the result."""
 
     def __init__(
         self, tokenizer: Tokenizer, spec: ChatSpec, engine: str = "auto", renderer: str = "auto"
@@ -167,12 +142,15 @@ class Judge:
             messages.pop()
 
     def _against(self, trajectory: Trajectory, expected: Expected) -> Verdict:
-        verdict = _same_ids(trajectory, expected)
-        if verdict is None:
-            assert trajectory.ids is not None
-            recorded = spell(self.tokenizer.table, trajectory.ids)
-            verdict = _compare(trajectory, recorded, expected)
-        return verdict
+        ids, wanted = trajectory.ids, expected.spelled
+        assert ids is not None
+        size = len(ids)
+        if np.array_equal(ids, wanted.ids[:size]):  # nearly always, also where it was cut off
+            starts = wanted.starts[: size + 1]
+            recorded = Spelled(ids, starts, wanted.data[: int(starts[-1])])
+        else:
+            recorded = spell(self.tokenizer.table, ids)
+        return _compare(trajectory, recorded, expected)
 
     # Without messages: texts, if there are any, and the tokenizer alone
 
@@ -233,7 +211,6 @@ class Judge:
                 return
 
     def _generation_prompt(self) -> str:
-        """What a template prints for one; empty where that cannot be told."""
         try:
             reference = self.expectations.renderer.reference()
             asking = [{"role": "user", "content": "Hello."}]
@@ -299,44 +276,6 @@ def turns_by_mask(trajectory: Trajectory) -> list[tuple[str, int]]:
     return [("assistant" if mask[end - 1] else "context", end) for end in cuts]
 
 
-# The same ids: what nearly all of them have
-
-
-def _same_ids(trajectory: Trajectory, expected: Expected) -> Verdict | None:
-    """A verdict where ids are the expected ones up to the end, or to where they were cut off."""
-    ids, wanted = trajectory.ids, expected.spelled.ids
-    assert ids is not None
-    if len(ids) > len(wanted) or not np.array_equal(ids, wanted[: len(ids)]):
-        return None
-    size = len(ids)
-    notes = list(_ends(trajectory, expected, size))
-    flags = np.zeros(size, np.uint8)
-    for turn in expected.turns:
-        if turn.sampled is not None:
-            flags[turn.sampled[0] : turn.sampled[1]] = 1
-            for place in _astride(expected, turn):
-                flags[place : place + 1] = _UNKNOWN
-    for first, last in expected.doubtful:
-        flags[first:last] = _UNKNOWN
-    spans = [turn.sampled for turn in expected.turns]
-    notes += _mask_notes(trajectory, expected, flags, spans)
-    turns = [(turn.role, min(turn.end, size)) for turn in expected.turns if turn.start < size]
-    verdict = _verdict(notes, trajectory, _to_the_end(turns, size))
-    verdict.truncated = size < expected.required
-    return verdict
-
-
-def _astride(expected: Expected, turn: Turn) -> Iterator[int]:
-    """Tokens that hold both what the model wrote and what it was given."""
-    assert turn.sampled is not None
-    assert turn.wrote is not None
-    first, last = turn.sampled
-    if expected.spelled.starts[first] < turn.wrote[0]:
-        yield first
-    if expected.spelled.starts[last] > turn.wrote[1]:
-        yield last - 1
-
-
 def _ends(trajectory: Trajectory, expected: Expected, size: int) -> Iterator[Note]:
     """A recording that holds the beginning of what is expected: cut off, or without its last turns.
 
@@ -374,11 +313,7 @@ def _ends(trajectory: Trajectory, expected: Expected, size: int) -> Iterator[Not
     )
 
 
-# Other ids
-
-
 def _compare(trajectory: Trajectory, recorded: Spelled, expected: Expected) -> Verdict:
-    """Find out by the bytes where what was recorded differs."""
     wanted = expected.spelled
     required = int(wanted.starts[expected.required])
     text = wanted.data
@@ -405,13 +340,14 @@ def _compare(trajectory: Trajectory, recorded: Spelled, expected: Expected) -> V
     if not differing and size < required and size in wanted.starts:
         stop = wanted.token_at(size)
         notes += [note._replace(token=last) for note in _ends(trajectory, expected, stop)]
-    if not differing:
+    same_ids = np.array_equal(recorded.ids, wanted.ids[: len(recorded.ids)])
+    if not differing and not same_ids:
         notes += _retokenized(recorded, expected)
     flags, spans = _expected_mask(recorded, expected, differing, len(text))
     notes += _mask_notes(trajectory, expected, flags, spans)
     turns = _recorded_turns(recorded, expected, differing)
     verdict = _verdict(notes, trajectory, _to_the_end(turns, len(recorded.ids)))
-    verdict.truncated = size < required and not notes
+    verdict.truncated = size < required and (same_ids or not notes)
     verdict.apart = sum(one.end - one.start + one.found_end - one.found_start for one in differing)
     return verdict
 
@@ -442,7 +378,6 @@ def _lost_kind(role: str) -> str:
 
 
 def _places(expected: Expected) -> list[int]:
-    """Bytes at which a turn or what was sampled in it begins or ends."""
     starts = expected.spelled.starts
     places = {0}
     for turn in expected.turns:
@@ -455,7 +390,6 @@ def _places(expected: Expected) -> list[int]:
 def _differs(
     trajectory: Trajectory, recorded: Spelled, expected: Expected, one: Divergence
 ) -> Note:
-    """Name one divergence."""
     wanted = expected.spelled
     missing = wanted.data[one.start : one.end]
     extra = recorded.data[one.found_start : one.found_end]
@@ -551,7 +485,6 @@ def _content(message: dict[str, Any]) -> bytes:
 
 
 def _thoughts(message: dict[str, Any]) -> list[bytes]:
-    """What a message says that the model thought."""
     found = [message[key] for key in REASONING_KEYS if isinstance(message.get(key), str)]
     content = message.get("content")
     if isinstance(content, str):
@@ -613,7 +546,6 @@ def _retokenized(recorded: Spelled, expected: Expected, *, told: bool = True) ->
 
 
 def _spelled_out(spelled: Spelled, tokens: slice, most: int = 8) -> str:
-    """Ids and what they stand for."""
     told = [
         f"{int(spelled.ids[i])} {spelled.between(i, i + 1).decode('utf-8', 'replace')!r}"
         for i in range(tokens.start, min(tokens.stop, tokens.start + most))
@@ -633,30 +565,36 @@ def _expected_mask(
     flags = np.full(len(recorded.ids), _UNKNOWN, np.uint8)
     starts = expected.spelled.starts
     opens, closes = recorded.starts[:-1], recorded.starts[1:]
+
+    def touched(begin: int, stop: int) -> slice:
+        """Tokens with a byte of a range."""
+        return slice(int(closes.searchsorted(begin, "right")), int(opens.searchsorted(stop)))
+
+    def inside(begin: int, stop: int) -> slice:
+        """Tokens with no byte outside a range."""
+        return slice(int(opens.searchsorted(begin)), int(closes.searchsorted(stop, "right")))
+
     spans: list[Span] = [None] * len(expected.turns)
     e = r = 0
     for one in [*differing, Divergence(end, end, len(recorded.data), len(recorded.data))]:
         shift = r - e
-        flags[(opens >= r) & (closes <= one.found_start)] = 0
+        flags[inside(r, one.found_start)] = 0
         for number, turn in enumerate(expected.turns):
             if turn.wrote is None:
                 continue
             begin, stop = max(turn.wrote[0], e) + shift, min(turn.wrote[1], one.start) + shift
             if begin >= stop:
                 continue
-            own = (opens < stop) & (closes > begin)
-            sure = own & (opens >= begin) & (closes <= stop)
-            flags[own] = _UNKNOWN
-            flags[sure] = 1
-            places = np.flatnonzero(sure)
-            if len(places):
+            flags[touched(begin, stop)] = _UNKNOWN
+            sure = inside(begin, stop)
+            if sure.start < sure.stop:
+                flags[sure] = 1
                 known = spans[number]
-                first = int(places[0]) if known is None else known[0]
-                spans[number] = (first, int(places[-1]) + 1)
+                spans[number] = (sure.start if known is None else known[0], sure.stop)
         for first, last in expected.doubtful:
             begin = max(int(starts[first]), e) + shift
             stop = min(int(starts[last]), one.start) + shift
-            flags[(opens < stop) & (closes > begin)] = _UNKNOWN
+            flags[touched(begin, stop)] = _UNKNOWN
         e, r = one.end, one.found_end
     return flags, spans
 
@@ -667,7 +605,6 @@ def _mask_notes(
     flags: Bits,
     spans: Sequence[Span],
 ) -> Iterator[Note]:
-    """What is wrong with the mask."""
     mask = trajectory.mask
     if mask is None or len(mask) != len(flags):
         return  # told already
@@ -798,7 +735,6 @@ def _to_the_end(turns: list[tuple[str, int]], size: int) -> list[tuple[str, int]
 
 
 def _shown(data: bytes, place: int, words: bytes | None = None) -> str:
-    """Some of a text around a place."""
     if words is not None and 0 < len(words) <= SHOWN:
         return words.decode("utf-8", "replace")
     end = place + SHOWN if words is None or words else place + SHOWN // 2

@@ -222,13 +222,8 @@ class Schedule:
         return counts
 
 
-class MixedOrder:
-    """The sources' own orders, interleaved, as indices into their concatenation.
-
-    Args:
-        schedule: Which source is served where.
-        orders: One order per source.
-    """
+class MixedOrder(Order):
+    """The sources' own orders, interleaved, as indices into their concatenation."""
 
     def __init__(self, schedule: Schedule, orders: Sequence[Order]) -> None:
         self.schedule = schedule
@@ -253,9 +248,6 @@ class MixedOrder:
                 own = self.orders[source].indices(own_epoch, places[here])
                 found[here] = own + self._offsets[source]
         return found
-
-    def index(self, epoch: int, position: int) -> int:
-        return int(self.indices(epoch, np.asarray([position], dtype=np.int64))[0])
 
 
 def _first(holds: Callable[[int], bool]) -> int:

@@ -2,11 +2,9 @@
 
 An `Order` is a pure function (epoch, position) → index over ``rows`` indices per epoch. It keeps
 no position, so any process can compute any part of it. `FeistelOrder` is the default.
-`SequentialOrder` is the identity. `MilesOrder` copies the eager dataset of miles exactly, with its
-weaknesses: a whole permutation in memory, and seed + epoch as the key, so that seed 42 in epoch 1
-is seed 43 in epoch 0. `GroupedOrder` sorts another order by length within windows, so that the rows
-of one batch have similar lengths and little is padded. No global random generator is read or
-written.
+`SequentialOrder` is the identity. `GroupedOrder` sorts another order by length within windows, so
+that the rows of one batch have similar lengths and little is padded. No global random generator is
+read or written.
 
 `FeistelOrder` is built on `Permutation`, a keyed bijection of ``range(n)`` that needs no memory. It
 is a *generalised Feistel network* over Z_a × Z_b with a = ⌈√n⌉ and b = ⌈n/a⌉: a position is split
@@ -25,10 +23,10 @@ a cipher.
 
 from __future__ import annotations
 
+import abc
 import math
-import random
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -196,40 +194,33 @@ PURPOSE_VIEW = 4
 PURPOSE_MISMATCH = 5
 
 
-class Order(Protocol):
-    """A pure function (epoch, position) → index."""
+class Order(abc.ABC):
+    """A pure function (epoch, position) → index, over ``rows`` positions per epoch."""
 
-    @property
-    def rows(self) -> int:
-        """Positions per epoch."""
+    rows: int
 
+    @abc.abstractmethod
     def indices(self, epoch: int, positions: Int64Array) -> Int64Array:
         """The indices at many positions of one epoch."""
 
     def index(self, epoch: int, position: int) -> int:
-        """The index at one position: the scalar twin."""
+        """The index at one position."""
+        return int(self.indices(epoch, np.asarray([position], dtype=np.int64))[0])
 
 
 class Recent(Generic[T]):
-    """Remembers the values of the last few keys: an epoch's key, a window's sorting.
+    """Caches the last two values of a pure function: two epochs, or two windows, of a stream."""
 
-    Two are enough for a stream (the end of one epoch beside the start of the next); it is a memo of
-    pure functions, so forgetting is always right.
-    """
-
-    def __init__(self, make: Callable[..., T], keep: int = 2) -> None:
+    def __init__(self, make: Callable[..., T]) -> None:
         self._make = make
-        self._keep = keep
         self._values: dict[tuple[int, ...], T] = {}
 
     def __call__(self, *key: int) -> T:
-        """The value of a key, remembered or made."""
         found = self._values.get(key)
         if found is None:
             found = self._make(*key)
             # Another thread may do the same at the same time; both compute the same value.
-            kept = list(self._values.items())[-(self._keep - 1) :] if self._keep > 1 else []
-            self._values = {**dict(kept), key: found}
+            self._values = {**dict(list(self._values.items())[-1:]), key: found}
         return found
 
 
@@ -242,7 +233,7 @@ def check_seed(seed: int) -> int:
     return int(seed)
 
 
-class SequentialOrder:
+class SequentialOrder(Order):
     """Every epoch in the order of the data."""
 
     def __init__(self, rows: int) -> None:
@@ -251,17 +242,11 @@ class SequentialOrder:
     def indices(self, epoch: int, positions: Int64Array) -> Int64Array:
         return np.asarray(positions, dtype=np.int64)
 
-    def index(self, epoch: int, position: int) -> int:
-        return position
 
-
-class FeistelOrder:
+class FeistelOrder(Order):
     """The default: a keyed bijection per epoch, O(1) in memory.
 
-    Args:
-        rows: Indices per epoch.
-        seed: Of the run.
-        stream: Tells sources of a mixture apart, so that two of one size are not shuffled alike.
+    ``stream`` separates the sources of a mixture: two of one size are not shuffled alike.
     """
 
     def __init__(self, rows: int, seed: int, stream: int = 0) -> None:
@@ -276,37 +261,8 @@ class FeistelOrder:
     def indices(self, epoch: int, positions: Int64Array) -> Int64Array:
         return self._permutation(epoch).indices(positions)
 
-    def index(self, epoch: int, position: int) -> int:
-        return self._permutation(epoch).index(position)
 
-
-class MilesOrder:
-    """The order of miles' eager dataset: ``random.seed(seed + epoch)``, then one shuffle.
-
-    Args:
-        rows: Indices per epoch; the whole permutation is held in memory (8 bytes per row).
-        seed: Of the run.
-    """
-
-    def __init__(self, rows: int, seed: int) -> None:
-        self.rows = rows
-        self.seed = check_seed(seed)
-        self._permutation = Recent(self._make)
-
-    def _make(self, epoch: int) -> Int64Array:
-        permutation = list(range(self.rows))
-        # A generator of our own gives the same sequence and leaves the global one alone.
-        random.Random(self.seed + epoch).shuffle(permutation)
-        return np.asarray(permutation, dtype=np.int64)
-
-    def indices(self, epoch: int, positions: Int64Array) -> Int64Array:
-        return self._permutation(epoch)[np.asarray(positions, dtype=np.int64)]
-
-    def index(self, epoch: int, position: int) -> int:
-        return int(self._permutation(epoch)[position])
-
-
-ORDERS = ("feistel", "miles", "sequential")
+ORDERS = ("feistel", "sequential")
 """Orders that a name and a seed are enough for."""
 
 
@@ -314,8 +270,6 @@ def make_order(name: str, rows: int, seed: int, stream: int = 0) -> Order:
     """The order of a name; ``stream`` is for feistel, as in `FeistelOrder`."""
     if name == "feistel":
         return FeistelOrder(rows, seed, stream)
-    if name == "miles":
-        return MilesOrder(rows, seed)
     if name == "sequential":
         check_seed(seed)
         return SequentialOrder(rows)
@@ -332,7 +286,7 @@ def unroll(order: Order, positions: Int64Array) -> Int64Array:
     return found
 
 
-class GroupedOrder:
+class GroupedOrder(Order):
     """Another order, sorted by length within windows.
 
     Each window of ``window`` positions is sorted by length and cut into groups of ``group`` rows,
@@ -387,7 +341,3 @@ class GroupedOrder:
             here = numbers == number
             found[here] = self._sorted(epoch, number)[positions[here] - number * self.window]
         return found
-
-    def index(self, epoch: int, position: int) -> int:
-        number, place = divmod(position, self.window)
-        return int(self._sorted(epoch, number)[place])

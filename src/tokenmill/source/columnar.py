@@ -1,13 +1,9 @@
 """Rows and blocks of one Parquet or Arrow file, decoded in place.
 
-Comes in: a `FileEntry`, or a `Block` that was planned from one. Goes out: rows. `ColumnReader` is
-what `Rows` asks: single rows and batches come through `DecodedRows`, which keeps the row groups
-that were used last; streams decode the file from end to end. `read_columnar_block` is what a worker
-calls. Nothing is written but notes: how many rows a file has, counted from its footer, and the hash
-of the whole file, which names its content, taken when blocks or digests are wanted.
-
-Before rows of a block are handed out, the file is held against the state that was planned: by its
-stat, by its version where it lives elsewhere, and by its content where neither proves anything.
+Nothing is written but notes: how many rows a file has, from its footer, and the hash of the whole
+file, which names its content, taken when blocks or digests are needed. Before rows of a block are
+returned, the file is compared with the state that was planned: by its stat or version, and by its
+content where these prove nothing.
 """
 
 from __future__ import annotations
@@ -37,32 +33,39 @@ from tokenmill.source.bytefile import (
 )
 from tokenmill.source.discover import Found
 from tokenmill.source.index import Shelf, is_forbidden
-from tokenmill.source.jsonform import RowForm, encode
 from tokenmill.source.limits import INDEX_FORMAT
-from tokenmill.source.tables import DecodedRows, Table, open_table, plan_ranges, walk_spans
+from tokenmill.source.tables import (
+    DecodedRows,
+    RowForm,
+    Table,
+    encode,
+    open_table,
+    plan_ranges,
+    walk_spans,
+)
 
 
 def describe_columnar(found: Found, file: LocalFile | RemoteFile) -> dict[str, Any]:
-    """What a note says about a columnar file: counted from its footer or metadata."""
+    """Describe a columnar file from its footer or metadata."""
     spans: tuple[Span, ...] = ()
     if isinstance(file, LocalFile):
         table = open_table(found.family, file.path, found.path)
     else:
         spans = walk_spans(file) if found.family == "arrow" else ()
         table = open_table(found.family, file, found.path, spans)
-    RowForm(table.schema, found.path)  # a column without JSON form is refused at once
+    RowForm(table.schema, found.path)  # refuses a column without JSON form
     return {"kind": found.family, "rows": table.rows, "bytes": file.size, "spans": spans}
 
 
 def content_digest(file: SourceBytes, kind: str) -> str:
-    """The digest of a whole file."""
+    """The digest of a whole file of a kind."""
     content = digest_of(file, 0, file.size)
     file.check()
     return key({"kind": kind, "bytes": file.size, "content": content})
 
 
 def range_digest(content: str, first: int, last: int) -> str:
-    """The digest of a range of rows of a content."""
+    """The digest of a range of rows of a file."""
     return checksum(canonical({"content": content, "first": first, "last": last}))
 
 
@@ -79,7 +82,7 @@ class ColumnReader:
         self._settled = entry.settled  # whether an equal signature proves the digest
 
     def close(self) -> None:
-        """Let go of the file; the next access opens it again."""
+        """Release the file; the next access opens it again."""
         self._opened = None
 
     def _open(self) -> DecodedRows:
@@ -89,7 +92,7 @@ class ColumnReader:
         return opened
 
     def _check(self) -> None:
-        if not self.entry.is_remote:  # there, each range is compared as it comes
+        if not self.entry.is_remote:  # of a remote file, each range is compared
             self.entry.open()
 
     # --- many rows -------------------------------------------------------------------------
@@ -108,7 +111,7 @@ class ColumnReader:
             raise
 
     def values(self, rows: Sequence[int]) -> list[Value]:
-        """Many rows in the given order; each group that holds some is decoded at most once."""
+        """Rows in the given order; each group is decoded at most once."""
         values: list[Any] = [None] * len(rows)
         self._check()  # before mapped pages are touched, and after
         for place in sorted(range(len(rows)), key=rows.__getitem__):
@@ -149,7 +152,7 @@ class ColumnReader:
     # --- blocks ----------------------------------------------------------------------------
 
     def digest(self) -> str:
-        """The content's digest, computed once per state of the file."""
+        """The digest of the content, computed once per state of the file."""
         if not self._digest:
             self._digest = self._remembered_digest() or self._hash()
         return self._digest
@@ -165,7 +168,7 @@ class ColumnReader:
         )
 
     def _remembered_digest(self) -> str:
-        """What the note says, which was written after the file had come to rest; else empty."""
+        """The digest in the note of this state of the file, or empty."""
         if self.entry.is_remote and not self.entry.settled:
             return ""
         note = self._shelf.note(self._digest_name())
@@ -217,7 +220,7 @@ class ColumnReader:
             )
 
     def _spans_of(self, table: Table, first: int, last: int) -> dict[str, Any]:
-        """What a worker must know to read some rows of a remote Arrow file."""
+        """What a worker needs to read some rows of a remote Arrow file."""
         if not self.entry.spans:
             return {}
         low, high = bisect_right(table.starts, first) - 1, bisect_right(table.starts, last - 1)
@@ -234,15 +237,15 @@ def _decoded_rows(
 
 
 def has_settled(file: SourceBytes) -> bool:
-    """Whether a local file had come to rest before it was opened for the read that is over."""
+    """Whether the signature of a local file proves the content that was read."""
     return isinstance(file, LocalFile) and file.signature.settled(file.opened_ns)
 
 
 # --- a worker's blocks ------------------------------------------------------------------------
 
 _last: list[tuple[int, tuple[Any, ...], DecodedRows]] = []
-"""Process, state of a file, its rows: of the block read last, taken while in use. A worker takes
-the blocks of a file mostly in order, so that each of its groups is decoded once."""
+"""Process, file state and rows of the block read last, removed while in use. A worker takes the
+blocks of a file mostly in order, so each group is decoded once."""
 
 
 def _rows_of(block: Block) -> DecodedRows:
@@ -256,13 +259,12 @@ def _rows_of(block: Block) -> DecodedRows:
 
 
 def _state(block: Block) -> tuple[Any, ...]:
-    # With the content: an edit within one tick of the clock leaves the signature as it was.
+    # With the content: an edit within one tick of the clock does not change the signature.
     return (block.location, *block.signature, block.version, block.spans, block.content)
 
 
 _proven: dict[str, tuple[Any, ...]] = {}
-"""File whose stamp or version alone proved nothing → the state in which this process hashed it, and
-the content that it found."""
+"""Location of a file whose stat or version proves nothing → the state in which it was hashed."""
 
 
 def _open_unchanged(block: Block) -> LocalFile | RemoteFile:
@@ -274,9 +276,8 @@ def _open_unchanged(block: Block) -> LocalFile | RemoteFile:
         return file
     if content_digest(file, block.kind) != block.content:
         raise changed(block)
-    # Once per worker: hashing the file before every block would read it as often as it has some.
-    # A stamp that is fresh proves nothing yet, and does so a moment later; one that lies ahead of
-    # this machine's clock never will.
+    # Once per worker, not before every block. A fresh timestamp proves nothing yet, but will a
+    # moment later; one that is ahead of this machine's clock never will.
     if (
         not isinstance(file, LocalFile)
         or has_settled(file)
@@ -299,7 +300,7 @@ def read_columnar_block(block: Block) -> BlockRows:
         values = list(rows.values(first, last))
     finally:
         if isinstance(file, LocalFile):
-            file.check()  # changed rather than damaged? (a remote range was compared as it came)
+            file.check()  # changed rather than damaged? (remote ranges were compared)
     _last[:] = [(os.getpid(), _state(block), rows)]
     raw = [b"" if isinstance(value, RowError) else encode(value) for value in values]
     unknown = np.full(len(raw), -1, dtype=np.int64)

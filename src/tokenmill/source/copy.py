@@ -19,8 +19,9 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -29,7 +30,7 @@ import zstandard
 
 from tokenmill.errors import CorruptionError, SourceError
 from tokenmill.files.process import RecentValues
-from tokenmill.files.sealed import JsonForm, SealedKind
+from tokenmill.files.sealed import SealedKind
 from tokenmill.fingerprint import checksum, key
 from tokenmill.source.bytefile import SourceBytes, digest_of
 from tokenmill.source.index import Integers, Shelf
@@ -47,9 +48,7 @@ from tokenmill.source.limits import (
 )
 from tokenmill.source.scan import BOM, WHITE_SPACE, Bytes
 
-_KIND = SealedKind(
-    "seekable copy", "copy.json", JsonForm("copy", "check"), ("table.bin", "frames.zst")
-)
+_KIND = SealedKind("seekable copy", "copy.json", ("table.bin", "frames.zst"))
 _LEVEL = 1  # the copy is a cache: speed before size
 
 _GZIP_INPUT = 64 * KIB  # bytes fed at once; the output is bounded by the decoder itself
@@ -72,55 +71,46 @@ class CopyDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 def write_copy(content: Iterable[bytes], shelf: Shelf, *, repair: bool = False) -> str:
     """Write content as a copy and return its key."""
-    frames = _FrameCutter()
+    compressor: Any = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
+    hashed = xxhash.xxh3_128()
+    size, ends = 0, [0]
+
+    def frame(data: bytearray) -> bytes:
+        compressed: bytes = compressor.compress(bytes(data))
+        ends.append(ends[-1] + len(compressed))
+        return compressed
+
+    def frames() -> Iterator[bytes]:
+        nonlocal size
+        held = bytearray()
+        for piece in content:
+            hashed.update(piece)
+            size += len(piece)
+            held += piece
+            while len(held) >= FRAME:
+                yield frame(held[:FRAME])
+                del held[:FRAME]
+        if held:
+            yield frame(held)
+
     with _KIND.stage(shelf.root) as draft:
-        draft.write("frames.zst", frames.compressed(content))
-        table = np.array(frames.ends, dtype="<i8").tobytes()
-        digest = frames.hash.hexdigest()
+        draft.write("frames.zst", frames())
+        table = np.array(ends[1:], dtype="<i8").tobytes()
+        digest = hashed.hexdigest()
         document = CopyDocument(
             format=INDEX_FORMAT,
             frame=FRAME,
-            bytes=frames.bytes,
-            frames=len(frames.ends),
+            bytes=size,
+            frames=len(ends) - 1,
             content=digest,
             table=checksum(table),
         )
         draft.write("table.bin", table)
-        name = key(
-            {"what": "copy", "format": INDEX_FORMAT, "content": digest, "bytes": frames.bytes}
-        )
+        name = key({"what": "copy", "format": INDEX_FORMAT, "content": digest, "bytes": size})
         place = shelf.place(name)
         is_whole = partial(_is_whole, place, digest) if repair else None
         draft.publish(place, msgspec.to_builtins(document), is_whole=is_whole)
     return name
-
-
-class _FrameCutter:
-    def __init__(self) -> None:
-        self.ends: list[int] = []
-        self.bytes = 0
-        self.hash = xxhash.xxh3_128()
-
-    def compressed(self, content: Iterable[bytes]) -> Iterator[bytes]:
-        compressor: Any = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
-        held = bytearray()
-        end = 0
-        for piece in content:
-            self.hash.update(piece)
-            self.bytes += len(piece)
-            held += piece
-            done = 0
-            while len(held) - done >= FRAME:
-                frame: bytes = compressor.compress(bytes(held[done : done + FRAME]))
-                done += FRAME
-                end += len(frame)
-                self.ends.append(end)
-                yield frame
-            del held[:done]
-        if held:
-            frame = compressor.compress(bytes(held))
-            self.ends.append(end + len(frame))
-            yield frame
 
 
 def _is_whole(directory: Path, content: str) -> bool:
@@ -296,134 +286,98 @@ def _zstd(file: SourceBytes) -> Iterator[tuple[int, bytes]]:
 
 # --- JSON arrays --------------------------------------------------------------------------------
 
-_STEPWISE = 64  # bytes of white space that all spans skip together; what has more goes alone
-
-_STEPS = np.zeros(256, dtype=np.int8)
-_STEPS[[ord("["), ord("{")]] = 1
-_STEPS[[ord("]"), ord("}")]] = -1
+_DEPTH = np.zeros(256, dtype=np.int8)
+_DEPTH[[ord("["), ord("{")]] = 1
+_DEPTH[[ord("]"), ord("}")]] = -1
 _STRUCTURE = np.zeros(256, dtype=bool)
 _STRUCTURE[[ord(character) for character in "[]{},"]] = True
-_IS_SPACE = np.zeros(256, dtype=bool)
-_IS_SPACE[list(WHITE_SPACE)] = True
 
 
 def array_lines(pieces: Iterable[bytes], path: str) -> Iterator[bytes]:
     """Yield the content of a JSON array as lines of the same length.
 
-    Only an empty element, which is an error of the file, makes the content a byte longer.
+    Brackets are counted, not matched: ``{"a": 1]`` is an element, and a bad row. An empty element
+    is a bad row too, and makes the content one byte longer.
 
     Raises:
-        SourceError: The array is truncated or followed by text, or an element or the white space
-            between two elements is over the limit.
+        SourceError: The array is truncated or followed by text, or an element is over the limit.
     """
+
+    def refused(message: str, offset: int) -> SourceError:
+        return SourceError(message, path=path, offset=offset)
+
     source = iter(pieces)
-    buffer = next(source, b"")
-    while len(buffer) < MAX_ARRAY_GAP and (piece := next(source, b"")):
-        buffer += piece
+    buffer = _read(source, MAX_ARRAY_GAP)
     text = buffer.removeprefix(BOM).lstrip(WHITE_SPACE)
     base = len(buffer) - len(text) + 1  # offset of the buffer in the file, behind the bracket
     if not text.startswith(b"["):
-        raise SourceError("no array begins here", path=path, offset=base - 1)
+        raise refused("no array begins here", base - 1)
     yield b"\n" * base
-    buffer, opens = text[1:], True
+    buffer, is_first = text[1:], True
     while True:
-        found = find_elements(np.frombuffer(buffer, dtype=np.uint8), opens=opens)
-        if found.consumed:
-            _check_gaps(found, path, base)
-            yield _as_lines(buffer[: found.consumed], found)
-            base, buffer, opens = base + found.consumed, buffer[found.consumed :], False
-        if found.closed:
+        stops, is_closed = _element_stops(np.frombuffer(buffer, dtype=np.uint8))
+        begins = [0, *(stop + 1 for stop in stops)]
+        elements = [buffer[begin:stop] for begin, stop in zip(begins, stops, strict=False)]
+        if is_first and is_closed and len(elements) == 1 and not elements[0].strip(WHITE_SPACE):
+            yield b"\n" * (len(elements[0]) + 1)  # "[]"
+        else:
+            yield b"".join(map(_element_line, elements))
+        base, buffer = base + begins[-1], buffer[begins[-1] :]
+        is_first = is_first and not elements
+        if is_closed:
             break
         if len(buffer) > MAX_ROW + 2 * MAX_ARRAY_GAP:
-            raise SourceError(f"an element has more than {MAX_ROW} bytes", path=path, offset=base)
-        # Twice as much each time: a long element is not searched for each piece of it.
-        wanted, parts = max(MIB, len(buffer)), []
-        while wanted > 0 and (piece := next(source, b"")):
-            parts.append(piece)
-            wanted -= len(piece)
-        if not parts:
-            raise SourceError(
-                "the array is not closed: the file is truncated", path=path, offset=base
-            )
-        buffer = b"".join([buffer, *parts])
-    end = base
-    while buffer or (buffer := next(source, b"")):
-        if rest := buffer.lstrip(WHITE_SPACE):
-            where = base + len(buffer) - len(rest)
-            raise SourceError("text behind the array", path=path, offset=where)
-        base += len(buffer)
-        if base - end > MAX_ARRAY_GAP:
-            raise SourceError(
-                f"more than {MAX_ARRAY_GAP} bytes behind the array", path=path, offset=end
-            )
-        yield b"\n" * len(buffer)
-        buffer = b""
+            raise refused(f"an element has more than {MAX_ROW} bytes", base)
+        # Twice as much each time: a long element is not searched again for each piece of it.
+        more = _read(source, max(MIB, len(buffer)))
+        if not more:
+            raise refused("the array is not closed: the file is truncated", base)
+        buffer += more
+    for rest in chain([buffer], source):
+        if text := rest.lstrip(WHITE_SPACE):
+            raise refused("text behind the array", base + len(rest) - len(text))
+        base += len(rest)
+        yield b"\n" * len(rest)
 
 
-def _check_gaps(found: Elements, path: str, base: int) -> None:
-    begins = np.concatenate([np.zeros(1, dtype=np.int64), found.ends[:-1] + 1])
-    if len(found.starts) and int((found.starts - begins).max()) > MAX_ARRAY_GAP:
-        raise SourceError(
-            f"more than {MAX_ARRAY_GAP} bytes between two elements", path=path, offset=base
-        )
+def _read(pieces: Iterator[bytes], wanted: int) -> bytes:
+    """At least so many bytes, fewer only at the end."""
+    read = []
+    while wanted > 0 and (piece := next(pieces, b"")):
+        read.append(piece)
+        wanted -= len(piece)
+    return b"".join(read)
 
 
-def _as_lines(data: bytes, found: Elements) -> bytes:
-    lines = np.frombuffer(data.replace(b"\n", b"\t"), dtype=np.uint8).copy()
-    is_full = found.starts < found.ends
-    steps = np.zeros(len(lines), dtype=np.int8)
-    steps[found.starts[is_full]] = 1
-    steps[found.ends[is_full]] -= 1
-    lines[np.cumsum(steps, dtype=np.int8) == 0] = ord("\n")
-    empty = found.starts[~is_full]
-    if len(empty):
-        lines[empty] = ord(",")  # a row that is no JSON
-        lines = np.insert(lines, empty + 1, ord("\n"))
-    return lines.tobytes()
+def _element_line(element: bytes) -> bytes:
+    """An element with the white space around it and the byte behind it, as a line."""
+    body = element.strip(WHITE_SPACE)
+    before = len(element) - len(element.lstrip(WHITE_SPACE))
+    behind = len(element) - before - len(body) + 1
+    if not body:
+        return b"\n" * before + b",\n"  # a row that is no JSON
+    return b"\n" * before + body.replace(b"\n", b"\t") + b"\n" * behind
 
 
-class Elements(NamedTuple):
-    """The elements that a buffer contains whole."""
+def _element_stops(data: Bytes) -> tuple[list[int], bool]:
+    """Offsets behind the elements of a buffer that begins between two, and if the array ends.
 
-    starts: Integers
-    ends: Integers
-    consumed: int  # bytes up to and including the last comma or bracket
-    closed: bool  # the array's bracket was seen
-
-
-def find_elements(data: Bytes, *, opens: bool = False) -> Elements:
-    """Find the complete elements of a buffer that begins outside of any element.
-
-    Brackets are counted, not matched: ``{"a": 1]`` is an element, and a bad row. An element may be
-    empty, which is a bad row too. ``opens`` says that the array's bracket stands before the buffer.
+    These are the commas between elements, and the bracket that closes the array.
     """
     structure = np.flatnonzero(_STRUCTURE[data])
-    quotes = _real_quotes(data)
-    outside = np.searchsorted(quotes, structure) % 2 == 0
-    structure = structure[outside]
+    structure = structure[np.searchsorted(_quotes(data), structure) % 2 == 0]  # outside of strings
     characters = data[structure]
-    depth = 1 + np.cumsum(_STEPS[characters], dtype=np.int64)
-    closing = np.flatnonzero(depth == 0)
-    closed = len(closing) > 0
-    upto = int(closing[0]) + 1 if closed else len(structure)
+    depth = 1 + np.cumsum(_DEPTH[characters], dtype=np.int64)
+    closing = np.flatnonzero(depth == 0)[:1]
+    upto = int(closing[0]) if len(closing) else len(structure)
     between = (characters[:upto] == ord(",")) & (depth[:upto] == 1)
-    if closed:
-        between[-1] = True
-    stops = structure[:upto][between]
-    if not len(stops):
-        return Elements(stops, stops, 0, False)
-    begins = np.concatenate([np.zeros(1, dtype=np.int64), stops[:-1] + 1])
-    starts, ends = _trimmed(data, begins, stops)
-    if opens and closed and len(starts) == 1 and starts[0] == ends[0]:
-        starts = ends = starts[:0]  # "[]"
-    return Elements(starts, ends, int(stops[-1]) + 1, closed)
+    stops = [*structure[:upto][between].tolist(), *structure[closing].tolist()]
+    return stops, len(closing) > 0
 
 
-def _real_quotes(data: Bytes) -> Integers:
-    """Positions of the quotes that begin or end a string."""
+def _quotes(data: Bytes) -> Integers:
+    """Offsets of the quotes that begin or end a string."""
     quotes = np.flatnonzero(data == ord('"'))
-    if not len(quotes):
-        return quotes
     after = quotes[(quotes > 0) & (data[quotes - 1] == ord("\\"))]
     if not len(after):
         return quotes
@@ -431,31 +385,4 @@ def _real_quotes(data: Bytes) -> Integers:
     slashes = np.flatnonzero(data == ord("\\"))
     run_starts = slashes[np.flatnonzero(np.diff(slashes, prepend=-2) != 1)]
     run_of = run_starts[np.searchsorted(run_starts, after, side="right") - 1]
-    escaped = after[(after - run_of) % 2 == 1]
-    return np.setdiff1d(quotes, escaped, assume_unique=True)
-
-
-def _trimmed(data: Bytes, begins: Integers, stops: Integers) -> tuple[Integers, Integers]:
-    """Spans without the white space at their ends; an empty span is at its stop."""
-    starts, ends = begins.copy(), stops.copy()
-    moving = np.flatnonzero((starts < ends) & _IS_SPACE[data[np.minimum(starts, len(data) - 1)]])
-    for _ in range(_STEPWISE):
-        starts[moving] += 1
-        at = starts[moving]
-        moving = moving[(at < ends[moving]) & _IS_SPACE[data[np.minimum(at, len(data) - 1)]]]
-        if not len(moving):
-            break
-    for span in moving.tolist():
-        text = data[starts[span] : ends[span]].tobytes()
-        starts[span] += len(text) - len(text.lstrip(WHITE_SPACE))
-    moving = np.flatnonzero((starts < ends) & _IS_SPACE[data[ends - 1]])
-    for _ in range(_STEPWISE):
-        ends[moving] -= 1
-        moving = moving[(starts[moving] < ends[moving]) & _IS_SPACE[data[ends[moving] - 1]]]
-        if not len(moving):
-            break
-    for span in moving.tolist():
-        ends[span] = starts[span] + len(
-            data[starts[span] : ends[span]].tobytes().rstrip(WHITE_SPACE)
-        )
-    return starts, ends
+    return np.setdiff1d(quotes, after[(after - run_of) % 2 == 1], assume_unique=True)

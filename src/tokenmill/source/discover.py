@@ -1,16 +1,23 @@
-"""From an address to files, in a stable order, each with its format.
+"""Parse addresses, and find their files in a stable order, each with its format.
 
-The name decides the format: ``.jsonl`` ``.ndjson`` ``.json`` (each also ``.gz`` ``.zst``),
-``.parquet``, ``.arrow``. A directory means the data files directly in it, sorted by name, hidden
-ones and files of other kinds skipped; one made by ``save_to_disk`` means the files that its
-state.json lists. A glob means the files it matches, sorted. Directory and glob must lead to one
-format; a list of sources may mix them. A split of a hub dataset, or of a directory that
-``save_to_disk`` did not make, is resolved by `datasets` (`tokenmill.integrations.hub`).
+An *address* is ``path``, ``path@[a:b]``, ``directory@split`` or ``directory@split[a:b]``, where the
+path may be a file, a directory, a glob or a URL of these (``s3://bucket/*.jsonl@[:1000]``). A hub
+dataset is ``owner/name``, optionally with ``@revision`` and ``:split`` or ``:config/split``
+(``owner/name@v1.2:train[:1000]``), or the same after ``hf://datasets/``. A name that exists as it
+stands is that file.
 
-URLs follow the same rules. A listing that contains sizes and ETags is kept with the files, so that
-a thousand objects need no request each. HTTP servers have no reliable listing: there a URL is one
-file, shown without its query, which may be signed. Every hub address is pinned first: its revision
-is replaced by the commit behind it.
+The slice is Python's, of the concatenation of all files. A bound may be a percentage, rounded to
+the closest row as `datasets` does. There are no steps.
+
+The name of a file decides its format: ``.jsonl`` ``.ndjson`` ``.json`` (each also ``.gz``
+``.zst``), ``.parquet``, ``.arrow``. A directory means its data files, sorted by name, without
+hidden ones; one made by ``save_to_disk`` means the files that its state.json lists. Directory and
+glob must lead to one format. A split of a hub dataset, or of a directory that ``save_to_disk`` did
+not make, is resolved by `datasets` (`tokenmill.integrations.hub`).
+
+A remote listing contains sizes and ETags, so a thousand objects need no request each. HTTP servers
+have no reliable listing: there a URL is one file, shown without its query, which may be signed. The
+revision of a hub address is replaced by the commit behind it.
 """
 
 from __future__ import annotations
@@ -19,6 +26,7 @@ import glob
 import os
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
@@ -30,59 +38,173 @@ from tokenmill.files.remote import (
     Version,
     filesystem,
     is_remote,
+    local_path,
     protocol_of,
     shown,
     version_of,
 )
 from tokenmill.optional import optional
-from tokenmill.source.address import COMPRESSIONS, FAMILIES, Address, HubName
 
 KNOWN = ".jsonl, .ndjson, .json (also .gz, .zst), .parquet, .arrow"
+FAMILIES = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
+COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
+_SLICED = re.compile(
+    r"^(?P<path>.*)@(?P<split>[A-Za-z0-9_][\w.\-]*)?(?P<slice>\[[^\[\]]*\])$", re.S
+)
+_SPLIT = re.compile(r"^(?P<path>.+)@(?P<split>[A-Za-z0-9_][\w\-]*)$", re.S)
+_HUB_DATASET = re.compile(
+    r"^(?P<scheme>hf://datasets/)?(?P<repo>(?(scheme)(?:\w[\w.\-]*/)?|\w[\w.\-]*/)\w[\w.\-]*)"
+    r"(?:@(?P<revision>refs/[\w./\-]+|[\w.\-]+))?"
+    r"(?::(?P<split>[\w.\-]+(?:/[\w.\-]+)?))?"
+    r"(?:@?(?P<slice>\[[^\[\]]*\]))?$"
+)
+_BOUND = re.compile(r"^(?P<number>-?\d+(?:_\d+)*)(?P<percent>%?)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """One end of a slice: a row number, or a percentage of the rows."""
+
+    number: int
+    percent: bool = False
+
+    def rows(self, total: int) -> int:
+        """The bound in rows, possibly negative."""
+        return round(self.number * total / 100.0) if self.percent else self.number
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A slice of a concatenation."""
+
+    start: Bound | None = None
+    stop: Bound | None = None
+
+    def resolve(self, total: int) -> tuple[int, int]:
+        """First row and behind the last row, of a number of rows."""
+        start = None if self.start is None else self.start.rows(total)
+        stop = None if self.stop is None else self.stop.rows(total)
+        first, last, _ = slice(start, stop).indices(total)
+        return first, max(first, last)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A path or hub dataset with its split and slice."""
+
+    path: str  # of a hub dataset: the address as it was written
+    split: str | None = None
+    selection: Selection | None = None
+    repo: str = ""  # of a hub dataset
+    revision: str | None = None
+
+
+def parse_address(text: str) -> Address:
+    """Parse an address; UsageError when it is empty, or its slice malformed."""
+    if not text:
+        raise UsageError("the source is an empty string")
+    if os.path.lexists(text):
+        return Address(text)
+    if hub := _hub_address(text):
+        return hub
+    text = local_path(text)
+    sliced = _SLICED.match(text)
+    if sliced:
+        if not sliced["path"]:
+            raise UsageError(f"{text!r}: there must be a path before the @")
+        return Address(sliced["path"], sliced["split"], parse_selection(sliced["slice"], text))
+    split = _SPLIT.match(text)
+    if split and (is_remote(split["path"]) or os.path.isdir(split["path"])):
+        return Address(split["path"], split["split"])
+    return Address(text)
+
+
+def _hub_address(text: str) -> Address | None:
+    match = _HUB_DATASET.match(text)
+    if match is None:
+        return None
+    owner, _, name = match["repo"].rpartition("/")
+    known = os.path.splitext(name)[1].lower() in FAMILIES | COMPRESSIONS
+    if not match["scheme"] and (known or os.path.isdir(owner) or set(owner) == {"."}):
+        return None  # a missing local file, not a hub dataset
+    selection = parse_selection(match["slice"], text) if match["slice"] else None
+    return Address(text, match["split"], selection, match["repo"], match["revision"])
+
+
+def parse_selection(text: str, context: str) -> Selection:
+    """Parse ``[a:b]``; `context` is named in errors."""
+    parts = text[1:-1].split(":")
+    if len(parts) == 3:
+        raise UsageError(f"{context!r}: a slice has no step, write [start:stop]")
+    if len(parts) != 2:
+        raise UsageError(f"{context!r}: write a slice as [start:stop]; both bounds are optional")
+    return Selection(_bound(parts[0], context), _bound(parts[1], context))
+
+
+def _bound(text: str, context: str) -> Bound | None:
+    text = text.strip()
+    if not text:
+        return None
+    match = _BOUND.match(text)
+    if match is None:
+        raise UsageError(f"{context!r}: {text!r} is neither a row number nor a percentage")
+    number, percent = int(match["number"]), bool(match["percent"])
+    if percent and abs(number) > 100:
+        raise UsageError(f"{context!r}: {text} is more than 100%")
+    return Bound(number, percent)
+
+
+# --- files --------------------------------------------------------------------------------------
 
 
 class Found(NamedTuple):
-    """A file and what its name says about it."""
+    """A file and the format that its name says."""
 
     path: str
     family: str  # "jsonl", "json", "parquet", "arrow"
     compression: str  # "", "gz", "zst"
-    location: str = ""  # where it is, when the path that is shown leaves something out
-    version: Version | None = None  # of a remote object, when a listing told it
+    location: str = ""  # the URL, where the path that is shown leaves something out
+    version: Version | None = None  # of a remote object, if a listing contains it
 
     @property
     def place(self) -> str:
-        """Where the file is, in the caller's words where nothing is hidden."""
         return self.location or self.path
 
 
 def discover(address: Address) -> list[Found]:
-    """The files of an address.
+    """Find the files of an address.
 
     Raises:
         SourceMissing: Nothing is there.
-        UsageError: Several formats, an unknown one, or a split that is not there.
+        UsageError: Several formats, an unknown one, or no such split.
     """
     path = address.path
-    if address.hub is not None:
-        return _hub_split(address, address.hub)
+    if address.repo:
+        return _hub_split(address)
     if is_remote(path):
-        return remote_files(address)
+        return _remote_files(address)
     if os.path.isdir(path):
-        return directory(path, address.split)
+        return _directory(path, address.split)
     _refuse_split(address)
     if os.path.lexists(path):
-        return [named(path)]
+        return [_named(path)]
     if glob.has_magic(path):
         matches = sorted(p for p in glob.glob(path, recursive=True) if not os.path.isdir(p))
         if not matches:
             raise SourceMissing("no file matches", path=path)
         found = [one for one in map(form_of, matches) if one is not None]
-        return one_format(path, found, f"none of the {len(matches)} matching files is {KNOWN}")
+        return _one_format(path, found, f"none of the {len(matches)} matching files is {KNOWN}")
     raise SourceMissing("no such file or directory", path=path)
 
 
 def form_of(path: str) -> Found | None:
-    """What a file's name says; None when it is no format of ours."""
+    """The file and its format; None when the format is unknown."""
     stem, extension = os.path.splitext(path)
     compression = COMPRESSIONS.get(extension.lower(), "")
     if compression:
@@ -93,18 +215,16 @@ def form_of(path: str) -> Found | None:
     return Found(path, family, compression)
 
 
-def named(path: str) -> Found:
-    """What a file's name says; UsageError when it is no format of ours."""
+def _named(path: str) -> Found:
     found = form_of(path)
     if found is None:
         raise UsageError(f"its name says no known format ({KNOWN})", path=path)
     return found
 
 
-def one_format(path: str, found: list[Found], otherwise: str) -> list[Found]:
-    """Files of one place, which must be of one format."""
+def _one_format(path: str, found: list[Found], if_none: str) -> list[Found]:
     if not found:
-        raise SourceMissing(otherwise, path=path)
+        raise SourceMissing(if_none, path=path)
     examples = {one.family: one.path for one in reversed(found)}
     if len(examples) > 1:
         names = ", ".join(f"{family} ({examples[family]})" for family in sorted(examples))
@@ -112,10 +232,9 @@ def one_format(path: str, found: list[Found], otherwise: str) -> list[Found]:
     return found
 
 
-def directory(
+def _directory(
     path: str, split: str | None, listed: Mapping[str, Version] | None = None
 ) -> list[Found]:
-    """The files that a directory means."""
     try:
         names = sorted(os.listdir(path) if listed is None else listed)
     except OSError as error:
@@ -134,15 +253,15 @@ def directory(
     if split is not None:
         from tokenmill.integrations.hub import split_files
 
-        found = [named(file) for file in split_files(path, split)]
-        return one_format(path, found, "the split has no files")
+        found = [_named(file) for file in split_files(path, split)]
+        return _one_format(path, found, "the split has no files")
     paths = [os.path.join(path, name) for name in names if not name.startswith(".")]
     if listed is None:
         paths = list(filter(os.path.isfile, paths))
     found = [one for one in map(form_of, paths) if one is not None]
     if listed is not None:
         found = [one._replace(version=listed[os.path.basename(one.path)]) for one in found]
-    return one_format(path, found, f"the directory holds no data file ({KNOWN})")
+    return _one_format(path, found, f"the directory holds no data file ({KNOWN})")
 
 
 def _read_json(path: str) -> dict[str, object]:
@@ -197,7 +316,7 @@ def _saved(path: str) -> list[Found]:
 
 
 def _within(directory: str, name: str) -> str:
-    """A name that stands in a file of a directory, as a path; it may lead nowhere else."""
+    """The path of a file that state.json names, which must be inside of the directory."""
     inner = os.path.normpath(name)
     if os.path.isabs(inner) or inner.split("/")[0] in ("..", ".") or is_remote(name):
         raise SourceError(
@@ -211,8 +330,7 @@ def _within(directory: str, name: str) -> str:
 # --- URLs ---------------------------------------------------------------------------------------
 
 
-def remote_files(address: Address) -> list[Found]:
-    """The files of an address that is a URL."""
+def _remote_files(address: Address) -> list[Found]:
     url = address.path
     protocol = protocol_of(url)
     if protocol in ("http", "https"):
@@ -226,10 +344,10 @@ def remote_files(address: Address) -> list[Found]:
             raise SourceMissing("no object matches", path=url)
         found = [one for one in map(form_of, sorted(listed)) if one is not None]
         found = [one._replace(version=listed[one.path]) for one in found]
-        return one_format(url, found, f"none of the {len(listed)} matching objects is {KNOWN}")
+        return _one_format(url, found, f"none of the {len(listed)} matching objects is {KNOWN}")
     if form_of(url) is not None and not url.endswith("/"):
         _refuse_split(address)
-        return [named(url)]
+        return [_named(url)]
     return _remote_directory(url.rstrip("/"), address.split)
 
 
@@ -247,14 +365,14 @@ def _web_file(address: Address) -> Found:
     url = address.path
     if any(mark in shown(url) for mark in "*["):
         raise UsageError("HTTP servers cannot be searched: name each file", path=shown(url))
-    return named(shown(url))._replace(location=url)
+    return _named(shown(url))._replace(location=url)
 
 
 def _listed(url: str, ask: Callable[[Any, str], list[dict[str, Any]]]) -> dict[str, Version]:
-    """URL → version of every file that the file system of a URL tells of."""
+    """URL → version of every file in a listing."""
     fs, path = filesystem(url)
     infos = RemoteObject(url).retrying(lambda: ask(fs, path), None)
-    before = url[: len(url) - len(path)]  # protocol and host, which a listing's names lack
+    before = url[: len(url) - len(path)]  # protocol and host, which names of a listing lack
     files = (info for info in infos if info.get("type") != "directory")
     return {before + fs._strip_protocol(info["name"]): version_of(info, url) for info in files}
 
@@ -272,8 +390,8 @@ def _list(fs: Any, path: str) -> list[dict[str, Any]]:
 def _remote_directory(url: str, split: str | None) -> list[Found]:
     listed = {os.path.basename(name): version for name, version in _listed(url, _list).items()}
     if len(listed) == 1 and url.endswith("/" + next(iter(listed))):
-        return [named(url)]  # an object of that very name: its format is unknown
-    return directory(url, split, listed)
+        return [_named(url)]  # an object of this name, of unknown format
+    return _directory(url, split, listed)
 
 
 # --- the Hugging Face hub -----------------------------------------------------------------------
@@ -285,21 +403,21 @@ _HUB_URL = re.compile(
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def _hub_split(address: Address, hub: HubName) -> list[Found]:
+def _hub_split(address: Address) -> list[Found]:
     from tokenmill.integrations.hub import split_files
 
-    commit = hub_commit(hub.repo, hub.revision, address.path)
+    commit = hub_commit(address.repo, address.revision, address.path)
     config, _, split = (address.split or "").rpartition("/")
-    files = split_files(hub.repo, split, config=config, revision=commit, source=address.path)
+    files = split_files(address.repo, split, config=config, revision=commit, source=address.path)
     other = [file for file in files if form_of(file) is None]
     if other:
         raise UsageError(
             f"{other[0]} is not of a known format ({KNOWN}). If the hub has converted the dataset "
-            f"to Parquet, open {_HUB}{hub.repo}@refs/convert/parquet/{config or 'default'}/"
+            f"to Parquet, open {_HUB}{address.repo}@refs/convert/parquet/{config or 'default'}/"
             f"{split or 'train'}/*.parquet",
             path=address.path,
         )
-    return one_format(address.path, list(map(named, files)), "the split has no files")
+    return _one_format(address.path, list(map(_named, files)), "the split has no files")
 
 
 def _pinned(url: str) -> str:

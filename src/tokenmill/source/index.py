@@ -39,15 +39,15 @@ from tokenmill.files import (
     process_directory,
     require_inside,
 )
-from tokenmill.files.sealed import JsonForm, SealedKind
+from tokenmill.files.sealed import SealedKind
 from tokenmill.fingerprint import canonical, checksum, key, key_of_pieces
 from tokenmill.source.limits import INDEX_FORMAT, STARTS_PER_PAGE
 
 Integers = npt.NDArray[np.int64]
 _FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
-_NOTE = SealedKind("note", "note.json", JsonForm("note", "check"))
+_NOTE = SealedKind("note", "note.json")
 _KIND = SealedKind(
-    "row index", "index.json", JsonForm("index", "check"), ("table.bin", "starts.bin"),
+    "row index", "index.json", ("table.bin", "starts.bin"),
     remedy="open with rehash=True to have it made again",
 )  # fmt: skip
 _PAGE = 8 * STARTS_PER_PAGE  # bytes

@@ -26,10 +26,9 @@ from tokenmill.errors import CacheError, SourceError, SourceMissing, UsageError
 from tokenmill.files import default_cache_dir, is_remote
 from tokenmill.files.ranged import RemoteFile
 from tokenmill.fingerprint import key
-from tokenmill.source.address import parse_address
 from tokenmill.source.block import Part
 from tokenmill.source.bytefile import FileEntry, LocalFile, SourceBytes
-from tokenmill.source.discover import Found, discover
+from tokenmill.source.discover import Found, discover, parse_address
 from tokenmill.source.index import (
     Shelf,
     existing_private_shelf,

@@ -1,41 +1,49 @@
-"""Parquet and Arrow files as runs of record batches.
+"""Parquet and Arrow files: their record batches, and rows as the dicts that JSON would have given.
 
-A `Table` knows its *groups* (Parquet's row groups, Arrow's record batches) with their rows and
-decoded bytes, and gives the record batches of any range of rows. Counting needs only footers and
-metadata; only the record batches of a remote Arrow file must be walked once, and the *spans* found
-are remembered with the file, so that a worker fetches the bytes of its batches and nothing else.
-`plan_ranges` makes blocks of a table: a pure function of the groups' sizes, splitting large groups
-evenly and joining small neighbours. `DecodedRows` gives its rows, decoded in place.
+A `Table` knows its *groups* (row groups of Parquet, record batches of Arrow) with their rows and
+decoded bytes, and gives the record batches of any range of rows. Footers and metadata are enough
+for that; only a remote Arrow file is read once from end to end, and the *spans* found are kept, so
+that a worker fetches the bytes of its batches alone. `plan_ranges` cuts a table into blocks.
+`DecodedRows` gives single rows and ranges, and keeps what it decoded last.
 
-pyarrow's errors become `SourceError` here, with the file's name.
+`RowForm` converts record batches to dicts. Null members of structs are dropped, at every level and
+at the top: Arrow fills up ragged records, JSON does not. Nulls inside lists stay. Maps with text
+keys become objects, binary base64, dates and times ISO 8601, durations seconds, decimals text. What
+has no JSON form (NaN, infinities, other keys, text that is not UTF-8) makes the row bad.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import itertools
+import math
 import os
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenmill.errors import RowError, SourceError
+from tokenmill.errors import RowError, SourceError, UsageError
 from tokenmill.files import is_network
 from tokenmill.files.process import RecentValues
 from tokenmill.files.ranged import RangedStream, RemoteFile
+from tokenmill.source.block import Value
 from tokenmill.source.bytefile import Span
-from tokenmill.source.jsonform import CheckedBatch, RowForm
-from tokenmill.source.limits import COLUMNAR_BLOCK, DECODED_BYTES
+from tokenmill.source.limits import COLUMNAR_BLOCK, DECODED_BYTES, MAX_NESTING, MAX_ROW
+from tokenmill.source.parse import over_limit
 
 BATCH_ROWS = 1024  # rows decoded at once
 READ_BYTES = 256 << 10  # bytes of a column of a local Parquet file read at once
 STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 ARROW_FILE = b"ARROW1"
+Convert = Callable[[Any], Any]
+_SUSPECT = MAX_ROW // 6  # decoded bytes: an escape of JSON makes at most six bytes of one
 
 
 class RowGroup(NamedTuple):
@@ -48,9 +56,9 @@ class RowGroup(NamedTuple):
 def plan_ranges(
     groups: Sequence[RowGroup], target: int = COLUMNAR_BLOCK
 ) -> Iterator[tuple[int, int, int]]:
-    """Cut a file into ranges of rows of about the target size.
+    """Cut a file into ranges of rows of about the target size, a function of group sizes alone.
 
-    A range lies within one group, or is made of whole small ones.
+    A range lies within one group, or consists of whole small ones.
 
     Yields:
         (first row, behind the last row, decoded bytes).
@@ -76,7 +84,7 @@ def plan_ranges(
 
 @contextlib.contextmanager
 def arrow_errors(path: str) -> Iterator[None]:
-    """Translate what pyarrow raises about a file."""
+    """Translate errors of pyarrow to `SourceError`."""
     try:
         yield
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -106,11 +114,11 @@ class Table:
         return self.starts[-1]
 
     def group_batches(self, group: int) -> Iterator[Any]:
-        """The record batches of one group, in order."""
+        """Yield the record batches of one group, in order."""
         raise NotImplementedError
 
     def batches(self, first: int, last: int) -> Iterator[tuple[int, Any]]:
-        """Record batches of the rows ``first:last`` with the row each begins at."""
+        """Yield the first row and the record batch of each part of the rows ``first:last``."""
         group = bisect_right(self.starts, first) - 1
         while first < last and group < len(self.groups):
             row = self.starts[group]
@@ -125,7 +133,7 @@ class Table:
 
 
 class ParquetTable(Table):
-    """A Parquet file: groups from the footer."""
+    """A Parquet file; groups come from the footer."""
 
     def __init__(self, location: str | RemoteFile, path: str) -> None:
         super().__init__(location, path)
@@ -140,7 +148,7 @@ class ParquetTable(Table):
 
     def _file(self, footer: Any) -> Any:
         if isinstance(self.location, str):
-            # Page by page: a row group may be the whole file, and only its beginning be wanted.
+            # Page by page: a row group may be the whole file, and only its beginning be read.
             return pq.ParquetFile(
                 self.location, metadata=footer, buffer_size=READ_BYTES, pre_buffer=False
             )
@@ -148,14 +156,14 @@ class ParquetTable(Table):
 
     def group_batches(self, group: int) -> Iterator[Any]:
         with arrow_errors(self.path):
-            # A reader of its own, as cheap as opening a file: threads must not share one.
+            # Threads must not share a reader; opening one is cheap.
             yield from self._file(self._footer).iter_batches(
                 batch_size=BATCH_ROWS, row_groups=[group], use_threads=False
             )
 
 
 class ArrowTable(Table):
-    """An Arrow IPC file or stream: groups from the batches' metadata."""
+    """A local Arrow IPC file or stream; groups come from the metadata of the batches."""
 
     location: str
 
@@ -178,7 +186,7 @@ class ArrowTable(Table):
         self._spare: list[tuple[int, int, Any]] = []  # (process, next batch, reader)
 
     def _reader(self) -> Any:
-        # Mapped, so that skipping costs nothing; but never where a map can end the process.
+        # Mapped, so that skipping costs nothing, except where a map can end the process.
         if is_network(self.location):
             source = pa.OSFile(self.location)
         else:
@@ -203,7 +211,7 @@ class ArrowTable(Table):
             with self._reader() as reader:
                 return reader.get_batch(group)
         try:
-            process, position, reader = self._spare.pop()  # taken: another thread opens its own
+            process, position, reader = self._spare.pop()  # another thread opens its own
         except IndexError:
             process, position, reader = 0, 0, None
         # A reader from before a fork may share its file position with the parent's.
@@ -221,7 +229,7 @@ class ArrowTable(Table):
 
 
 def walk_spans(file: RemoteFile) -> tuple[Span, ...]:
-    """Read an Arrow file or stream once, from end to end: where its schema and batches are."""
+    """Find the schema and the batches of an Arrow file or stream by reading it once."""
     stream = RangedStream(file)
     with arrow_errors(file.path):
         is_file = file.pread(len(ARROW_FILE), 0) == ARROW_FILE
@@ -244,7 +252,7 @@ def walk_spans(file: RemoteFile) -> tuple[Span, ...]:
 
 
 def _refuse_dictionaries(schema: Any, path: str) -> None:
-    # A batch alone would not be whole: its dictionaries stand anywhere before it.
+    # A batch alone is incomplete: its dictionaries may be anywhere before it.
     for field in schema:
         if pa.types.is_dictionary(field.type):
             raise SourceError(
@@ -255,10 +263,7 @@ def _refuse_dictionaries(schema: Any, path: str) -> None:
 
 
 class SpannedTable(Table):
-    """Record batches of a remote Arrow file, by their spans; the first one is the schema's.
-
-    The first batch begins at ``first_row`` of the file.
-    """
+    """Record batches of a remote Arrow file, by their spans; the first begins at ``first_row``."""
 
     def __init__(
         self, file: RemoteFile, path: str, spans: Sequence[Span], first_row: int = 0
@@ -284,27 +289,207 @@ class SpannedTable(Table):
                 yield pa.ipc.read_record_batch(part, self.schema)
 
 
-_MOST_DECODERS = 8  # suspended half-way through a group, in this process; each holds its buffers
+# --- rows as dicts ----------------------------------------------------------------------------
+
+encode = msgspec.json.Encoder().encode  # the raw form of a row: compact, in the order of the schema
+
+
+class _NoFormError(Exception):
+    """A value that JSON cannot represent."""
+
+
+_PROBLEMS = (_NoFormError, ValueError, pa.ArrowException)  # of a conversion
+
+
+class CheckedBatch(NamedTuple):
+    """A record batch after validation, which costs as much for one row as for all."""
+
+    batch: Any  # its columns, in types that Python has values for, if it is valid
+    is_valid: bool  # else each row is validated by itself
+    is_large: bool  # a row may be over the limit
+
+    def slice(self, first: int, count: int) -> CheckedBatch:
+        return self._replace(batch=self.batch.slice(first, count))
+
+
+class RowForm:
+    """Convert record batches of one schema to rows."""
+
+    def __init__(self, schema: Any, path: str) -> None:
+        self._path = path
+        try:
+            self._convert = _members([(field.name, _converter(field.type, 2)) for field in schema])
+        except UsageError as error:
+            raise UsageError(error.message, path=path) from None
+        names = list(schema.names)
+        if len(set(names)) != len(names):
+            raise UsageError("two columns have the same name", path=path)
+        self._target = pa.schema([pa.field(f.name, _in_microseconds(f.type)) for f in schema])
+        self._casts = self._target.types != schema.types
+
+    def checked(self, batch: Any) -> CheckedBatch:
+        is_large = batch.nbytes > _SUSPECT
+        try:
+            return CheckedBatch(self._validated(batch), True, is_large)
+        except _PROBLEMS:
+            return CheckedBatch(batch, False, is_large)
+
+    def rows(self, checked: CheckedBatch, first_row: int) -> list[Value]:
+        """The rows of a batch; one that has no JSON form is a RowError."""
+        batch, is_valid, is_large = checked
+        if batch.num_rows > 1 and is_valid and not is_large:
+            with contextlib.suppress(*_PROBLEMS):
+                return list(map(self._convert, batch.to_pylist()))
+        if batch.num_rows != 1:
+            rows = range(batch.num_rows)
+            return [self.rows(checked.slice(n, 1), first_row + n)[0] for n in rows]
+        try:
+            plain = batch if is_valid else self._validated(batch)
+            value: dict[str, Any] = self._convert(plain.to_pylist()[0])
+        except _PROBLEMS as error:
+            message = f"no JSON form: {error}"
+            if isinstance(error, UnicodeDecodeError):
+                message = f"not UTF-8: {error.reason}"
+            bad = RowError(message, reason="bad_json", path=self._path, row=first_row)
+            bad.__cause__ = error
+            return [bad]
+        if is_large and batch.nbytes > _SUSPECT and (length := len(encode(value))) > MAX_ROW:
+            return [RowError(over_limit(length), reason="limit", path=self._path, row=first_row)]
+        return [value]
+
+    def _validated(self, batch: Any) -> Any:
+        # Bytes from outside: an offset that points nowhere must be an error, not a crash.
+        batch.validate(full=True)
+        if not self._casts:
+            return batch
+        # Column by column: batches as a whole are cast only from pyarrow 16 on.
+        columns = zip(batch.columns, self._target.types, strict=True)
+        cast = [column.cast(kind, safe=True) for column, kind in columns]
+        return pa.RecordBatch.from_arrays(cast, schema=self._target)
+
+
+def _members(fields: list[tuple[str, Convert | None]]) -> Convert:
+    """The converter of a struct: null members are dropped, the others converted."""
+    if all(convert is None for _, convert in fields):
+        return _without_nulls
+    converters = dict(fields)
+
+    def convert(value: dict[str, Any]) -> dict[str, Any]:
+        result = {}
+        for name, member in value.items():
+            if member is not None:
+                change = converters[name]
+                result[name] = member if change is None else change(member)
+        return result
+
+    return convert
+
+
+def _without_nulls(value: dict[str, Any]) -> dict[str, Any]:
+    return {name: member for name, member in value.items() if member is not None}
+
+
+def _converter(kind: Any, depth: int) -> Convert | None:
+    """The converter of non-null values of an Arrow type; None where nothing is to do."""
+    if depth > MAX_NESTING:
+        raise UsageError(f"the schema is nested more than {MAX_NESTING} levels deep")
+    types = pa.types
+    if types.is_struct(kind):
+        return _members([(field.name, _converter(field.type, depth + 1)) for field in kind])
+    if types.is_map(kind):
+        return _object(_converter(kind.item_type, depth + 1))
+    if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
+        return _converter(kind.value_type, depth)
+    if hasattr(kind, "value_type"):  # every kind of list
+        return _each(_converter(kind.value_type, depth + 1))
+    if isinstance(kind, pa.BaseExtensionType):
+        return _converter(kind.storage_type, depth)
+    if types.is_floating(kind):
+        return _finite
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+        return _base64
+    if types.is_duration(kind):
+        return lambda value: value.total_seconds()
+    if types.is_temporal(kind):
+        return lambda value: value.isoformat()
+    if types.is_decimal(kind):
+        return str
+    if types.is_boolean(kind) or types.is_integer(kind) or types.is_null(kind):
+        return None
+    if types.is_string(kind) or types.is_large_string(kind) or str(kind) == "string_view":
+        return None
+    if str(kind) == "binary_view":
+        return _base64
+    raise UsageError(f"a column of type {kind} has no JSON form")
+
+
+def _each(convert: Convert | None) -> Convert | None:
+    if convert is None:
+        return None
+    change = convert
+    return lambda values: [None if value is None else change(value) for value in values]
+
+
+def _object(convert: Convert | None) -> Convert:
+    def change(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
+        result = {}
+        for name, value in pairs:
+            if not isinstance(name, str):
+                raise _NoFormError(f"a map has the key {name!r}, which is not text")
+            if value is not None:
+                result[name] = value if convert is None else convert(value)
+        return result
+
+    return change
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise _NoFormError(f"{number} is not a JSON number")
+    return number
+
+
+def _base64(value: bytes) -> str:
+    return base64.b64encode(value).decode("ascii")
+
+
+def _in_microseconds(kind: Any) -> Any:
+    """The same type with nanoseconds as microseconds, the finest that Python represents."""
+    types = pa.types
+    if types.is_timestamp(kind) and kind.unit == "ns":
+        return pa.timestamp("us", tz=kind.tz)
+    if types.is_time64(kind) and kind.unit == "ns":
+        return pa.time64("us")
+    if types.is_duration(kind) and kind.unit == "ns":
+        return pa.duration("us")
+    if types.is_struct(kind):
+        return pa.struct([pa.field(f.name, _in_microseconds(f.type)) for f in kind])
+    if types.is_list(kind):
+        return pa.list_(_in_microseconds(kind.value_type))
+    if types.is_large_list(kind):
+        return pa.large_list(_in_microseconds(kind.value_type))
+    return kind
+
+
+# --- decoded rows ----------------------------------------------------------------------------
+
+_MAX_DECODERS = 8  # suspended half-way through a group, in this process; each has buffers
 _decoders: OrderedDict[int, tuple[int, int, int, Iterator[Any]]] = OrderedDict()
-"""Of readers used last, by their number: process, group, next row, its batches."""
+"""Serial number of a `DecodedRows` → process, group, next row, the batches from there."""
 _serials = itertools.count()
 _decoded = RecentValues(DECODED_BYTES)  # of all readers of this process
 
 
 class DecodedRows:
-    """The rows of a table as record batches: groups are decoded once while they are kept.
+    """The rows of a table; a group is decoded once while its batches are kept.
 
-    A row group can only be decoded from its beginning. Whoever wants a row of it decodes up to
-    there, keeps the batches that came, and goes on from where it stopped when a later row is
-    wanted; batches over the bound go, the longest unused first.
+    A row group can only be decoded from its beginning. Reading a row decodes up to it, keeps the
+    batches, and continues from there for a later row. Batches over the bound of ``kept`` are
+    dropped, the longest unused first; by default all readers of the process share one bound.
 
-    Threads share what is kept, never a decoder: it is *taken* while it is in use, so that an
-    exception, a Ctrl-C too, leaves nothing behind, and whoever comes next begins anew.
-
-    Args:
-        table: The file.
-        form: Its rows' JSON form.
-        kept: Where batches are kept; those of all readers of this process by default.
+    Threads share batches, never a decoder: it is removed while in use, so that after an exception,
+    a Ctrl-C too, the next reader starts from the beginning.
     """
 
     def __init__(self, table: Table, form: RowForm, kept: RecentValues | None = None) -> None:
@@ -314,13 +499,13 @@ class DecodedRows:
         self._serial = next(_serials)
         self._bounds: dict[int, tuple[int, ...]] = {}  # group → rows at which its batches begin
 
-    def value(self, row: int) -> dict[str, Any] | RowError:
+    def value(self, row: int) -> Value:
         """One row, or why it has no JSON form."""
-        first, batch = self._batch_of(row)
-        return self.form.row(batch, row - first, row)
+        first, checked = self._batch_of(row)
+        return self.form.rows(checked.slice(row - first, 1), row)[0]
 
-    def values(self, first: int, last: int) -> Iterator[dict[str, Any] | RowError]:
-        """The rows ``first:last``, a batch at a time."""
+    def values(self, first: int, last: int) -> Iterator[Value]:
+        """The rows ``first:last``."""
         while first < last:
             start, checked = self._batch_of(first)
             stop = min(last, start + checked.batch.num_rows)
@@ -328,7 +513,7 @@ class DecodedRows:
             first = stop
 
     def _batch_of(self, row: int) -> tuple[int, CheckedBatch]:
-        """The batch that holds a row, with the row that it begins at."""
+        """The first row of the batch that contains a row, and the batch."""
         starts = self.table.starts
         group = bisect_right(starts, row) - 1
         bounds = self._bounds.get(group, (starts[group],))
@@ -336,16 +521,8 @@ class DecodedRows:
             first = bounds[bisect_right(bounds, row) - 1]
             kept = self._kept.get((self._serial, first))
             if kept is not None:
-                return first, self._checked(first, kept)
+                return first, kept
         return self._decode(group, row)
-
-    def _checked(self, first: int, kept: Any) -> CheckedBatch:
-        """A batch, checked when a row of it is first wanted."""
-        if isinstance(kept, CheckedBatch):
-            return kept
-        checked = self.form.checked(kept)
-        self._kept.put((self._serial, first), checked, kept.nbytes)
-        return checked
 
     def _decode(self, group: int, row: int) -> tuple[int, CheckedBatch]:
         process, of_group, at, coming = _decoders.pop(self._serial, (0, 0, 0, iter(())))
@@ -355,18 +532,19 @@ class DecodedRows:
             batch = next(coming, None)
             if batch is None:
                 raise SourceError(f"ends at row {at}, before row {row}", path=self.table.path)
-            self._kept.put((self._serial, at), batch, batch.nbytes)
+            checked = self.form.checked(batch)
+            self._kept.put((self._serial, at), checked, batch.nbytes)
             first, at = at, at + batch.num_rows
-            # Replaced whole: another thread may be on its way through the same group.
+            # Replaced whole: another thread may be decoding the same group.
             bounds = self._bounds.get(group, (first,))
             if first == bounds[-1]:
                 self._bounds[group] = (*bounds, at)
             if row < at:
                 _decoders[self._serial] = (os.getpid(), group, at, coming)
-                while len(_decoders) > _MOST_DECODERS:
+                while len(_decoders) > _MAX_DECODERS:
                     with contextlib.suppress(KeyError):  # another thread was quicker
                         _decoders.popitem(last=False)
-                return first, self._checked(first, batch)
+                return first, checked
 
 
 def open_table(

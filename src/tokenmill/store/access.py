@@ -109,12 +109,14 @@ def open_bytes(path: Path, *, mapped: bool) -> ByteFile:
     return MappedFile(path) if mapped else ReadFile(path)
 
 
-def require_size(path: Path, actual: int, expected: int) -> None:
+def require_size(path: Path | RemotePath, actual: int, expected: int) -> None:
     """Refuse a file of another size than stated."""
-    if actual != expected:
-        raise CorruptionError(
-            f"{actual} bytes, expected {expected}", path=path, offset=min(actual, expected)
-        )
+    sealed.require_size(path, actual, expected, remedy(path))
+
+
+def require_checksum(path: Path | RemotePath, actual: str, expected: str) -> None:
+    """Refuse a file with another checksum than stated."""
+    sealed.require_checksum(path, actual, expected, remedy(path))
 
 
 class GuardedFile:

@@ -39,8 +39,7 @@ PARTS = (
     "blocks", "staging", "quarantine",
 )  # fmt: skip
 
-GRACE_S = 24 * 3600.0
-"""Seconds between marking and removing: longer than an epoch's reader keeps a slice unopened."""
+GRACE_S = 24 * 3600.0  # longer than an epoch's reader keeps a slice unopened
 
 
 @dataclass

@@ -120,7 +120,7 @@ def weights_along(
 
 
 def trained_within(store: Store, rows: Int64, starts: Int64, stops: Int64) -> Int64:
-    """See `Store.trained_within`."""
+    """Trained tokens in ``start:stop`` of each row, without opening rows."""
     lengths = store.lengths[rows].astype(np.int64)
     found = store.trained[rows].astype(np.int64)
     partly = (found > 0) & (found < lengths)
@@ -139,7 +139,7 @@ def trained_within(store: Store, rows: Int64, starts: Int64, stops: Int64) -> In
 
 
 def weighed_within(store: Store, rows: Int64, starts: Int64, stops: Int64) -> NDArray[np.float64]:
-    """See `Store.weighed_within`."""
+    """Sum of the loss weights in ``start:stop`` of each row, without opening rows."""
     found = trained_within(store, rows, starts, stops).astype(np.float64)
     if not store.has_weights:
         return found

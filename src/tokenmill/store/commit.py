@@ -37,26 +37,23 @@ from tokenmill.store.manifest import (
     read_stretches,
 )
 from tokenmill.store.record import CommitRecord
-from tokenmill.store.slices import RowCounts, read_counts, read_record
+from tokenmill.store.slices import SliceCounts, read_counts, read_record
 
 _PIECE = 1 << 20  # bytes of a file read at once
 _TOGETHER = 4  # slices read by one task: of very short rows each holds a hundred thousand
 
-MOST_SHARDS = 50_000
-"""Slices that ``state.json`` lists. `datasets` maps every shard of it, and a process has about
-65,000 maps; beyond this a loader would die of the list, so it says what to do instead."""
+MOST_SHARDS = 50_000  # that state.json lists: `datasets` maps each, and a process has 65,000 maps
 
 
 @dataclass(frozen=True)
 class Placement:
-    """One slice's place in a store; ``rows`` of the source, if known, bound a batch of reads."""
+    """One slice's place in a store."""
 
     key: str
     source: int
     source_row: int
     line: int | None
     offset: int | None
-    rows: int = 0
 
 
 class _Tally:
@@ -70,7 +67,7 @@ class _Tally:
     def __getitem__(self, name: str) -> int:
         return self.counts[name]
 
-    def add(self, counts: RowCounts) -> None:
+    def add(self, counts: SliceCounts) -> None:
         record = counts.record
         self.counts.update(
             source_rows=record.source_rows,
@@ -79,17 +76,17 @@ class _Tally:
             tokens=record.tokens,
             trained_tokens=record.trained,
             slices=1,
-            runs=len(counts.runs),
-            weight_runs=len(counts.weights.places),
-            pictures=int(counts.media["pictures"].sum(dtype=np.int64)),
+            runs=len(counts.columns[names.MASK_RUNS]),
+            weight_runs=len(counts.columns[names.WEIGHT_RUNS]),
+            pictures=int(counts.columns[names.PICTURES].sum(dtype=np.int64)),
             ungrouped=record.rows if record.groups is None else 0,
         )
         self.rejected.update(row.reason for row in record.rejected)
         self.groups.update(record.groups or {})  # zeros, too: then there are groups
 
     def totals(self) -> Document:
-        names = ("source_rows", "rows_in", "rows", "tokens", "trained_tokens", "slices")
-        totals: Document = {name: self[name] for name in names}
+        numbers = ("source_rows", "rows_in", "rows", "tokens", "trained_tokens", "slices")
+        totals: Document = {name: self[name] for name in numbers}
         totals["rejected"] = dict(sorted(self.rejected.items()))
         if self.groups:
             single = self.groups["single"] + self["ungrouped"]
@@ -178,11 +175,11 @@ def _write_columns(
     with NewFile(body) as table, ExitStack() as opened:
         columns = {name: opened.enter_context(NewFile(staged / name)) for name in names.ARRAYS}
 
-        def read(placement: Placement) -> tuple[Placement, RowCounts]:
+        def read(placement: Placement) -> tuple[Placement, SliceCounts]:
             return placement, read_counts(cache.slice(placement.key))
 
         for placement, counts in ahead(read, placements, batch=_TOGETHER):
-            arrays = counts.store_columns(tally["rows"], tally["runs"], tally["weight_runs"])
+            arrays = counts.columns_after(tally["rows"], tally["runs"], tally["weight_runs"])
             for name, values in arrays.items():
                 columns[name].write(values.astype(names.ARRAYS[name]).data)
             table.write(_table_row(placement, counts.record, counts.digest, tally["rows"]))

@@ -1,9 +1,7 @@
 """Groups: rows that belong together, by integer.
 
-A store whose rows were made of several answers to one prompt (``format="preference"``, ``kto``,
-``ranked``) has *groups*: `Groups` is the sequence of them, over a store or over a view of one, and
-a `Group` is the rows of one with what the source said of them. The rows of a group follow each
-other; nothing is copied, and labels, scores and margins are looked up when they are read.
+A store whose rows are several answers to one prompt (``format="preference"``, ``kto``, ``ranked``)
+has groups of adjacent rows. `Groups` is the sequence of them, over a store or a view.
 """
 
 from __future__ import annotations

@@ -37,35 +37,18 @@ DATASET_INFO = "dataset_info.json"
 PROOF = "proof.json"
 SIDECARS = "sidecars"
 SIDECAR_VALUES = "values.f32"
-ELSEWHERE = "elsewhere"
-"""Below `SIDECARS` of a cache: values attached to stores that do not lie in it."""
+ELSEWHERE = "elsewhere"  # below `SIDECARS` of a cache: values attached to stores outside of it
 
-CHECKED_FILES = (
-    TABLE, LENGTHS, TRAINED, FIRST_TRAINED, MASK_RUNS, MASK_RUN_ENDS, STATE, DATASET_INFO,
-)  # fmt: skip
-"""Files that every manifest lists with size and checksum."""
-
+# Files that are one array over rows, groups or runs: those of every store, and of some.
+ROW_FILES = {
+    LENGTHS: "<i4", TRAINED: "<i4", FIRST_TRAINED: "<u1", MASK_RUNS: "<i4", MASK_RUN_ENDS: "<i8",
+}  # fmt: skip
 GROUP_FILES = {GROUP_ENDS: "<i8"}
-"""Files that are one array over all groups; only stores with groups have them."""
-
 WEIGHT_FILES = {WEIGHT_RUNS: "<i4", RUN_WEIGHTS: "<f4", WEIGHT_RUN_ENDS: "<i8"}
-"""Files of the weights of tokens, see `runs`; only stores with weights have them."""
-
 MEDIA_FILES = {PICTURES: "<i4", PATCHES: "<i4"}
-"""Pictures of every row, and what they cost a vision model; only stores with media have them."""
+ARRAYS = {**ROW_FILES, **GROUP_FILES, **WEIGHT_FILES, **MEDIA_FILES}
 
-ARRAYS = {
-    LENGTHS: "<i4",
-    TRAINED: "<i4",
-    FIRST_TRAINED: "<u1",
-    MASK_RUNS: "<i4",
-    MASK_RUN_ENDS: "<i8",
-    **GROUP_FILES,
-    **WEIGHT_FILES,
-    **MEDIA_FILES,
-}
-"""All files that are one array over rows, groups or runs, and its type."""
-
+CHECKED_FILES = (TABLE, *ROW_FILES, STATE, DATASET_INFO)  # in every manifest
 
 _KEY = re.compile(rf"[0-9a-f]{{{KEY_HEX}}}")
 

@@ -24,7 +24,7 @@ from tokenmill import fingerprint
 from tokenmill.errors import CorruptionError, SourceMissing, UsageError
 from tokenmill.files.remote_path import as_remote
 from tokenmill.files.sealed import require_file
-from tokenmill.store.access import REMEDY, ByteFile, reading_errors
+from tokenmill.store.access import REMEDY, ByteFile, reading_errors, require_checksum
 from tokenmill.store.layout import (
     CHECKED_FILES,
     FORMAT,
@@ -309,9 +309,7 @@ def check_table(manifest: Document, path: Path, *, content: bool) -> None:
             hasher.update(piece)
         recount.add(np.frombuffer(piece, SLICE_ROW), path)
     if content:
-        found, stated = hasher.hexdigest(), manifest["files"][TABLE]["checksum"]
-        if found != stated:
-            raise CorruptionError(f"checksum is {found}, expected {stated}; {REMEDY}", path=path)
+        require_checksum(path, hasher.hexdigest(), manifest["files"][TABLE]["checksum"])
     totals = manifest["totals"]
     for name in ("slices", "rows", "tokens", "trained_tokens"):
         number = getattr(recount, name)

@@ -11,16 +11,16 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from tokenmill.errors import CorruptionError, TokenmillError
 from tokenmill.fingerprint import canonical_of_parsed
 from tokenmill.origin import Origin
 from tokenmill.store.layout import FORMAT, SliceFiles
 
-BLOCK_BYTES = 1 << 20
-"""Bytes guarded by one checksum: small enough that a random row checks little on first touch."""
+BLOCK_BYTES = 1 << 20  # of one checksum: a random row checks little on first touch
 
-
+# Fixed-width columns of the meta file; -1 and NaN stand for "none".
 META_COLUMNS = {
     "row_in_slice": "int32",
     "part": "int32",
@@ -31,22 +31,25 @@ META_COLUMNS = {
     "length": "int32",
     "trained": "int32",
 }
-"""Fixed-width columns of the meta file and their types; -1 stands for "has none"."""
-
-
 GROUP_COLUMNS = {
     "label": "int8",
     "score": "float64",
     "margin": "float64",
     "prompt_tokens": "int32",
 }
-"""Further columns of a slice that has groups; -1 and NaN stand for "has none"."""
+MEDIA_COLUMNS = {"pictures": "int32", "patches": "int32"}
 
-GROUP_KINDS = ("preference", "kto", "ranked", "single")
-"""Kinds of groups; ``single`` is an ordinary row in a slice, or a store, that has groups."""
+# Columns of lists or texts of the meta file.
+MASK_RUNS = "mask_runs"  # the tokens at which each row's mask changes
+WEIGHT_RUNS, RUN_WEIGHTS = "weight_runs", "run_weights"  # see `columns.WeightRuns`
+MEDIA = "media"  # JSON text of each row's images, see `Media`
+CARRIED = "carried."  # prefix of the names of extra columns
 
-GROUP_COUNTS = (*GROUP_KINDS, "scores", "margins")
-"""What is counted of groups: those of each kind, and those that have scores or a margin."""
+GROUP_KINDS = ("preference", "kto", "ranked", "single")  # single: an ordinary row beside groups
+GROUP_COUNTS = (*GROUP_KINDS, "scores", "margins")  # groups of each kind, and with scores, a margin
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What decoding foreign bytes can raise."""
 
 
 def count_groups(counts: dict[str, int]) -> int:
@@ -57,22 +60,6 @@ def count_groups(counts: dict[str, int]) -> int:
 def role_type(roles: int) -> str:
     """Type of role numbers: int8, or wider where there are more roles."""
     return "int8" if roles <= 1 << 7 else "int16" if roles <= 1 << 15 else "int32"
-
-
-MASK_RUNS = "mask_runs"
-"""Column of the tokens at which each row's mask changes."""
-
-
-WEIGHT_RUNS, RUN_WEIGHTS = "weight_runs", "run_weights"
-"""Columns of the tokens at which each row's weight changes, and what it is from there on; only
-slices in which a trained token weighs other than 1 have them, see `runs`."""
-
-
-MEDIA = "media"
-"""Column of what is known of each row's pictures, as JSON text; see `Media`."""
-
-MEDIA_COLUMNS = {"pictures": "int32", "patches": "int32"}
-"""Further columns of a slice that has rows with pictures: how many, and what they cost a model."""
 
 
 class Media(msgspec.Struct, frozen=True, array_like=True):
@@ -108,21 +95,6 @@ _media = msgspec.json.Decoder(list[Media])
 def decode_media(text: memoryview | bytes, origin: Origin | None) -> list[Media]:
     """Decode the stored images of one row, which lack the origin."""
     return [msgspec.structs.replace(one, origin=origin) for one in _media.decode(text)]
-
-
-CARRIED = "carried."
-"""Prefix of a carried column's name in the meta file, so that it cannot hide one of ours."""
-
-
-_TOKEN_BUFFERS = {
-    f"{column}{part}" for column in ("input_ids", "loss_mask") for part in (".offsets", ".values")
-}
-_TOKEN_OFFSETS = ("input_ids.offsets", "loss_mask.offsets")
-_META_WIDTHS = {name: 4 if kind.endswith("32") else 8 for name, kind in META_COLUMNS.items()}
-_LISTS = (MASK_RUNS, "turn_ends", "turn_roles")
-
-UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What decoding bytes that nobody of us wrote can raise; the last one where they nest too deep."""
 
 
 class RejectedRow(msgspec.Struct, frozen=True, array_like=True):
@@ -206,39 +178,50 @@ def decode_record(data: bytes, files: SliceFiles) -> CommitRecord:
             f"{record.rows_in} rows in, but {record.units} kept + {len(record.rejected)} rejected",
             path=files.record,
         )
-    if set(record.token_file.buffers) != _TOKEN_BUFFERS or not _names_meta_buffers(record):
-        raise CorruptionError("does not name the buffers of its files", path=files.record)
-    _require_sizes(record, files)
+    _check_buffers(record.token_file, _token_sizes(record), files)
+    _check_buffers(record.meta_file, _meta_sizes(record), files)
     return record
 
 
-def _require_sizes(record: CommitRecord, files: SliceFiles) -> None:
-    tokens, rows = record.token_file.buffers, record.rows
-    sizes = [
-        *((name, tokens[name][1], 4 * (rows + 1)) for name in _TOKEN_OFFSETS),
-        ("input_ids.values", tokens["input_ids.values"][1], 4 * record.tokens),
-        ("loss_mask.values", tokens["loss_mask.values"][1], record.tokens),
-        *((name, record.meta_file.buffers[name][1], w * rows) for name, w in _META_WIDTHS.items()),
-    ]
-    for name, stated, expected in sizes:
-        if stated != expected:
-            raise CorruptionError(
-                f"buffer {name!r} has {stated} bytes, expected {expected}", path=files.record
-            )
+def _token_sizes(record: CommitRecord) -> dict[str, int | None]:
+    """Bytes of every buffer of the token file."""
+    offsets = 4 * (record.rows + 1)
+    return {
+        "input_ids.offsets": offsets,
+        "input_ids.values": 4 * record.tokens,
+        "loss_mask.offsets": offsets,
+        "loss_mask.values": record.tokens,
+    }
 
 
-def _names_meta_buffers(record: CommitRecord) -> bool:
-    lists = (*_LISTS, *(CARRIED + name for name in record.carried))
-    if record.has_weights:
-        lists = (*lists, WEIGHT_RUNS, RUN_WEIGHTS)
-    if record.has_media:
-        lists = (*lists, MEDIA)
-    wanted = {*META_COLUMNS, *(name + part for name in lists for part in (".offsets", ".values"))}
+def _meta_sizes(record: CommitRecord) -> dict[str, int | None]:
+    """Bytes of every buffer of the meta file; None where the record does not determine them."""
+    fixed = dict(META_COLUMNS)
+    lists = [MASK_RUNS, "turn_ends", "turn_roles", *(CARRIED + name for name in record.carried)]
     if record.groups is not None:
-        wanted |= set(GROUP_COLUMNS)
+        fixed |= GROUP_COLUMNS
+    if record.has_weights:
+        lists += [WEIGHT_RUNS, RUN_WEIGHTS]
     if record.has_media:
-        wanted |= set(MEDIA_COLUMNS)
-    return set(record.meta_file.buffers) == wanted
+        fixed |= MEDIA_COLUMNS
+        lists.append(MEDIA)
+    sizes: dict[str, int | None] = {
+        name: np.dtype(kind).itemsize * record.rows for name, kind in fixed.items()
+    }
+    for name in lists:
+        sizes |= {f"{name}.offsets": 4 * (record.rows + 1), f"{name}.values": None}
+    return sizes
+
+
+def _check_buffers(stated: FileRecord, sizes: dict[str, int | None], files: SliceFiles) -> None:
+    if set(stated.buffers) != set(sizes):
+        raise CorruptionError("does not name the buffers of its files", path=files.record)
+    for name, expected in sizes.items():
+        actual = stated.buffers[name][1]
+        if expected is not None and actual != expected:
+            raise CorruptionError(
+                f"buffer {name!r} has {actual} bytes, expected {expected}", path=files.record
+            )
 
 
 def _refusal(data: bytes, files: SliceFiles, error: Exception) -> TokenmillError:

@@ -23,15 +23,14 @@ from tokenmill.files.remote_path import BlockCache, RemotePath
 from tokenmill.files.sealed import publish_files
 from tokenmill.fingerprint import checksum
 from tokenmill.store import layout as names
-from tokenmill.store.access import GuardedFile, reading_errors, remedy, require_size
+from tokenmill.store.access import GuardedFile, reading_errors, require_checksum, require_size
 from tokenmill.store.layout import CacheLayout
 from tokenmill.store.manifest import Document, StatedFile, check_file
 from tokenmill.store.record import BLOCK_BYTES, UNREADABLE, FileRecord
 from tokenmill.store.store import Store
 
 _STREAMS = 4  # readers that may go on side by side in one file: ids, mask, and two columns
-CONTENTS = "contents.json"
-"""Beside a pushed manifest: the tokenizer's and processor's files, for places that cannot list."""
+CONTENTS = "contents.json"  # the tokenizer's and processor's files, for places that cannot list
 
 
 class _Contents(msgspec.Struct, frozen=True):
@@ -121,10 +120,7 @@ def _fetch_model(store: RemotePath, kind: str, cache: CacheLayout, target: Path)
             continue
         with reading_errors(listing):
             data = (store / name).read_bytes()
-        if checksum(data) != stated.checksum:
-            raise CorruptionError(
-                f"checksum is {checksum(data)}, expected {stated.checksum}", path=store / name
-            )
+        require_checksum(store / name, checksum(data), stated.checksum)
         files["/".join(parts[1:])] = data
     publish_files(cache.root, target, files)
     return target
@@ -155,22 +151,12 @@ def _checked_pieces(path: RemotePath, stated: Document) -> Iterator[bytes]:
     """Yield the bytes of a file; raise at the end if they are not those stated."""
     size, hasher = stated["size"], xxhash.xxh3_128()
     with reading_errors(path):
-        actual = path.object.look().size
-        if actual != size:
-            raise CorruptionError(
-                f"{actual} bytes, expected {size}; {remedy(path)}",
-                path=path,
-                offset=min(actual, size),
-            )
+        require_size(path, path.object.look().size, size)
         for start in range(0, size, WINDOW):
             piece = path.fetch(start, min(start + WINDOW, size))
             hasher.update(piece)
             yield piece
-    if hasher.hexdigest() != stated["checksum"]:
-        raise CorruptionError(
-            f"checksum is {hasher.hexdigest()}, expected {stated['checksum']}; {remedy(path)}",
-            path=path,
-        )
+    require_checksum(path, hasher.hexdigest(), stated["checksum"])
 
 
 class RemoteGuardedFile(GuardedFile):

@@ -25,7 +25,7 @@ import xxhash
 
 from tokenmill import fingerprint
 from tokenmill.errors import CacheError, CorruptionError, NonDeterminismError, UsageError
-from tokenmill.files.sealed import Draft, JsonForm, Sealed, SealedKind, reading_errors
+from tokenmill.files.sealed import Draft, Sealed, SealedKind, reading_errors
 from tokenmill.store.layout import SIDECAR_VALUES
 from tokenmill.store.record import BLOCK_BYTES
 from tokenmill.store.sidecars import (
@@ -60,7 +60,6 @@ ROW_NUMBERS = "rows.bin"
 PART = SealedKind(
     "part of a sidecar",
     "part.json",
-    JsonForm(record="part", seal="checksum", end=b"\n"),
     (ROW_NUMBERS, SIDECAR_VALUES),
     "remove its directory: its rows are then missing and computed again",
 )

@@ -23,7 +23,7 @@ from tokenmill import fingerprint
 from tokenmill.errors import CacheError, UsageError, check_one_of
 from tokenmill.files import default_cache_dir, is_network
 from tokenmill.files.remote_path import as_remote
-from tokenmill.files.sealed import JsonForm, Sealed, SealedKind
+from tokenmill.files.sealed import Sealed, SealedKind
 from tokenmill.store.access import ATTACH_AGAIN, GuardedFile
 from tokenmill.store.layout import SIDECAR_VALUES, CacheLayout, is_key
 from tokenmill.store.record import BLOCK_BYTES, FileRecord
@@ -59,7 +59,6 @@ COLUMN = "sidecar."
 KIND = SealedKind(
     "sidecar",
     "sidecar.json",
-    JsonForm(record="sidecar", seal="checksum", end=b"\n"),
     (SIDECAR_VALUES,),
     ATTACH_AGAIN,
 )

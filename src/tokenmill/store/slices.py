@@ -28,7 +28,7 @@ from tokenmill.store.access import (
     reading_errors,
     require_size,
 )
-from tokenmill.store.columns import GroupColumns, MediaColumns, WeightRuns, count_within, firsts_of
+from tokenmill.store.columns import GroupColumns, MediaColumns, count_within, firsts_of
 from tokenmill.store.layout import CacheLayout, SliceFiles
 from tokenmill.store.record import (
     CARRIED,
@@ -77,104 +77,73 @@ def _record_bytes(files: SliceFiles, expected: str | None) -> bytes:
         )
 
 
-class RowCounts(NamedTuple):
-    """What a store holds of the rows of one slice.
+class SliceCounts(NamedTuple):
+    """What a store holds of one slice.
 
-    Attributes:
-        record: The slice's commit record.
-        digest: Of the record's bytes.
-        lengths: Tokens of every row.
-        trained: Trained tokens of every row.
-        runs: The tokens at which each row's mask changes.
-        run_starts: Where each row's begin; one more entry than rows.
-        group_ends: One past the last row of every group; without groups, of every row.
-        media: Of every row, the numbers of `MEDIA_COLUMNS`.
+    ``columns`` has the arrays of `layout.ARRAYS` over the slice's rows. Those that say where
+    something ends count from the slice's beginning.
     """
 
     record: CommitRecord
-    digest: str
-    lengths: NDArray[np.int32]
-    trained: NDArray[np.int32]
-    runs: NDArray[np.int32]
-    run_starts: NDArray[np.int64]
-    group_ends: NDArray[np.int64]
-    weights: WeightRuns
-    media: dict[str, NDArray[np.int32]]
+    digest: str  # of the record's bytes
+    columns: dict[str, NDArray[Any]]
 
-    def store_columns(self, rows: int, runs: int, weight_runs: int) -> dict[str, NDArray[Any]]:
-        """The arrays of a store for this slice, after so many rows and runs of other slices."""
+    def columns_after(self, rows: int, runs: int, weight_runs: int) -> dict[str, NDArray[Any]]:
+        """The columns in a store, after so many rows and runs of other slices."""
         return {
-            names.LENGTHS: self.lengths,
-            names.TRAINED: self.trained,
-            names.FIRST_TRAINED: firsts_of(self.runs, self.run_starts),
-            names.MASK_RUNS: self.runs,
-            names.MASK_RUN_ENDS: self.run_starts[1:] + runs,
-            names.GROUP_ENDS: self.group_ends + rows,
-            names.WEIGHT_RUNS: self.weights.places,
-            names.RUN_WEIGHTS: self.weights.weights,
-            names.WEIGHT_RUN_ENDS: self.weights.bounds[1:] + weight_runs,
-            names.PICTURES: self.media["pictures"],
-            names.PATCHES: self.media["patches"],
+            **self.columns,
+            names.GROUP_ENDS: self.columns[names.GROUP_ENDS] + rows,
+            names.MASK_RUN_ENDS: self.columns[names.MASK_RUN_ENDS] + runs,
+            names.WEIGHT_RUN_ENDS: self.columns[names.WEIGHT_RUN_ENDS] + weight_runs,
         }
 
 
-def read_counts(files: SliceFiles, expected: str | None = None) -> RowCounts:
+def read_counts(files: SliceFiles, expected: str | None = None) -> SliceCounts:
     """Read the counts of a slice's rows and check them against its record; no token is read."""
     record, digest = read_record(files, expected)
     _check_size(files.tokens, record.token_file.size)
     meta = open_guarded(files.meta, record.meta_file, mapped=False, check=True)
     rows = record.rows
-    column, starts = 4 * rows, 4 * (rows + 1)
-    sizes: dict[str, int | None] = {"length": column, "trained": column}
-    sizes |= {f"{MASK_RUNS}.offsets": starts, f"{MASK_RUNS}.values": None}
+    wanted = ["length", "trained", f"{MASK_RUNS}.offsets", f"{MASK_RUNS}.values"]
     if record.groups is not None:
-        sizes["part"] = column
+        wanted.append("part")
     if record.has_weights:
-        lists = (f"{WEIGHT_RUNS}.values", f"{RUN_WEIGHTS}.values")
-        sizes |= {f"{WEIGHT_RUNS}.offsets": starts, **dict.fromkeys(lists)}
+        wanted += [f"{WEIGHT_RUNS}.offsets", f"{WEIGHT_RUNS}.values", f"{RUN_WEIGHTS}.values"]
     if record.has_media:
-        sizes |= dict.fromkeys(MEDIA_COLUMNS, column)
-    places = {
-        name: meta.buffer(name) if size is None else _sized(meta, name, size)
-        for name, size in sizes.items()
-    }
+        wanted += MEDIA_COLUMNS
+    places = {name: meta.buffer(name) for name in wanted}
     # One read for all of them: they are neighbours.
     begin = min((at for at, size in places.values() if size), default=0)
     end = max(at + size for at, size in places.values())
     data = meta.read_blocks(begin, end - begin)
 
     def values(name: str, kind: str = "<i4") -> NDArray[Any]:
+        if name not in places:
+            return np.zeros(rows if name in MEDIA_COLUMNS else 0, kind)
         at, size = places[name]
         at = max(at - begin, 0)
         return np.frombuffer(bytes(data[at : at + size]), kind)
 
-    weights = WeightRuns(
-        np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(rows + 1, np.int64)
-    )
-    if record.has_weights:
-        weights = WeightRuns(
-            values(f"{WEIGHT_RUNS}.values"),
-            values(f"{RUN_WEIGHTS}.values", "<f4"),
-            values(f"{WEIGHT_RUNS}.offsets").astype(np.int64),
-        )
-    counts = RowCounts(
-        record,
-        digest,
-        values("length"),
-        values("trained"),
-        values(f"{MASK_RUNS}.values"),
-        values(f"{MASK_RUNS}.offsets").astype(np.int64),
-        np.arange(1, rows + 1) if record.groups is None else _group_ends(values("part")),
-        weights,
-        {
-            name: values(name) if record.has_media else np.zeros(rows, np.int32)
-            for name in MEDIA_COLUMNS
-        },
-    )
-    fault = _fault(counts)
+    run_starts = values(f"{MASK_RUNS}.offsets")
+    weight_starts = values(f"{WEIGHT_RUNS}.offsets") if record.has_weights else 0 * run_starts
+    groups = np.arange(1, rows + 1) if record.groups is None else _group_ends(values("part"))
+    columns = {
+        names.LENGTHS: values("length"),
+        names.TRAINED: values("trained"),
+        names.MASK_RUNS: values(f"{MASK_RUNS}.values"),
+        names.MASK_RUN_ENDS: run_starts[1:].astype(np.int64),
+        names.GROUP_ENDS: groups,
+        names.WEIGHT_RUNS: values(f"{WEIGHT_RUNS}.values"),
+        names.RUN_WEIGHTS: values(f"{RUN_WEIGHTS}.values", "<f4"),
+        names.WEIGHT_RUN_ENDS: weight_starts[1:].astype(np.int64),
+        names.PICTURES: values("pictures"),
+        names.PATCHES: values("patches"),
+    }
+    fault = _fault(record, columns, run_starts.astype(np.int64), weight_starts)
     if fault:
         raise CorruptionError(f"{fault} are not those of its rows", path=files.meta)
-    return counts
+    columns[names.FIRST_TRAINED] = firsts_of(columns[names.MASK_RUNS], run_starts)
+    return SliceCounts(record, digest, columns)
 
 
 def _group_ends(part: NDArray[np.int32]) -> NDArray[np.int64]:
@@ -186,37 +155,31 @@ def _group_ends(part: NDArray[np.int32]) -> NDArray[np.int64]:
     return ends if np.array_equal(part, counted) else ends[:0]
 
 
-def _fault(counts: RowCounts) -> str:
+def _fault(
+    record: CommitRecord,
+    columns: dict[str, NDArray[Any]],
+    run_starts: NDArray[np.int64],
+    weight_starts: NDArray[np.int32],
+) -> str:
     """Return what contradicts the record or the rows; empty if nothing does."""
-    record, weights = counts.record, counts.weights
-    lengths, trained = counts.lengths.astype(np.int64), counts.trained.astype(np.int64)
+    lengths, trained = (columns[name].astype(np.int64) for name in (names.LENGTHS, names.TRAINED))
     if (lengths.sum(), trained.sum()) != (record.tokens, record.trained):
         return f"{lengths.sum()} tokens, {trained.sum()} of them trained,"
-    if record.groups is not None and len(counts.group_ends) != record.units:
+    if record.groups is not None and len(columns[names.GROUP_ENDS]) != record.units:
         return "groups"
-    starts, stops = counts.run_starts, np.maximum(lengths, 0)
-    if not _are_bounds(starts, len(counts.runs)) or not np.array_equal(
-        count_within(counts.runs, starts[:-1], starts[1:], np.zeros_like(stops), stops), trained
+    runs, stops = columns[names.MASK_RUNS], np.maximum(lengths, 0)
+    if not _are_bounds(run_starts, len(runs)) or not np.array_equal(
+        count_within(runs, run_starts[:-1], run_starts[1:], np.zeros_like(stops), stops), trained
     ):
         return "the runs of its masks"
-    if len(weights.places) != len(weights.weights) or not _are_bounds(
-        weights.bounds, len(weights.places)
-    ):
+    weights = len(columns[names.WEIGHT_RUNS])
+    if weights != len(columns[names.RUN_WEIGHTS]) or not _are_bounds(weight_starts, weights):
         return "the runs of its weights"
     return ""
 
 
-def _are_bounds(starts: NDArray[np.int64], count: int) -> bool:
+def _are_bounds(starts: NDArray[Any], count: int) -> bool:
     return bool(starts[0] == 0 and starts[-1] == count and (np.diff(starts) >= 0).all())
-
-
-def _sized(file: GuardedFile, name: str, expected: int) -> tuple[int, int]:
-    at, size = file.buffer(name)
-    if size != expected:
-        raise CorruptionError(
-            f"buffer {name!r} has {size} bytes, expected {expected}", path=file.path
-        )
-    return at, size
 
 
 class SliceReader:
@@ -233,11 +196,11 @@ class SliceReader:
         # The meta file is opened on demand, but a slice with a missing half is no slice.
         _check_size(files.meta, self.record.meta_file.size)
         rows = self.record.rows
-        at, size = _sized(self.tokens, "input_ids.offsets", 4 * (rows + 1))
+        at, size = self.tokens.buffer("input_ids.offsets")
         self.starts = self.tokens.view(at, size).cast("i")
         """Where each row starts among the slice's tokens, as plain integers."""
-        self._ids_at, ids_size = _sized(self.tokens, "input_ids.values", 4 * self.record.tokens)
-        self._mask_at, mask_size = _sized(self.tokens, "loss_mask.values", self.record.tokens)
+        self._ids_at, ids_size = self.tokens.buffer("input_ids.values")
+        self._mask_at, mask_size = self.tokens.buffer("loss_mask.values")
         self.ids: NDArray[np.int32] | None = None
         self.mask: NDArray[np.uint8] | None = None
         if mapped:
@@ -281,8 +244,7 @@ class SliceReader:
         dtype = np.dtype({**META_COLUMNS, **GROUP_COLUMNS, **MEDIA_COLUMNS}[name])
         if name in GROUP_COLUMNS and self.record.groups is None:
             return np.full(self.record.rows, np.nan if dtype.kind == "f" else -1, dtype)
-        place = _sized(self.meta, name, dtype.itemsize * self.record.rows)
-        return np.frombuffer(self.meta.view(*place), dtype)
+        return np.frombuffer(self.meta.view(*self.meta.buffer(name)), dtype)
 
     def group_columns(self) -> GroupColumns:
         return GroupColumns(**{name: self.column(name) for name in GROUP_COLUMNS})

@@ -29,7 +29,7 @@ from tokenmill.files.remote import local_path
 from tokenmill.files.remote_path import as_remote
 from tokenmill.origin import Origin
 from tokenmill.store import layout as names
-from tokenmill.store.access import load_array, open_bytes, reading_errors
+from tokenmill.store.access import load_array, open_bytes, reading_errors, require_checksum
 from tokenmill.store.columns import trained_within, weighed_within, weights_along
 from tokenmill.store.groups import Groups
 from tokenmill.store.layout import StoreLayout
@@ -306,22 +306,13 @@ class Store(ViewMethods, Sequence[Row]):
         """Trained tokens of every row."""
         return self.own_array(names.TRAINED)
 
-    def trained_within(
-        self, rows: NDArray[np.int64], starts: NDArray[np.int64], stops: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """Trained tokens in ``start:stop`` of each row, without opening rows."""
-        return trained_within(self, rows, starts, stops)
+    trained_within = trained_within
+    weighed_within = weighed_within
 
     @property
     def has_weights(self) -> bool:
         """Whether any trained token has a loss weight other than 1."""
         return names.WEIGHT_RUNS in self.manifest["files"]
-
-    def weighed_within(
-        self, rows: NDArray[np.int64], starts: NDArray[np.int64], stops: NDArray[np.int64]
-    ) -> NDArray[np.float64]:
-        """Sum of the loss weights in ``start:stop`` of each row, without opening rows."""
-        return weighed_within(self, rows, starts, stops)
 
     # Pictures
 
@@ -389,9 +380,7 @@ class Store(ViewMethods, Sequence[Row]):
                 data = remote.read_kept(
                     f"{digest}.picture", lambda found: fingerprint.checksum(found) == digest
                 )
-        found = fingerprint.checksum(data)
-        if found != digest:
-            raise CorruptionError(f"checksum is {found}, expected {digest}", path=path)
+        require_checksum(path, fingerprint.checksum(data), digest)
         return data
 
     def distinct_media(self) -> Iterator[Media]:
@@ -687,7 +676,7 @@ class Store(ViewMethods, Sequence[Row]):
         if self.has_groups:
             ends = self.own_array(names.GROUP_ENDS)
             firsts[names.GROUP_ENDS] = int(np.searchsorted(ends, row, side="right"))
-        for name, values in counts.store_columns(row, run, weight_run).items():
+        for name, values in counts.columns_after(row, run, weight_run).items():
             if name in self.manifest["files"]:
                 first = firsts.get(name, row)
                 if not np.array_equal(self.own_array(name)[first : first + len(values)], values):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -496,9 +497,9 @@ class _Cache:
 
 
 def pull(
-    source: str,
-    cache_dir: Path | None = None,
-    out: Path | None = None,
+    source: str | os.PathLike[str],
+    cache_dir: str | os.PathLike[str] | None = None,
+    out: str | os.PathLike[str] | None = None,
     *,
     embed_media: bool = False,
 ) -> TransferResult:
@@ -533,7 +534,7 @@ def pull(
     for stated in pulled.manifest["files"].values():
         result.add(stated["size"])
     embed_media = embed_media or "media" in store.manifest
-    copied = None if out is None else copy_store(pulled, out, embed_media=embed_media)
+    copied = None if out is None else copy_store(pulled, Path(out), embed_media=embed_media)
     result.path = str(copied or pulled.path)
     return result
 
@@ -547,7 +548,6 @@ def _placements(store: Store) -> Iterator[Placement]:
             source_row=int(entry["source_row"]),
             line=line or None,
             offset=None if offset < 0 else offset,
-            rows=int(entry["rows"]),
         )
 
 

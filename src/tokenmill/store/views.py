@@ -1,9 +1,7 @@
-"""What stores and views of stores offer alike: methods that choose, reorder, change or serve rows.
+"""Methods of stores and views that give views.
 
-`ViewMethods` is the base of `Store` and of `tokenmill.dataset.View`. Its methods give views, rows
-by number with nothing copied, and `torch` gives batches of tensors. What they give lives in higher
-rooms, `tokenmill.dataset` and `tokenmill.integrations.torch`; this module is the one place that
-imports them from below, when a method is called.
+The results live in higher packages, `tokenmill.dataset` and `tokenmill.integrations.torch`. This
+module is the only one that imports them from below, when a method is called.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ class ViewMethods:
         return view
 
     def split(self, parts: Mapping[str, float], *, seed: int = 0) -> tuple[View, ...]:
-        """Rows cut into sides by content; see `tokenmill.split`."""
+        """Split rows by content; see `tokenmill.split`."""
         sides: tuple[View, ...] = _dataset().split(self, parts, seed=seed)
         return sides
 
@@ -74,18 +72,17 @@ class ViewMethods:
         return DataLoader(whole, batch_size=batch_size, **arguments)
 
     def _range(self, numbers: range) -> View:
-        view: View = _dataset().SliceView(_dataset().as_view(self), numbers)
+        view: View = _dataset().sliced(self, numbers)
         return view
 
 
 def pictures_of(store: Any) -> StoredPictures:
-    """What reads the pictures of a store."""
+    """The reader of a store's images."""
     found: StoredPictures = _dataset().pictures_of(store)
     return found
 
 
 def _dataset() -> Any:
-    """The room of views, which knows stores: so it is looked up late, and here alone."""
     from tokenmill import dataset
 
     return dataset

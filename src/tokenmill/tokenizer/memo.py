@@ -26,7 +26,7 @@ import msgspec
 
 from tokenmill import fingerprint
 from tokenmill.errors import CacheError, TokenizerError
-from tokenmill.files.sealed import BytesForm, SealedKind, publish_files
+from tokenmill.files.sealed import SealedKind, publish_files
 from tokenmill.optional import installed_version
 from tokenmill.tokenizer import engine_cache
 from tokenmill.tokenizer.identity import FORMAT, IdentityCard
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 VERSION = 3  # raised when a card's members or finding one change: old memos are not believed
 DIRECTORY = "tokenizers"
-_MEMO = SealedKind("memo", "", BytesForm())
+_MEMO = SealedKind("memo", "", raw=True)
 
 # What AutoTokenizer or we read in a tokenizer's directory; weights and the like are not opened.
 _NAMES = (

@@ -21,7 +21,7 @@ import numpy as np
 from tokenmill import fingerprint
 from tokenmill.collector import without_collector
 from tokenmill.errors import TokenizerError
-from tokenmill.files.sealed import JsonForm, SealedKind
+from tokenmill.files.sealed import SealedKind
 from tokenmill.tokenizer import engine_cache
 from tokenmill.tokenizer.backend import (
     added_tokens,
@@ -37,7 +37,7 @@ from tokenmill.tokenizer.parity_texts import probe_text
 from tokenmill.tokenizer.pieces import PieceTable
 
 COPY = SealedKind(
-    "copy of a tokenizer", "tokenmill_checksums.json", JsonForm(),
+    "copy of a tokenizer", "tokenmill_checksums.json",
     remedy="remove this directory and prepare again",
 )  # fmt: skip
 """A directory of ours with a tokenizer in it; its summary holds the checksums of its files."""

@@ -21,7 +21,7 @@ import msgspec
 from tokenmill import fingerprint
 from tokenmill.errors import CacheError, CorruptionError, UsageError
 from tokenmill.files import PrivateDirectory
-from tokenmill.files.sealed import BytesForm, SealedKind, publish_files
+from tokenmill.files.sealed import SealedKind, publish_files
 from tokenmill.optional import installed_version
 from tokenmill.store import CacheLayout, Store
 from tokenmill.work.identity import absolute, ask_worker
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 IDENTIFY = "tokenmill.work.processor:open_identifier"
 VERSION = 1  # raised when a card's members or finding one change
-_MEMO = SealedKind("memo", "", BytesForm())
+_MEMO = SealedKind("memo", "", raw=True)
 _SUFFIXES = (".json", ".jinja", ".py", ".model", ".txt")
 
 _given: dict[str, Processor] = {}

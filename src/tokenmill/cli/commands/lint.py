@@ -17,7 +17,7 @@ from tokenmill.cli.output import Output, one_line
 from tokenmill.report.lint.rules import RULES, SAMPLE_ROWS
 
 if TYPE_CHECKING:
-    from tokenmill.report.lint import LintReport
+    from tokenmill.report.lint.rules import LintReport
 
 PLACES_SHOWN = 5  # of a finding's places; --json has more
 

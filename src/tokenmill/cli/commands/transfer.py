@@ -55,8 +55,8 @@ def pull(
     embed_media: EmbedMedia = False,
 ) -> None:
     """Bring a store from S3 or another place into the cache."""
-    from tokenmill.api import pull_store
+    from tokenmill.store import transfer
 
-    done = pull_store(source, out=out, embed_media=embed_media, **given)
+    done = transfer.pull(source, out=out, embed_media=embed_media, **given)
     output.say(f"{done.rows:,} rows, {done.bytes:,} bytes, every block checked")
     output.result(done.document())

@@ -6,6 +6,7 @@
     for_grpo        the same with prompts, for `GRPOTrainer` and similar trainers
     VisionCollator  the collator for `for_trl` with images
     as_prepared     a subclass of a trainer for groups that tokenizes nothing
+    VERBATIM        the `convention` of prompts that TRL renders
     in_order        a subclass of a trainer that does not shuffle, for older transformers
 
 All datasets are lazy: their rows are read from the store when they are used. They need no memory
@@ -25,5 +26,14 @@ with optional("datasets"):
         for_trl,
         in_order,
     )
+    from tokenmill.integrations.trainers import VERBATIM
 
-    __all__ = ["VisionCollator", "as_prepared", "for_grpo", "for_trl", "in_order", "to_hf"]
+    __all__ = [
+        "VERBATIM",
+        "VisionCollator",
+        "as_prepared",
+        "for_grpo",
+        "for_trl",
+        "in_order",
+        "to_hf",
+    ]

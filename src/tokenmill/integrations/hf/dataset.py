@@ -178,11 +178,7 @@ def _in_memory(name: str) -> Callable[..., Any]:
 class LazyTable(TableBlock):  # type: ignore[misc]
     """A `datasets` table whose rows are computed when they are read.
 
-    Args:
-        reader: Computes rows.
-        span: The rows of the reader that this table has.
-        columns: The columns of the reader that this table has.
-        schema: Their names, types and metadata in this table.
+    It has some rows and columns of the reader; the schema has its own names for them.
     """
 
     def __init__(

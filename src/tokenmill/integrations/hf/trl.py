@@ -41,8 +41,7 @@ import numpy as np
 import pyarrow as pa
 
 from tokenmill import fingerprint
-from tokenmill.dataset import Mixture, View, as_view, tokens_alone, unweighted
-from tokenmill.dataset.sidecars import ViewSidecar
+from tokenmill.dataset import Mixture, View, ViewSidecar, as_view, tokens_alone, unweighted
 from tokenmill.errors import UsageError, check_one_of, check_positive
 from tokenmill.integrations.hf.dataset import (
     LazyTable,
@@ -349,13 +348,8 @@ def _is_ours(dataset: Any) -> bool:
 class VisionCollator:
     """Batches of rows with images: the ``data_collator`` for `for_trl`'s dataset.
 
-    The batches equal those of TRL's own collator, with the labels of the store.
-
-    Args:
-        data: The data of the dataset.
-        processor: As for `tokenmill.Loader`.
-        pad_id: Padding token; None takes the tokenizer's pad, else its eos.
-        pad_to_multiple_of: Widths are rounded up to this.
+    The batches equal those of TRL's own collator, with the labels of the store. The arguments are
+    the data of the dataset, and those of `tokenmill.Loader`.
     """
 
     def __init__(

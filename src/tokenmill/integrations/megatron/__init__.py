@@ -37,16 +37,7 @@ __getattr__ = first_use(__name__, dataset="SFTDataset")
 
 
 class PackedSamples:
-    """The samples of a run by number.
-
-    Args:
-        view: The rows.
-        pack: Length of samples and how rows are packed into them.
-        count: Minimum number of samples, over as many epochs as needed; None: one epoch.
-        seed: Seed of the order.
-        order: As for the loader.
-        context_parallel: Degree of context parallelism.
-    """
+    """The samples of a run by number: of one epoch, or at least ``count`` of several."""
 
     def __init__(
         self,

@@ -242,19 +242,11 @@ def rows_of_dump(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
         raise SourceError("no dump of rollouts: it holds no list of samples", path=path)
     step = dump.get("rollout_id") if isinstance(dump, dict) else None
     for sample in samples:
-        row = {name: _as_json(value) for name, value in sample.items()}
-        if step is not None:
-            row.setdefault("rollout_id", _as_json(step))
-        yield row
+        yield _as_json(sample if step is None else {"rollout_id": step, **sample})
 
 
 def _as_json(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(name): _as_json(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_as_json(one) for one in value]
-    if isinstance(value, str | int | float | bool) or value is None:
-        return value
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    return str(value)
+    def foreign(one: Any) -> Any:
+        return one.tolist() if hasattr(one, "tolist") else str(one)
+
+    return msgspec.to_builtins(value, str_keys=True, enc_hook=foreign)

@@ -37,6 +37,7 @@ from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.dataset import as_view, tokens_alone
 from tokenmill.errors import CorruptionError, SourceError, StateError, UsageError, check_one_of
 from tokenmill.fingerprint import checksum64
+from tokenmill.integrations.miles.conventions import MILES, SLIME, MilesOrder
 from tokenmill.integrations.miles.saved import host_path, read_state, state_path, write_state
 from tokenmill.integrations.trainers import date_named, prepared, response_mask, stated_date
 from tokenmill.origin import nothing_left
@@ -52,6 +53,7 @@ STORE = "TOKENMILL_STORE"
 TURN_END = "TOKENMILL_TURN_END"
 ROW = "tokenmill_row"
 """Attribute of a sample: the number of its source row."""
+CONVENTIONS = {"miles": MILES, "slime": SLIME}
 COUNTERS = ("sample_group_index", "sample_index")
 PROCESSOR_FILES = (
     "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
@@ -117,6 +119,13 @@ class Flags:
         return dict(value or {})
 
     @property
+    def order(self) -> str | type[MilesOrder]:
+        """The framework's own order, or tokenmill's."""
+        stated = os.environ.get(ORDER) or "miles"
+        check_one_of(ORDER, stated, ("miles", "feistel"))
+        return MilesOrder if stated == "miles" else stated
+
+    @property
     def serves_evaluation(self) -> bool:
         stated = os.environ.get(EVALUATION) or "0"
         check_one_of(EVALUATION, stated, ("0", "1"))
@@ -152,7 +161,9 @@ def _load_function(path: str) -> Any:
 def _open_prompts(flags: Flags, framework: Framework, path: Any, **arguments: Any) -> PromptDataset:
     """Open prompts with the framework's tokenizer; raise if none is left."""
     with date_named(flags.hf_checkpoint):
-        prompts = PromptDataset(path, convention=framework.name, **{**flags.tokenizer, **arguments})
+        prompts = PromptDataset(
+            path, convention=CONVENTIONS[framework.name], **{**flags.tokenizer, **arguments}
+        )
     if not len(prompts):
         raise nothing_left("prompt", prompts.rejected, prompts.rejected_rows(), str(path))
     if prompts.rejected:
@@ -164,15 +175,7 @@ def _open_prompts(flags: Flags, framework: Framework, path: Any, **arguments: An
 
 
 class EvalDataset:
-    """The framework's evaluation dataset over a lazy index of prompts.
-
-    Args:
-        path: The evaluation set.
-        tokenizer: Unused: the flags name it.
-        processor: The framework's processor.
-        max_length: Maximum number of tokens of a prompt.
-        described: The framework's names of columns and template variables.
-    """
+    """The framework's evaluation dataset, with its arguments, over a lazy index of prompts."""
 
     framework: Framework
     flags: Flags
@@ -220,22 +223,14 @@ def serve_evaluation(framework: Framework, flags: Flags) -> None:
 
 
 class DataSource:
-    """Prompts in groups of samples, with a buffer of returned groups.
-
-    Attributes:
-        dataset: The prompts, or None with ``--disable-rollout-global-dataset``.
-        buffer: Returned groups.
-        sample_group_index: Number of groups served.
-        sample_index: Number of samples served.
-        metadata: The framework's, saved with the state.
-    """
+    """Prompts in groups of samples, with a buffer of returned groups."""
 
     def __init__(self, args: Any) -> None:
         self.args = args
         self._framework = Framework.find()
-        self.sample_group_index = 0
-        self.sample_index = 0
-        self.metadata: dict[str, Any] = {}
+        self.sample_group_index = 0  # number of groups served
+        self.sample_index = 0  # number of samples served
+        self.metadata: dict[str, Any] = {}  # the framework's, saved with the state
         self.lookup: Lookup | None = None  # of `sft_rollout`
         self.buffer: list[list[Any]] = []
         flags = Flags(args)
@@ -243,7 +238,7 @@ class DataSource:
             serve_evaluation(self._framework, flags)
         path = flags.buffer_filter_path
         self.buffer_filter = _pop_first if path is None else _load_function(path)
-        self.dataset: PromptDataset | None = None
+        self.dataset: PromptDataset | None = None  # with --disable-rollout-global-dataset
         if flags.rollout_global_dataset and flags.prompt_data is not None:
             self.dataset = self._open(flags)
             if flags.rollout_shuffle:
@@ -271,7 +266,7 @@ class DataSource:
             apply_chat_template=bool(flags.apply_chat_template),
             apply_chat_template_kwargs=flags.template_kwargs,
             seed=flags.rollout_seed,
-            order=os.environ.get(ORDER) or "miles",
+            order=flags.order,
         )
 
     # Samples

@@ -1,18 +1,13 @@
-"""tokenmill in the shapes of SkyRL's trainers.
+"""tokenmill for SkyRL's trainers.
 
-SFT, by how much is left to the host:
-
-    a store's path   in ``pretokenized_dataset_paths``, as it is: no code of ours in the trainer
-    Sampler          for ``sampler_class_path``: our order, exact resume, over any dataset there
-    main_sft         SkyRL's program of that name, its data by `from_config`
-    from_config      an SFTConfig to a dataset: its raw datasets prepared by tokenmill, or the
-                     stores it names; `eval_from_config` is the same for evaluation
-    SFTDataset       rows with ``num_actions`` and window ``loss_mask``, straight from stores
-
-RL:
-
-    main_base        SkyRL's program of that name, with
-    PromptDataset    its prompts from a lazy index
+    a store's path    SFT: in ``pretokenized_dataset_paths``, without any code of ours
+    Sampler           SFT: for ``sampler_class_path``: our order and exact resume, over any dataset
+    main_sft          SFT: SkyRL's program of that name with the data of `from_config`
+    from_config       SFT: the dataset of an SFTConfig, prepared by tokenmill
+    eval_from_config  SFT: the same for evaluation
+    SFTDataset        SFT: rows of stores with ``num_actions`` and window ``loss_mask``
+    main_base         RL: SkyRL's program of that name with
+    PromptDataset     RL: prompts from a lazy index
 
 The two programs need SkyRL; importing the rest needs PyTorch alone.
 """

@@ -1,12 +1,8 @@
 """SkyRL's RL prompts from a lazy index.
 
-SkyRL's ``PromptDataset`` loads every file into memory and, at each start, tokenizes every prompt to
-leave out those over ``max_prompt_length``. `PromptDataset` here takes its arguments and gives its
-items over `tokenmill.PromptDataset`: lengths are measured once and kept, a filter is a compare, and
-a row is read when it is asked for.
-
-An item is ``(messages, env_class, extras, uid)``: the column of the prompt as the row has it, that
-of the environment, all others, and the item's number as text.
+SkyRL's ``PromptDataset`` loads every file into memory and tokenizes every prompt at each start.
+`PromptDataset` here has its arguments and items: ``(messages, env_class, extras, uid)``, the column
+of the prompt, that of the environment, all others, and the item's number as text.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ from torch.utils import data as torch_data
 from tokenmill import prompts
 from tokenmill.errors import UsageError
 from tokenmill.integrations.skyrl.common import NO_COLUMN, sources_of
-from tokenmill.integrations.trainers import Items, date_named, stated_date
+from tokenmill.integrations.trainers import VERBATIM, Items, date_named, stated_date
 from tokenmill.sampling import Int64Array
 
 Item = tuple[Any, Any, dict[str, Any], str]
@@ -34,14 +30,7 @@ _log = logging.getLogger(__name__)
 class PromptDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
     """Prompts for SkyRL's RL trainers, in file order; its dataloader shuffles.
 
-    Args:
-        datasets: Files, or names as ``name`` or ``name:split``; one or a list.
-        tokenizer: SkyRL's transformers tokenizer, or a directory.
-        max_prompt_length: Most tokens of a prompt with its generation prompt.
-        num_workers: Worker processes that measure; SkyRL says 8.
-        prompt_key: Column of the messages.
-        env_class_key: Column of the environment's name.
-        cache_dir: Where the indexes are kept; None: tokenmill's own cache.
+    ``datasets`` are files or names, as ``name`` or ``name:split``; one or a list.
     """
 
     def __init__(
@@ -68,8 +57,8 @@ class PromptDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc
                 apply_chat_template=True,
                 date=stated_date(),
                 tokenizer_backend="transformers",
-                convention="slime",  # messages go to the template as the row has them
-                # SkyRL starts so many whatever the machine has.
+                convention=VERBATIM,
+                # SkyRL asks for 8 on any machine.
                 num_workers=min(num_workers, os.cpu_count() or 1) if num_workers > 1 else 0,
                 cache_dir=cache_dir,
             )
@@ -78,14 +67,13 @@ class PromptDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc
 
     @property
     def key(self) -> str:
-        """Name of the content, which a sampler's state carries."""
+        """Content key, which is part of a sampler's state."""
         return f"{self.prompts.key}/{self.prompts.max_length}"
 
     def __len__(self) -> int:
         return len(self.prompts)
 
     def items_at(self, numbers: Int64Array) -> list[Item]:
-        """Prompts as SkyRL's tuples."""
         rows = self.prompts.source_rows_at(numbers)
         return [
             (row.pop(self.prompt_key), row.pop(self.env_class_key, None), row, str(number))
@@ -94,7 +82,6 @@ class PromptDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc
 
     @staticmethod
     def collate_fn(items: Sequence[Item]) -> list[dict[str, Any]]:
-        """A batch as SkyRL's trainers take it."""
         names = ("prompt", "env_class", "env_extras", "uid")
         return [dict(zip(names, item, strict=True)) for item in items]
 

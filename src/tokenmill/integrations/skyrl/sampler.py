@@ -43,7 +43,7 @@ class Sampler(torch_data.Sampler[int]):  # type: ignore[misc]
     Args:
         data_source: What is sampled; only its length, and its ``key`` where it has one, matter.
         seed: Of the order.
-        order: feistel, sequential or miles.
+        order: feistel or sequential.
         num_samples: Positions of one pass; None: as many as there are rows. The number of steps
             times the batch size makes the whole run one pass.
         lengths: Rows of every source, in order; SkyRL fills this in.

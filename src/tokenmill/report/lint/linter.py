@@ -1,16 +1,8 @@
-"""What a worker does for lint: render and encode a block as a build would, and look at everything.
+"""The work of a lint worker: render and encode a block as a build would, and check everything.
 
-`open_linter` is the entry that `run_lint` names and executors import; it loads the tokenizer's copy
-and the template once and returns the function that lints one block. In come the block and the
-numbers of its rows to look at; out go sightings by rule (`Collector`), and for every row that would
-be accepted a digest of its rendered text and a sketch of its body, from which the parent finds
-duplicates. Rows never travel back; excerpts of examples do.
-
-A `Linter` is what both entries load. The parent knows candidates for near-duplicates by their
-positions among the opened rows and nothing of their text, so comparing them is work for the
-executor again: `open_comparer` opens the rows again. In come some rows with the earlier rows each
-may repeat; out go, per row, the first of them whose Jaccard index reaches the threshold, and the
-index.
+Workers return findings by rule, and for every row that would be accepted a digest of its rendered
+text and a sketch of its body, from which the parent finds duplicates. Candidates for
+near-duplicates go to workers again, which open the rows and compare them exactly.
 """
 
 from __future__ import annotations
@@ -34,16 +26,20 @@ from tokenmill.chat.thinking import THINKING
 from tokenmill.collector import without_collector
 from tokenmill.errors import RowError
 from tokenmill.report.lint import minhash
-from tokenmill.report.lint.content import (
+from tokenmill.report.lint.checks import (
     ControlText,
+    Side,
     argument_texts,
+    balance,
+    check_images,
+    comparisons,
     empty_turns,
     odd_characters,
+    side_of,
+    sides_of,
     texts_of,
 )
-from tokenmill.report.lint.findings import Collector, excerpt
-from tokenmill.report.lint.groups import Side, balance, comparisons, side_of, sides_of
-from tokenmill.report.lint.pictures import PictureCritic
+from tokenmill.report.lint.rules import Collector, excerpt
 from tokenmill.report.lint.template import TemplateCritic
 from tokenmill.source import Block, open_rows, read_block
 from tokenmill.tokenizer import Encoded
@@ -56,7 +52,7 @@ RAW_SHOWN = 200  # bytes of a row that could not be parsed
 
 
 def open_linter(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Load what linting needs and return the function that lints one block."""
+    """Return the function that lints one block."""
     linter = Linter(options)
 
     def lint(payload: dict[str, Any]) -> dict[str, Any]:
@@ -67,21 +63,17 @@ def open_linter(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str,
 
 
 def packed(array: np.ndarray[Any, Any]) -> str:
-    """An array as text, to travel."""
+    """Return an array as text."""
     return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
 
 
 def unpacked(text: str, kind: Any) -> np.ndarray[Any, Any]:
-    """An array that travelled."""
+    """Return the array of a text."""
     return np.frombuffer(base64.b64decode(text), kind)
 
 
 class Linter:
-    """Looks at rows, which go through the pipeline of a build.
-
-    Args:
-        options: What travelled to a worker.
-    """
+    """Checks rows, which go through the pipeline of a build."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.recipe = Recipe(**options["recipe"])
@@ -91,9 +83,7 @@ class Linter:
         expander = expander_of(options, self.tokenizer, hashed=False)
         engines = options["engine"], options["renderer"]
         self.pipeline = Pipeline(self.recipe, self.tokenizer, *engines, expander)
-        self._pictures: PictureCritic | None = None
-        if expander is not None:
-            self._pictures = PictureCritic(expander.pictures, self.spec, expander.tokens)
+        self._expander = expander
         self.critic = TemplateCritic(self.renderer)
         # The copy of the tokenizer may flag other tokens as special than the one that was given.
         self._control = ControlText(self._control_tokens(options["card"]["control_tokens"]))
@@ -101,20 +91,17 @@ class Linter:
 
     @property
     def renderer(self) -> Renderer:
-        """What renders; another one after one was caught differing."""
+        """The current renderer; the pipeline replaces one that failed an audit."""
         return self.pipeline.renderer
 
     def _control_tokens(self, control_tokens: Sequence[str]) -> set[str]:
-        """Special tokens, and added ones that the template prints around any conversation.
-
-        Tags of thinking are the assistant's own words, whatever the tokenizer calls them.
-        """
+        # Thinking tags are the assistant's own words, whatever the tokenizer calls them.
         glue = self.critic.glue()
         tokens = {*control_tokens, *(t for t in self.tokenizer.added_contents if t in glue)}
         return {token for token in tokens if token.strip() and not THINKING.search(token)}
 
     def _look_at_tokenizer(self) -> dict[str, str]:
-        """What is wrong before any row is looked at: rule → detail."""
+        """Return what is wrong with the tokenizer itself, by rule."""
         found, tokenizer = {}, self.tokenizer
         pad, eos, bos = tokenizer.pad_id, tokenizer.eos_id, tokenizer.bos_id
         name = tokenizer.special_tokens.get("eos_token")
@@ -128,7 +115,7 @@ class Linter:
         return {rule: detail for rule, detail in found.items() if rule in self.rules}
 
     def _adds(self, bos: int | None) -> bool:
-        """Whether the tokenizer by itself puts a begin-of-sequence token in front."""
+        """Return whether the tokenizer itself adds a begin-of-sequence token."""
         import tokenizers
 
         encoder = tokenizers.Tokenizer.from_buffer(self.tokenizer.data)
@@ -136,7 +123,7 @@ class Linter:
         return bos is not None and bool(ids) and ids[0] == bos
 
     def lint(self, block: Block, chosen: list[int] | None) -> dict[str, Any]:
-        """Look at the rows of one block, or at those of the chosen numbers."""
+        """Check the rows of one block, or the chosen ones."""
         rows, base = read_block(block), base_of(block)
         self.pipeline.begin(block, "")
         seen = Collector(self.rules)
@@ -149,18 +136,19 @@ class Linter:
             value = values[number]
             if isinstance(value, RowError):
                 raw = rows.raw[number][:RAW_SHOWN].decode("utf-8", "replace")
-                seen.add(value.reason, number, value.message, excerpt(raw))
+                seen.add(number, value.reason, value.message, excerpt(raw))
                 continue
             good.append(number)
-            if self._pictures is not None and isinstance(value, dict):
-                look = self._pictures.look(value, base)
-                shown += [(number, *named) for named in look.named]
-                for rule, detail, _ in look.sightings:
-                    seen.add(rule, number, detail)
+            if self._expander is not None and isinstance(value, dict):
+                images, tokens = self._expander.pictures, self._expander.tokens
+                checked = check_images(value, base, images, self.spec, tokens)
+                shown += [(number, *digests) for digests in checked.digests]
+                for sighting in checked.sightings:
+                    seen.add(number, *sighting)
             try:
                 parsed = self.renderer.read(value)
             except RowError:
-                continue  # the renderer says the same, and is asked below
+                continue  # rendering reports it below
             parsed_rows[number] = sides_of(parsed)
             self._look_at_content(seen, number, value, parsed)
         rendering = self.renderer.render([values[number] for number in good])
@@ -193,9 +181,8 @@ class Linter:
                 sightings += self._control.sightings(texts_of(side))
         if isinstance(parsed, Conversation):
             sightings += argument_texts(row, self.spec.messages_key)
-        # What stands in a prompt stands in every side: it is said once.
-        for rule, detail, shown in dict.fromkeys(sightings):
-            seen.add(rule, number, detail, shown)
+        for sighting in dict.fromkeys(sightings):  # a prompt is part of every side
+            seen.add(number, *sighting)
 
     def _look_at_rejected(
         self, seen: Collector, number: int, parsed: Conversation | Plain | None, error: RowError
@@ -211,10 +198,10 @@ class Linter:
             else:
                 said = next((text for _, text in texts_of(parsed) if text), "")
                 sighting = error.reason, error.message, excerpt(said)
-        seen.add(sighting[0], number, sighting[1], sighting[2])
+        seen.add(number, *sighting)
 
     def encode(self, rendering: Rendering, parsed_rows: list[Conversation | Plain]) -> Encoded:
-        """Encode texts; each row's one "turn end" is where its body starts."""
+        """Encode texts; the only "turn end" of each is the start of its body."""
         bodies = [
             [_body_start(text, parsed)]
             for text, parsed in zip(rendering.texts, parsed_rows, strict=True)
@@ -233,7 +220,7 @@ class Linter:
         for place, error in encoded.rejected:
             if error.reason != "bad_media" or not seen.has("missing_picture", sources[place]):
                 text = rendering.texts[place]
-                seen.add(error.reason, sources[place], error.message, excerpt(text))
+                seen.add(sources[place], error.reason, error.message, excerpt(text))
         unclosed = set(rendering.unclosed)
         trained = encoded.trained
         for place in encoded.kept.tolist():
@@ -242,29 +229,29 @@ class Linter:
             ids, mask, _ = encoded.row(place)
             if not trained[place]:
                 detail = "no token of this row would be trained"
-                seen.add("no_trained_tokens", number, detail, excerpt(text))
+                seen.add(number, "no_trained_tokens", detail, excerpt(text))
             limit = self.recipe.max_length
             if limit is not None and len(ids) > limit:
                 detail = f"{len(ids):,} tokens, {len(ids) - limit:,} more than {limit:,}"
-                seen.add("overlong", number, detail, excerpt(text))
+                seen.add(number, "overlong", detail, excerpt(text))
             bos = self.tokenizer.bos_id
             if bos is not None and len(ids) > 1 and ids[0] == bos == ids[1]:
                 detail = "the first two tokens are begin-of-sequence"
-                seen.add("double_bos", number, detail, excerpt(text))
+                seen.add(number, "double_bos", detail, excerpt(text))
             if place in unclosed or (trained[place] and self._left_open(parsed, ids, mask)):
                 end = rendering.spans[place]
                 at = end[-1][1] if end else len(text)
-                seen.add("missing_closer", number, "what is trained just ends", excerpt(text, at))
+                seen.add(number, "missing_closer", "what is trained just ends", excerpt(text, at))
             if isinstance(parsed, Conversation):
                 self._look_at_render(seen, number, parsed, text)
 
     def _left_open(self, parsed: Conversation | Plain, ids: Any, mask: Any) -> bool:
-        """Whether the last trained token is no control token, where nobody else looked."""
+        """Return whether the last trained token is no control token, unless rendering checks it."""
         if isinstance(parsed, Plain):
             if parsed.shape == "text" or self.recipe.append_eos:
                 return False
         elif not self.renderer.reference(parsed.tools).has_generation:
-            return False  # the renderer knows each turn's closer
+            return False  # the renderer finds each end-of-turn token
         last = int(ids[np.flatnonzero(mask)[-1]])
         return not bool(self.tokenizer.table.is_added[last])
 
@@ -287,7 +274,7 @@ class Linter:
             sightings.append(lost)
         for sighting in sightings:
             if sighting is not None:
-                seen.add(sighting[0], number, sighting[1], sighting[2])
+                seen.add(number, *sighting)
 
     def _digests(
         self,
@@ -296,11 +283,10 @@ class Linter:
         sources: list[int],
         shown: list[tuple[int, int, int]],
     ) -> dict[str, Any]:
-        """Row numbers, digests and sketches of the accepted rows; of parts, the last counts.
+        """Return numbers, digests and sketches of the accepted rows; of parts, the last counts.
 
-        A group is the same as another where all its texts are. Rows with pictures are the same
-        where those are, too; nobody says how nearly two pictures are alike, so they are no
-        near-duplicates of anything.
+        Groups are equal where all texts are, rows with images where their images are, too. Rows
+        with images are no near-duplicates of anything.
         """
         places = {sources[place]: place for place in encoded.kept.tolist()}
         numbers = sorted(places)
@@ -318,7 +304,7 @@ class Linter:
                 if number in seen_in:
                     continue
                 found = minhash.shingles(body(encoded, places[number]))
-                if len(found) >= minhash.LEAST:
+                if len(found) >= minhash.MIN_SHINGLES:
                     sketched.append(number)
                     hashed.append(found)
         return {
@@ -330,13 +316,13 @@ class Linter:
 
 
 def body(encoded: Encoded, place: int) -> np.ndarray[Any, Any]:
-    """The tokens of a row from its first turn that is no system turn on."""
+    """Return the tokens of a row from its first turn that is no system turn."""
     ids, _, ends = encoded.row(place)
     return ids[int(ends[0]) :]
 
 
 def _body_start(text: str, parsed: Conversation | Plain) -> int:
-    """Where, in a rendered text, the first turn that is no system turn says its first words."""
+    """Return where the content of the first turn that is no system turn begins."""
     if isinstance(parsed, Conversation):
         for message in parsed.messages:
             content = message.get("content")
@@ -346,14 +332,11 @@ def _body_start(text: str, parsed: Conversation | Plain) -> int:
     return 0
 
 
-# Candidates for near-duplicates
-
-
 ROWS_PER_TASK = 256  # rows, each with up to `minhash.ANCHORS` others
 
 
 def open_comparer(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Load what comparing needs and return the function that compares some rows."""
+    """Return the function that compares rows with candidates for their near-duplicates."""
     linter = Linter(options)
     rows = open_rows(list(options["sources"]), cache_dir=options["cache"])
 
@@ -370,7 +353,7 @@ def open_comparer(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[st
 def near_duplicates(
     pairs: Sequence[tuple[int, list[int]]], known: dict[int, minhash.Hashes]
 ) -> Iterator[tuple[int, int, float]]:
-    """Row, the candidate it nearly repeats, and their index."""
+    """Yield row, its first near-duplicate, and their Jaccard index."""
     for row, others in pairs:
         for other in others:
             index = minhash.jaccard(known[row], known[other])
@@ -380,7 +363,7 @@ def near_duplicates(
 
 
 def shingle_sets(linter: Linter, values: Sequence[dict[str, Any]]) -> list[minhash.Hashes]:
-    """Each row's shingles, each once; rows that are not accepted have none."""
+    """Return each row's distinct shingles; rejected rows have none."""
     rendering = linter.renderer.render(values)
     parsed_rows = [
         side_of(sides_of(linter.renderer.read(values[place])), part)

@@ -1,18 +1,13 @@
-"""Near-duplicates by MinHash over shingles of tokens; candidates are checked exactly.
+"""Near-duplicates by MinHash over shingles of tokens.
 
-Workers (`linter`) make the sketches of a block's rows, `run_lint` finds candidates among all of
-them, and workers (`linter`) compare those exactly. The *body* of a row is its rendered tokens from
-the first turn that is no system turn on, because a long system prompt or list of tools would make
-all rows alike. A *shingle* is `SHINGLE` tokens in a row, hashed to 64 bits. Two rows are
-near-duplicates when the Jaccard index of their sets of shingles (shared over all) is at least
-`THRESHOLD`. Rows with fewer than `LEAST` shingles are not compared: one word makes a difference
-there.
+The *body* of a row is its tokens from the first turn that is no system turn: a long system prompt
+would make all rows alike. A *shingle* is `SHINGLE` consecutive tokens, hashed to 64 bits. Rows are
+near-duplicates when the Jaccard index of their shingles is at least `THRESHOLD`.
 
-Candidates come from a *sketch*: `BANDS` × `PER_BAND` MinHashes, each band condensed to 32 bits (64
-bytes per row). Rows that agree in a band are compared with the first and the previous row of that
-bucket, the `ANCHORS` most frequent of them exactly. A pair with Jaccard index j shares a band with
-probability 1 - (1 - j^6)^16: 99.2 % at 0.8, 99.999 % at 0.9. What is reported is exact; what is
-missed is at most what these numbers say.
+A *sketch* is `BANDS` × `PER_BAND` MinHashes, each band condensed to 32 bits (64 bytes per row).
+Rows that agree in a band are compared exactly with the first and the previous row of that bucket,
+at most `ANCHORS` rows. A pair with Jaccard index j shares a band with probability 1 - (1 - j^6)^16:
+99.2 % at 0.8, 99.999 % at 0.9.
 """
 
 from __future__ import annotations
@@ -25,12 +20,12 @@ import numpy.typing as npt
 
 SHINGLE = 5  # tokens: about four words of English, three to five characters of Chinese
 THRESHOLD = 0.8  # of the Jaccard index
-LEAST = 32  # shingles of a row that is compared at all
+MIN_SHINGLES = 32  # in shorter rows one word makes the difference
 BANDS = 16
 PER_BAND = 6
 ANCHORS = 4  # earlier rows with which a row is compared exactly
 PORTION = 1 << 16  # shingles hashed at once: they stay in the cache
-MOST_ROWS = 4_000_000  # sketches held at once: 256 MB; rows beyond are compared for equality only
+MAX_ROWS = 4_000_000  # sketches held at once: 256 MB; rows beyond are compared for equality only
 
 Hashes = npt.NDArray[np.uint64]
 Sketches = npt.NDArray[np.uint32]
@@ -41,7 +36,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def _constants(count: int, seed: int) -> Hashes:
-    """Arbitrary numbers that are the same for ever: splitmix64 of a counter."""
+    """Return splitmix64 of a counter."""
     steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     return _mixed(steps + np.uint64(seed))
 
@@ -59,7 +54,7 @@ _WITHIN = _constants(PER_BAND, 4) | _ODD
 
 
 def shingles(ids: npt.NDArray[np.int32]) -> Hashes:
-    """The hashes of all shingles of a row, repeated ones included."""
+    """Return the hashes of all shingles of a row, repeated ones included."""
     if len(ids) < SHINGLE:
         return np.zeros(0, np.uint64)
     wide = ids.astype(np.uint64)
@@ -71,7 +66,7 @@ def shingles(ids: npt.NDArray[np.int32]) -> Hashes:
 
 
 def sketches(rows: Sequence[Hashes]) -> Sketches:
-    """The sketches of rows with at least one shingle each: `BANDS` numbers per row."""
+    """Return `BANDS` numbers per row; every row has at least one shingle."""
     found = np.empty((len(rows), BANDS), np.uint32)
     first = size = 0
     for last, hashes in enumerate(rows, 1):
@@ -93,18 +88,14 @@ def _sketched(rows: Sequence[Hashes]) -> Sketches:
 
 
 def jaccard(one: Hashes, other: Hashes) -> float:
-    """Shared shingles over all shingles; the arguments hold each shingle once."""
+    """Return the Jaccard index of distinct shingles."""
     shared = len(np.intersect1d(one, other, assume_unique=True))
     whole = len(one) + len(other) - shared
     return shared / whole if whole else 1.0
 
 
 def candidates(bands: Sketches) -> dict[int, list[int]]:
-    """Row → the earlier rows that may be its near-duplicates, the likeliest first.
-
-    Args:
-        bands: One row of `BANDS` numbers per row, in the order of the rows.
-    """
+    """Return by row the earlier rows that may be its near-duplicates, the likeliest first."""
     later: list[npt.NDArray[np.int64]] = []
     earlier: list[npt.NDArray[np.int64]] = []
     for band in range(BANDS if len(bands) > 1 else 0):
@@ -131,11 +122,11 @@ def candidates(bands: Sketches) -> dict[int, list[int]]:
 
 
 def method() -> dict[str, Any]:
-    """How it is done, for the report."""
+    """Return the parameters, for the report."""
     return {
         "shingle_tokens": SHINGLE,
         "threshold": THRESHOLD,
         "bands": BANDS,
         "hashes_per_band": PER_BAND,
-        "least_shingles": LEAST,
+        "least_shingles": MIN_SHINGLES,
     }

@@ -1,40 +1,36 @@
-"""The rules: what lint looks for, how bad each is, and what to do about it.
+"""Lint rules, findings, and the report.
 
-A `Rule` has a *name* (what ``--ignore`` and ``--only`` take), a *severity* and a *hint*. An
-``error`` loses the row, or trains something the data does not mean; a ``warning`` is probably not
-what was intended; an ``info`` is worth knowing. The rules of the first group are the reasons for
-which `tokenmill.prepare` rejects a row (`tokenmill.errors.REASONS`), two of them told apart more
-finely; the others are about rows that would be accepted. `chosen_rules` turns the names of a call
-into the set that runs.
+An ``error`` loses the row, or trains something the data does not mean; a ``warning`` is probably
+not intended; an ``info`` is worth knowing. The rules of the first group are the reasons for which
+`tokenmill.prepare` rejects a row, two of them split more finely; the others concern rows that would
+be accepted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from tokenmill.errors import UsageError
+from tokenmill.errors import UsageError, check_one_of
+from tokenmill.origin import Origin
 
 SEVERITIES = ("error", "warning", "info")
 FAIL_ON = (*SEVERITIES, "never")
-SAMPLE_ROWS = 2000  # rows looked at unless all are asked for: a few seconds
+SAMPLE_ROWS = 2000  # rows that lint checks by default: a few seconds
+MAX_PLACES = 20  # rows listed per finding
+EXCERPT_CHARS = 120
+DETAIL_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One thing that can be wrong.
-
-    Attributes:
-        name: What it is called everywhere.
-        severity: One of `SEVERITIES`.
-        about: What is the case where it is found.
-        hint: What to do about it.
-    """
+    """One thing that can be wrong."""
 
     name: str
     severity: str
-    about: str
-    hint: str
+    about: str  # what is wrong
+    hint: str  # what to do
 
 
 _TABLE = (
@@ -138,15 +134,7 @@ RULES: dict[str, Rule] = {row[0]: Rule(*row) for row in _TABLE}
 
 
 def chosen_rules(only: Sequence[str] = (), ignore: Sequence[str] = ()) -> frozenset[str]:
-    """The names of the rules that run.
-
-    Args:
-        only: Run these alone; empty: all.
-        ignore: Switch these off.
-
-    Raises:
-        UsageError: A name is no rule, or nothing is left.
-    """
+    """Return the names of the rules that run."""
     if isinstance(only, str) or isinstance(ignore, str):
         raise UsageError("only and ignore are lists of rules' names, not one text")
     for name in (*only, *ignore):
@@ -156,3 +144,118 @@ def chosen_rules(only: Sequence[str] = (), ignore: Sequence[str] = ()) -> frozen
     if not chosen:
         raise UsageError("no rule is left to look for")
     return chosen
+
+
+def excerpt(text: str, at: int = 0) -> str:
+    """Return the text around a position."""
+    start = max(0, at - EXCERPT_CHARS // 3)
+    end = min(len(text), start + EXCERPT_CHARS)
+    return f"{'…' if start else ''}{text[start:end]}{'…' if end < len(text) else ''}"
+
+
+class Collector:
+    """The findings of one block; each row counts once per rule, with its first finding."""
+
+    def __init__(self, rules: frozenset[str]) -> None:
+        self._rules = rules
+        self._rows: dict[str, dict[int, tuple[str, str]]] = {}
+
+    def add(self, row: int, rule: str, detail: str, shown: str = "") -> None:
+        """Add a finding for a row of the block, unless its rule does not run."""
+        if rule in self._rules:
+            self._rows.setdefault(rule, {}).setdefault(row, (detail[:DETAIL_CHARS], shown))
+
+    def has(self, rule: str, row: int) -> bool:
+        """Return whether a row has a finding of a rule."""
+        return row in self._rows.get(rule, ())
+
+    def document(self) -> dict[str, Any]:
+        """Return by rule the count, the first rows, and detail and excerpt of the first."""
+        found = {}
+        for rule, rows in self._rows.items():
+            detail, shown = rows[min(rows)]
+            first = sorted(rows)[:MAX_PLACES]
+            found[rule] = {"count": len(rows), "rows": first, "detail": detail, "excerpt": shown}
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The rows that break one rule."""
+
+    rule: str
+    count: int  # 1 for a finding about the tokenizer or the data as a whole
+    places: tuple[Origin, ...]  # of the first rows; rows of columnar files have length 0
+    detail: str  # what is wrong with the first row
+    excerpt: str = ""
+
+    @property
+    def severity(self) -> str:
+        return RULES[self.rule].severity
+
+    @property
+    def hint(self) -> str:
+        return RULES[self.rule].hint
+
+    def document(self) -> dict[str, Any]:
+        """Return the finding as ``tokenmill lint --json`` prints it."""
+        first = self.places[0] if self.places else None
+        nowhere = dict.fromkeys(("path", "row", "line", "offset"))
+        return {
+            "rule": self.rule,
+            "severity": self.severity,
+            "about": RULES[self.rule].about,
+            "count": self.count,
+            "place": None if first is None else str(first),
+            **(nowhere if first is None else first.location),
+            "detail": self.detail,
+            "excerpt": self.excerpt,
+            "hint": self.hint,
+            "places": [str(origin) for origin in self.places],
+        }
+
+
+def in_order(findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings by severity, then in the order of the rules."""
+    order = list(RULES)
+    return sorted(findings, key=lambda f: (SEVERITIES.index(f.severity), order.index(f.rule)))
+
+
+@dataclass(frozen=True, slots=True)
+class LintReport:
+    """What lint found."""
+
+    findings: tuple[Finding, ...]  # most severe first
+    rows: int
+    rows_checked: int
+    rules: tuple[str, ...]  # that ran
+    sample: dict[str, Any] | None = None  # how rows were chosen; None: all
+    near_duplicates: dict[str, Any] | None = None  # how they were found; None: not looked for
+    seconds: float = 0.0
+
+    def of(self, severity: str) -> list[Finding]:
+        """Return the findings of one severity."""
+        return [finding for finding in self.findings if finding.severity == severity]
+
+    def fails(self, on: str = "error") -> bool:
+        """Return whether any finding is at least as severe as ``on``."""
+        check_one_of("fail_on", on, FAIL_ON)
+        failing: Sequence[str] = () if on == "never" else SEVERITIES[: SEVERITIES.index(on) + 1]
+        return any(finding.severity in failing for finding in self.findings)
+
+    def document(self) -> dict[str, Any]:
+        """Return the object that ``tokenmill lint --json`` prints."""
+        return {
+            "ok": not self.of("error"),
+            "findings": [finding.document() for finding in self.findings],
+            "errors": len(self.of("error")),
+            "warnings": len(self.of("warning")),
+            "infos": len(self.of("info")),
+            "rows": self.rows,
+            "rows_checked": self.rows_checked,
+            "sampled": self.sample is not None,
+            "sample": self.sample,
+            "rules": list(self.rules),
+            "near_duplicates": self.near_duplicates,
+            "seconds": round(self.seconds, 3),
+        }

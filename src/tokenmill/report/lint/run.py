@@ -1,22 +1,16 @@
-"""Running lint: choose rows, hand blocks to the executor, add up what comes back.
+"""Run lint: choose rows, send blocks to the executor, merge the results.
 
-`run_lint` walks the way of a build up to the tokens and stops there: rows are opened, the
-tokenizer's identity is learned, blocks go to workers; nothing is published but what opening rows
-and tokenizers leaves in the cache anyway. What is kept here per accepted row is 16 bytes (position
-and digest of the rendered text, for exact duplicates) and a sketch of 64 bytes (near-duplicates)
-for at most `minhash.MOST_ROWS` rows: rows beyond are compared for equality only, and the report
-says how many were compared.
+Per accepted row the parent keeps 16 bytes (position and digest of the rendered text) for exact
+duplicates and a sketch of 64 bytes for near-duplicates, at most `minhash.MAX_ROWS` sketches.
 
-A *sample* of n rows is spread by the same keyed permutation that orders training data, seed 0:
-among all rows where the source has few blocks, else among the rows of `SAMPLE_BLOCKS` blocks that
-are themselves chosen so, because a block is read whole. It is a function of how many rows the
-blocks have, so it does not change with workers or machines. A `Choice` names, per block, its rows.
-
-Two rows of the same digest are the same text but for one chance in 2⁶⁴ per pair.
+A sample of n rows is chosen by the keyed permutation that orders training data, seed 0: among all
+rows where there are few blocks, else among the rows of `SAMPLE_BLOCKS` blocks, because a block is
+read whole.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections import Counter
@@ -31,12 +25,19 @@ import numpy.typing as npt
 from tokenmill.build.recipe import Recipe, RunOptions, to_travel
 from tokenmill.build.run import media_options
 from tokenmill.errors import SourceError, UsageError
+from tokenmill.origin import Origin
 from tokenmill.report.lint import linter, minhash
-from tokenmill.report.lint.findings import PLACES, Finding, LintReport, Merged, in_order
-from tokenmill.report.lint.groups import one_sided
-from tokenmill.report.lint.pictures import copies, first_equal
-from tokenmill.report.lint.row_origins import RowOrigins
-from tokenmill.report.lint.rules import RULES, SAMPLE_ROWS, chosen_rules
+from tokenmill.report.lint.checks import first_equal, image_copies, one_sided
+from tokenmill.report.lint.rules import (
+    MAX_PLACES,
+    RULES,
+    SAMPLE_ROWS,
+    Finding,
+    LintReport,
+    chosen_rules,
+    excerpt,
+    in_order,
+)
 from tokenmill.sampling import Permutation, derive_key
 from tokenmill.source import Rows
 from tokenmill.work import Done, Executor, Setup, Task, run_tasks
@@ -45,6 +46,9 @@ from tokenmill.work.identity import identity_card
 from tokenmill.work.inputs import cache_of, open_sources
 from tokenmill.work.processor import processor_card, tokenizer_choice
 from tokenmill.work.progress import open_progress
+
+COLUMNAR = ("parquet", "arrow")
+SHOWN_CHARS = 400  # of a row's JSON before it is cut to an excerpt
 
 Positions = npt.NDArray[np.int64]
 
@@ -59,17 +63,7 @@ def run_lint(
     ignore: Sequence[str] = (),
     progress: Any = None,
 ) -> LintReport:
-    """Look for what is wrong with the rows of a recipe.
-
-    Args:
-        recipe: Sources, tokenizer and everything that shapes rows.
-        options: Cache, engines; what concerns stores is not looked at.
-        executor: Where rows are looked at.
-        sample: Rows to look at; None: all.
-        only: Rules that run; empty: all.
-        ignore: Rules that do not.
-        progress: As for `tokenmill.prepare`.
-    """
+    """Check the rows of a recipe; arguments are those of `tokenmill.lint`."""
     start = time.perf_counter()
     if recipe.format in ("tokens", "rollouts"):
         raise UsageError(
@@ -122,7 +116,6 @@ def run_lint(
 
 
 def _absolute(source: str) -> str:
-    """A source as any process of this machine finds it; addresses of elsewhere stay."""
     return source if "://" in source else os.path.abspath(source)
 
 
@@ -132,14 +125,55 @@ def _tasks(rows: Rows, chosen: Choice) -> Iterator[BlockTask]:
             yield BlockTask(number, block, more={"rows": chosen[number]})
 
 
+class RowOrigins:
+    """Origins of opened rows by position among all rows; four integers are kept per block.
+
+    A columnar file has no index of lines, and one row of it would need a copy of the whole file,
+    so its origins come from the block.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._columnar: dict[int, str] = {}  # file → its path
+        self.counts: list[int] = []  # rows of every block
+        files, first_rows = [], []
+        for block in rows.blocks():
+            self.counts.append(block.rows)
+            files.append(block.file)
+            first_rows.append(block.first_row)
+            if block.kind in COLUMNAR:
+                self._columnar[block.file] = block.path
+        self._files = np.array(files, np.int32)
+        self._first_rows = np.array(first_rows, np.int64)
+        self._starts = np.concatenate(([0], np.cumsum(self.counts, dtype=np.int64)))
+
+    def start(self, block: int) -> int:
+        """Return the position of a block's first row."""
+        return int(self._starts[block])
+
+    def origin(self, position: int) -> Origin:
+        """Return file and line of a row, or file and row of one in a columnar file."""
+        block = int(np.searchsorted(self._starts, position, side="right")) - 1
+        path = self._columnar.get(int(self._files[block]))
+        if path is None:
+            return self._rows.origin(position)
+        row = int(self._first_rows[block]) + position - self.start(block)
+        return Origin(path, row, None, None, 0)
+
+    def shown(self, position: int) -> str:
+        """Return the beginning of a row."""
+        value = self._rows.batch([position])[0]
+        return excerpt(json.dumps(value, ensure_ascii=False)[:SHOWN_CHARS])
+
+
 class _Results:
-    """What came back so far, by number of the block, so that the order of arrival is nothing."""
+    """The results of all blocks, merged independently of the order in which they arrive."""
 
     def __init__(self, rules: frozenset[str], places: RowOrigins, ranks: Sequence[int]) -> None:
         self._rules = rules
         self._places = places
         self._ranks = ranks
-        self._merged = Merged()
+        self._found: dict[str, dict[str, Any]] = {}  # as `Collector.document`, over all blocks
         self._about_tokenizer: dict[str, str] = {}
         self._balance: Counter[str] = Counter()
         self._digests: dict[int, tuple[Positions, npt.NDArray[np.uint64]]] = {}
@@ -150,7 +184,8 @@ class _Results:
 
     def add(self, number: int, result: dict[str, Any]) -> None:
         start = self._places.start(number)
-        self._merged.add(result["findings"], start)
+        for rule, found in result["findings"].items():
+            self._merge(rule, {**found, "rows": [start + row for row in found["rows"]]})
         self._about_tokenizer.update(result["tokenizer"])
         self._balance.update(result["balance"])
         positions = linter.unpacked(result["numbers"], np.int32).astype(np.int64) + start
@@ -160,39 +195,39 @@ class _Results:
         pictures = linter.unpacked(result["pictures"], np.uint64).reshape(-1, 3).copy()
         pictures[:, 0] += np.uint64(start)
         self._pictures[number] = pictures
-        # By rank and not by arrival, so that the same rows are compared whoever is quicker.
-        most = max(0, minhash.MOST_ROWS - self._ranks[number])
+        # By rank, so that the same rows are compared in whatever order blocks arrive.
+        most = max(0, minhash.MAX_ROWS - self._ranks[number])
         self._sketches[number] = sketched[:most], bands[:most]
 
     def find_duplicates(self) -> None:
-        """Rows whose rendered text an earlier row has already."""
+        """Find rows whose rendered text an earlier row has."""
         blocks = [self._digests[number] for number in sorted(self._digests)]
         if not blocks:
             return
         positions = np.concatenate([block[0] for block in blocks])
         digests = np.concatenate([block[1] for block in blocks])
-        first = first_equal(digests)  # the earliest row, because positions rise
+        first = first_equal(digests)  # the earliest row: positions ascend
         again = np.flatnonzero(first != np.arange(len(digests)))
         self._copies = positions[again]
         if len(again) and "duplicate" in self._rules:
             original = int(positions[first[again[0]]])
             detail = f"the same text as {self._places.origin(original)}"
-            self._found("duplicate", self._copies, detail)
+            self._add_rows("duplicate", self._copies, detail)
 
     def find_copied_pictures(self) -> None:
-        """Rows with a picture that an earlier row has under another name."""
+        """Find rows with an image that an earlier row has under another name."""
         blocks = [self._pictures[number] for number in sorted(self._pictures)]
         if not blocks:
             return
         pictures = np.concatenate(blocks)
-        found = copies(pictures[:, 0].astype(np.int64), pictures[:, 1:])
+        found = image_copies(pictures[:, 0].astype(np.int64), pictures[:, 1:])
         if found:
             detail = f"a picture of {self._places.origin(found[0][1])}, under another name"
             rows = np.array(list(dict.fromkeys(row for row, _ in found)), np.int64)
-            self._found("duplicate_picture", rows, detail)
+            self._add_rows("duplicate_picture", rows, detail)
 
     def find_near_duplicates(self, executor: Executor, setup: Setup) -> None:
-        """Rows that nearly repeat an earlier one; exact copies are not looked at again."""
+        """Find rows that nearly repeat an earlier one, except exact copies."""
         blocks = [self._sketches[number] for number in sorted(self._sketches)]
         if not blocks:
             return
@@ -213,28 +248,43 @@ class _Results:
             found.sort()
             _, other, index = found[0]
             detail = f"{index:.0%} of its shingles are those of {self._places.origin(other)}"
-            self._found("near_duplicate", np.array([entry[0] for entry in found]), detail)
+            self._add_rows("near_duplicate", np.array([entry[0] for entry in found]), detail)
 
-    def _found(self, rule: str, positions: Positions, detail: str) -> None:
-        first = positions[:PLACES].tolist()
+    def _add_rows(self, rule: str, positions: Positions, detail: str) -> None:
+        first = positions[:MAX_PLACES].tolist()
         shown = self._places.shown(first[0])
-        document = {"count": len(positions), "rows": first, "detail": detail, "excerpt": shown}
-        self._merged.add({rule: document})
+        found = {"count": len(positions), "rows": first, "detail": detail, "excerpt": shown}
+        self._merge(rule, found)
+
+    def _merge(self, rule: str, found: dict[str, Any]) -> None:
+        known = self._found.setdefault(rule, found)
+        if known is found:
+            return
+        first = min(known, found, key=lambda one: one["rows"][0])
+        self._found[rule] = {
+            **first,
+            "count": known["count"] + found["count"],
+            "rows": sorted([*known["rows"], *found["rows"]])[:MAX_PLACES],
+        }
 
     def near_method(self) -> dict[str, Any] | None:
-        """How near-duplicates were looked for, and among how many rows."""
+        """Return how near-duplicates were looked for."""
         if "near_duplicate" not in self._rules:
             return None
         return {**minhash.method(), "rows_compared": self._compared}
 
     def findings(self) -> list[Finding]:
-        told = [*self._about_tokenizer.items(), *one_sided(self._balance)]
-        about = [Finding(rule, 1, (), detail) for rule, detail in told if rule in self._rules]
-        return in_order([*self._merged.findings(self._places.origin), *about])
+        found = [
+            Finding(rule, one["count"], tuple(map(self._places.origin, one["rows"])),
+                    one["detail"], one["excerpt"])
+            for rule, one in self._found.items()
+        ]  # fmt: skip
+        general = [*self._about_tokenizer.items(), *one_sided(self._balance)]
+        found += [Finding(rule, 1, (), detail) for rule, detail in general if rule in self._rules]
+        return in_order(found)
 
 
 def _comparisons(maybe: dict[int, list[int]], positions: Positions) -> Iterator[Task]:
-    """Tasks of some candidates each, in the order of the rows."""
     numbers = sorted(maybe)
     for number, first in enumerate(range(0, len(numbers), linter.ROWS_PER_TASK)):
         some = [
@@ -244,7 +294,7 @@ def _comparisons(maybe: dict[int, list[int]], positions: Positions) -> Iterator[
         yield Task(number, {"pairs": some}, f"near-duplicates, part {number}")
 
 
-# Which rows
+# Sampling
 
 
 SAMPLE_BLOCKS = 32  # blocks of about 8 MiB that are read for a sample
@@ -256,7 +306,7 @@ Choice = dict[int, list[int] | None]
 
 
 def choose(rows: Sequence[int], wanted: int | None) -> Choice:
-    """The rows to look at."""
+    """Choose the rows to check."""
     if wanted is not None and (isinstance(wanted, bool) or wanted < 1):
         raise UsageError(f"sample is {wanted!r}; it is a positive number of rows")
     filled = [number for number, count in enumerate(rows) if count]
@@ -278,7 +328,7 @@ def choose(rows: Sequence[int], wanted: int | None) -> Choice:
 
 
 def ranks_of(choice: Choice, rows: Sequence[int]) -> list[int]:
-    """Per block, how many rows before it are looked at; one more than blocks, the last is all."""
+    """Return for each block the checked rows before it, and finally their total."""
     looked = [0] * len(rows)
     for number, some in choice.items():
         looked[number] = rows[number] if some is None else len(some)
@@ -286,7 +336,7 @@ def ranks_of(choice: Choice, rows: Sequence[int]) -> list[int]:
 
 
 def described(choice: Choice, rows: Sequence[int]) -> dict[str, Any] | None:
-    """What the report says of a sample; None where everything is looked at."""
+    """Return the report's description of a sample; None if all rows are checked."""
     looked = ranks_of(choice, rows)[-1]
     if looked == sum(rows):
         return None

@@ -1,11 +1,8 @@
-"""What a template does to a conversation: asked of the template itself, never guessed from names.
+"""What a chat template does to a conversation, found by comparing two renders.
 
-The linter asks it about every conversation, accepted or rejected; out come *sightings* (see
-`content`). A `TemplateCritic` puts questions to the reference template, each a comparison of two
-renders: are these roles the reason of a refusal (do the same words pass in alternating turns)? do
-the calls, or null members, change anything that is printed? is a turn printed differently once
-another follows? So a finding says what really happens with this template, and a harmless oddity is
-no finding.
+Are these roles the reason of a refusal: do the same words pass in alternating turns? Do the calls,
+or null members, change what is printed? Is a turn printed differently once another follows? So a
+finding says what happens with this template, and a harmless oddity is no finding.
 """
 
 from __future__ import annotations
@@ -21,13 +18,13 @@ from tokenmill.chat.shapes import VARIABLES_KEY, Conversation
 from tokenmill.chat.template import REASONING_KEYS, ReferenceTemplate
 from tokenmill.chat.thinking import REASONING, any_of, cut, literals, thinking_tags
 from tokenmill.errors import RowError, TokenmillError
-from tokenmill.report.lint.content import CALL_KEYS, Sighting, function_of
-from tokenmill.report.lint.findings import excerpt
+from tokenmill.report.lint.checks import CALL_KEYS, Sighting, function_of
+from tokenmill.report.lint.rules import excerpt
 
 NULLABLE = (*CALL_KEYS, "tool_call_id", "name")  # a message's members about tools
 MEANT = ("default", "const", "enum", "examples", "example")  # where a JSON schema may mean null
 
-REMEMBERED = 4096  # orders of roles about which a template is asked; data has far fewer
+MAX_HISTORIES = 4096  # orders of roles; data has far fewer
 
 _PROBE = [
     {"role": "user", "content": "What is the capital of France?"},
@@ -38,11 +35,7 @@ _PROBE = [
 
 
 class TemplateCritic:
-    """Asks one renderer's templates.
-
-    Args:
-        renderer: The renderer that makes the rows' texts.
-    """
+    """Compares renders of one renderer's templates."""
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
@@ -50,17 +43,17 @@ class TemplateCritic:
         self._histories: dict[tuple[tuple[str, ...], str], Sighting | None] = {}
 
     def glue(self) -> str:
-        """What the template prints around a plain conversation; empty where it has none."""
+        """Return the render of a plain conversation; empty without a template."""
         try:
             return self._renderer.reference().render([*_PROBE])
         except TokenmillError:
             return ""
 
     def refusal(self, conversation: Conversation, error: RowError) -> Sighting:
-        """What to say of a conversation that the template refuses.
+        """Return why the template refuses a conversation.
 
-        Its roles are the reason where short words in the same roles are refused in the same words,
-        and pass in alternating turns.
+        Its roles are the reason where short words in the same roles are refused with the same
+        message, and pass in alternating turns.
         """
         roles = [message["role"] for message in conversation.messages]
         turns = ["assistant" if number % 2 else "user" for number in range(len(roles))]
@@ -71,7 +64,7 @@ class TemplateCritic:
         return "template_error", error.message, _words(conversation)
 
     def _refused(self, roles: list[str], variables: dict[str, Any] | None) -> str | None:
-        """What the template says against short words in these roles; None where nothing."""
+        """Return the template's error for short words in these roles."""
         words = [{"role": role, "content": f"Word {n}."} for n, role in enumerate(roles)]
         try:
             self._renderer.reference(None, variables).render(words)
@@ -88,12 +81,12 @@ class TemplateCritic:
             return None
 
     def dropped(self, conversation: Conversation, error: RowError) -> Sighting:
-        """What to say of a conversation of which the template prints something nowhere."""
+        """Return which part of a conversation the template does not print."""
         lost = self.dropped_calls(conversation, self._render(conversation))
         return lost or ("template_drops_content", error.message, _words(conversation))
 
     def dropped_calls(self, conversation: Conversation, text: str | None) -> Sighting | None:
-        """Calls of which the rendered text shows nothing."""
+        """Return calls that the rendered text does not show."""
         if text is None:
             return None
         for number, message in enumerate(conversation.messages):
@@ -118,7 +111,7 @@ class TemplateCritic:
         return None
 
     def dropped_tools(self, conversation: Conversation, text: str) -> Sighting | None:
-        """Tools of which the rendered text names none."""
+        """Return tools if the rendered text names none of them."""
         names = [name for name in map(_tool_name, conversation.tools or ()) if name]
         if not names or any(name in text for name in names):
             return None
@@ -126,9 +119,9 @@ class TemplateCritic:
         return "template_drops_tools", f"{len(names)} tools ({shown} …) are printed nowhere", ""
 
     def dropped_context(self, conversation: Conversation, text: str) -> Sighting | None:
-        """A text of anybody but the assistant without which the same is printed.
+        """Return a system, user or tool text that the template does not print.
 
-        Mistral's templates print the system's words before the last question alone, and nowhere
+        Mistral's templates print the system text before the last user turn only, and nowhere
         in a conversation that ends with an answer.
         """
         for number, message in enumerate(conversation.messages):
@@ -146,7 +139,7 @@ class TemplateCritic:
         return None
 
     def nulls(self, conversation: Conversation) -> Sighting | None:
-        """Null members that change what the template prints."""
+        """Return null members that change what the template prints."""
         paths: list[str] = []
         known = {_tool_name(tool): _properties(tool) for tool in conversation.tools or ()}
         tools = None if conversation.tools is None else _pruned(conversation.tools, "tools", paths)
@@ -168,7 +161,7 @@ class TemplateCritic:
         )
 
     def lost_thinking(self, conversation: Conversation, text: str) -> Sighting | None:
-        """Earlier assistant turns whose thinking the rendered text does not hold."""
+        """Return earlier assistant turns whose thinking the template drops."""
         assistants = [n for n, m in enumerate(conversation.messages) if m["role"] == "assistant"]
         lost, first = [], ""
         for number in assistants[:-1]:
@@ -202,15 +195,14 @@ class TemplateCritic:
         return self._tags[template.source]
 
     def differing_history(self, conversation: Conversation) -> Sighting | None:
-        """An assistant turn of which something else is trained once another turn follows.
+        """Return whether the trained text of a turn changes once another turn follows.
 
-        Asked with short words in the same roles and the row's variables, once for all rows of
-        the same, and of the first assistant turn: if a later turn is printed differently in
-        history, so is the first.
+        Tried with short words in the same roles and the row's variables, on the first assistant
+        turn: if a later turn is printed differently in history, so is the first.
         """
         roles = tuple(message["role"] for message in conversation.messages)
         asked = roles, repr(conversation.variables)
-        if asked not in self._histories and len(self._histories) < REMEMBERED:
+        if asked not in self._histories and len(self._histories) < MAX_HISTORIES:
             self._histories[asked] = self._ask_history(roles, conversation.variables)
         return self._histories.get(asked)
 
@@ -244,7 +236,7 @@ class TemplateCritic:
 
 
 def _with_calls(message: dict[str, Any], count: int) -> dict[str, Any]:
-    """A message with its first calls only."""
+    """Return a message with its first calls only."""
     kept = {key: value for key, value in message.items() if key not in CALL_KEYS}
     calls = message.get("tool_calls")
     return {**kept, "tool_calls": calls[:count]} if count and isinstance(calls, list) else kept
@@ -256,7 +248,6 @@ def _words(conversation: Conversation) -> str:
 
 
 def _called(message: dict[str, Any]) -> list[str]:
-    """Names of the functions that a message calls."""
     calls = message.get("tool_calls")
     found = [*(calls if isinstance(calls, list) else ()), message.get("function_call")]
     names = (function_of(call).get("name") for call in found)
@@ -277,7 +268,7 @@ def _properties(tool: Any) -> set[str]:
 def _pruned(
     value: Any, path: str, paths: list[str], keep: tuple[str, ...] | set[str] = MEANT
 ) -> Any:
-    """The value without null members; their paths are noted."""
+    """Return the value without null members, and append their paths to ``paths``."""
     if isinstance(value, list):
         return [_pruned(item, f"{path}[{n}]", paths, keep) for n, item in enumerate(value)]
     if not isinstance(value, dict):
@@ -294,7 +285,7 @@ def _pruned(
 def _pruned_message(
     message: dict[str, Any], path: str, paths: list[str], known: dict[str, set[str]]
 ) -> dict[str, Any]:
-    """A message without null members about tools; a declared argument may be null."""
+    """Return a message without null members about tools; a declared argument may be null."""
     if len(message) <= 2:
         return message
     kept: dict[str, Any] = {}

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenmill.dataset import as_view
+from tokenmill.dataset import rows_holding
 from tokenmill.dataset.where import Where
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.optional import optional
@@ -136,9 +136,7 @@ class RowFinder:
 
         Each row is looked at by itself: a view would keep whole groups, and write an index.
         """
-        where = Where(expression, filter_names(self._store))
-        found = [where(columns) for _, columns in as_view(self._store).columns(where.columns)]
-        return np.concatenate([np.zeros(0, bool), *found])
+        return rows_holding(self._store, Where(expression, filter_names(self._store)))
 
     def _weights(self, order: str) -> NDArray[np.float64]:
         """Return the sort key of every row, ascending; NaN comes last."""
