@@ -213,7 +213,7 @@ def read_indexed(prefix: Path) -> tuple[list[list[int]], list[int], np.dtype[Any
 def test_megatron_pair_and_its_mask_hold_the_rows(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokenmill.formats.megatron._CHUNK", 7)
+    monkeypatch.setattr("tokenmill.formats.export_files.INDEX_CHUNK", 7)
     made = tm.export(store, "megatron", tmp_path / "megatron")
     assert made.files == 4
     tokens, documents, kind = read_indexed(made.path / "tokens")
@@ -245,26 +245,6 @@ def test_packs_are_the_loaders_without_their_padding(
         assert record["rows"] == batch["indices"].tolist()
 
 
-def test_layout_of_megatron_bridge_trains_what_the_loader_trains(
-    store: Store, tmp_path: Path
-) -> None:
-    """Read as its packed dataset does: both cut to predictions, row by row."""
-    pack = Pack(64, window=32)
-    out = tmp_path / "b.parquet"
-    made = tm.export(store, "packed-parquet", out, pack=pack, layout="megatron-bridge")
-    assert pq.read_schema(made.path).names == ["input_ids", "loss_mask", "seq_start_id"]
-    batches = list(Loader(store, 1, pack=pack))
-    for record, batch in zip(read_parquet(made.path), batches, strict=True):
-        ids, mask = record["input_ids"], record["loss_mask"]
-        edges = [*record["seq_start_id"], len(ids)]
-        trained = []
-        for first, stop in pairwise(edges):
-            predicted = list(zip(ids[first + 1 : stop], mask[first : stop - 1], strict=True))
-            trained += [token for token, on in predicted if on]
-        labels = batch["labels"][0]
-        assert trained == labels[labels != -100].tolist()
-
-
 def read_as_bridge(record: dict[str, Any], eos: int) -> tuple[list[int], list[int], list[int]]:
     """Trained tokens, and places and logical lengths of rows, by its collator's rules."""
     edges = [*record["seq_start_id"], len(record["input_ids"])]
@@ -286,9 +266,14 @@ def test_rows_in_packs_of_megatron_bridge_are_padded_to_a_multiple(
     more: dict[str, Any] = {"layout": "megatron-bridge", "pad_multiple": multiple, "pack": pack}
     made = tm.export(store, "packed-parquet", tmp_path / "packs", **more)
     records = read_parquet(made.path)
+    assert list(records[0]) == ["input_ids", "loss_mask", "seq_start_id"]
     read = [read_as_bridge(record, eos) for record in records]
     places = [place for _, row_places, _ in read for place in row_places]
-    if multiple > 1:
+    if multiple == 1:  # pack by pack what the loader trains
+        batches = Loader(store, 1, pack=pack)
+        labels = [batch["labels"][0] for batch in batches]
+        assert [tokens for tokens, _, _ in read] == [one[one != -100].tolist() for one in labels]
+    else:
         assert not any(place % multiple for place in places)
         assert max(sum(row_places) for _, row_places, _ in read) <= pack.length
         most = {"drop": 0, "truncate": pack.length + 1, "split": 1 << 30}[oversize]

@@ -1,8 +1,11 @@
-"""Fixtures that the tests of several hosts share: a small store, one of the bundled examples."""
+"""What the tests of several trainers share: stores, a tokenizer, stand-ins for modules."""
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,35 @@ from tests.store.making import make_columns, make_store
 from tokenmill.store import Store
 
 EXAMPLES = Path(tm.__file__).parent / "examples"
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **attributes: Any) -> Any:
+    """Install a module that can be imported by its dotted name while a test runs."""
+    parent, words = None, name.split(".")
+    for depth in range(1, len(words) + 1):
+        dotted = ".".join(words[:depth])
+        module = sys.modules.get(dotted)
+        if module is None:
+            module = ModuleType(dotted)
+            module.__path__ = []
+            monkeypatch.setitem(sys.modules, dotted, module)
+        if parent is not None:
+            monkeypatch.setattr(parent, words[depth - 1], module, raising=False)
+        parent = module
+    for attribute, value in attributes.items():
+        monkeypatch.setattr(module, attribute, value, raising=False)
+    return module
+
+
+def typed_parts(text: str, images: list[Any]) -> list[dict[str, Any]]:
+    """A text with placeholders as parts; it takes its images from the list."""
+    pieces = filter(None, re.split("(<image>)", text))
+    return [
+        {"type": "image", "image": images.pop(0)}
+        if piece == "<image>"
+        else {"type": "text", "text": piece}
+        for piece in pieces
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -12,13 +12,15 @@ import sys
 from abc import ABCMeta
 from collections.abc import Iterator
 from importlib import import_module
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
+
+from tests.integrations.conftest import stand_in
 
 PAD = 0
 
@@ -162,9 +164,10 @@ def install_main_sft(monkeypatch: pytest.MonkeyPatch) -> Any:
         )  # fmt: skip
         host.sft_entrypoint.remote(cfg, None)
 
-    host = _install(monkeypatch, "skyrl.train.main_sft")
-    host.SFTTrainer, host.main = SFTTrainer, main
-    host.sft_entrypoint = SimpleNamespace(_function=sft_entrypoint)
+    task = SimpleNamespace(_function=sft_entrypoint)
+    host = stand_in(
+        monkeypatch, "skyrl.train.main_sft", SFTTrainer=SFTTrainer, main=main, sft_entrypoint=task
+    )
     return host
 
 
@@ -182,9 +185,10 @@ def install_main_base(monkeypatch: pytest.MonkeyPatch) -> Any:
             return import_module(stated["trainer.override_entrypoint"]).main()
         return host.skyrl_entrypoint.remote(stated)
 
-    host = _install(monkeypatch, "skyrl.train.entrypoints.main_base")
-    host.PromptDataset, host.main = None, main
-    host.skyrl_entrypoint = SimpleNamespace(_function=skyrl_entrypoint)
+    host = stand_in(
+        monkeypatch, "skyrl.train.entrypoints.main_base", PromptDataset=None, main=main,
+        skyrl_entrypoint=SimpleNamespace(_function=skyrl_entrypoint),
+    )  # fmt: skip
     return host
 
 
@@ -198,25 +202,10 @@ def install_pretokenized(monkeypatch: pytest.MonkeyPatch) -> None:
         found = (normalised(row["input_ids"], row["loss_mask"], max_length) for row in rows)
         return [row for row in found if row is not None]
 
-    loader = _install(monkeypatch, "skyrl.train.dataset.pretokenized")
-    loader.load_from_pretokenized = load_from_pretokenized
-    module = _install(monkeypatch, "skyrl.train.dataset.sft_dataset")
-    module.ConcatSFTDataset = ABCMeta("Concat", (torch.utils.data.ConcatDataset,), {})
-
-
-def _install(monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
-    """A module that can be imported by its dotted name while a test runs."""
-    parent, words = None, name.split(".")
-    for depth in range(1, len(words) + 1):
-        dotted = ".".join(words[:depth])
-        module = sys.modules.get(dotted)
-        if module is None:
-            module = ModuleType(dotted)
-            monkeypatch.setitem(sys.modules, dotted, module)
-        if parent is not None:
-            monkeypatch.setattr(parent, words[depth - 1], module, raising=False)
-        parent = module
-    return module
+    home = "skyrl.train.dataset"
+    stand_in(monkeypatch, f"{home}.pretokenized", load_from_pretokenized=load_from_pretokenized)
+    concat = ABCMeta("Concat", (torch.utils.data.ConcatDataset,), {})
+    stand_in(monkeypatch, f"{home}.sft_dataset", ConcatSFTDataset=concat)
 
 
 def eager_prompts(

@@ -9,13 +9,14 @@ from __future__ import annotations
 import copy
 import random
 import sys
-import types
 from dataclasses import dataclass, field
 from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from tests.integrations.conftest import stand_in
 
 
 @dataclass
@@ -59,9 +60,7 @@ def install(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     for other in ("miles", "slime"):
         for module in (other, f"{other}.utils", f"{other}.utils.types"):
             monkeypatch.setitem(sys.modules, module, None)  # type: ignore[arg-type]
-    for module in (name, f"{name}.utils", f"{name}.utils.types"):
-        monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
-    sys.modules[f"{name}.utils.types"].Sample = Sample  # type: ignore[attr-defined]
+    stand_in(monkeypatch, f"{name}.utils.types", Sample=Sample)
 
 
 def flags(**stated: Any) -> SimpleNamespace:

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import pickle
 import sys
-import types
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 
 import tokenmill
+from tests.integrations.conftest import stand_in
 from tests.integrations.hosts import EagerSource, Sample, flags, install
 from tests.programs import python
 from tokenmill import CorruptionError, SourceError, StateError, UsageError, fingerprint
@@ -246,6 +246,16 @@ def test_value_that_would_need_code_is_refused_with_its_place(tmp_path: Path) ->
     assert not saved.state_path(str(tmp_path), 1).exists()
 
 
+def forge(args: Any, body: bytes) -> None:
+    """Save a state with another body under a valid checksum."""
+    miles.DataSource(args).save(4)
+    path = saved.state_path(args.save, 4)
+    head = json.loads(path.read_bytes().partition(b"\n")[0])
+    seal = fingerprint.checksum(fingerprint.canonical(head["state"]) + body)
+    forged = {**head, "carried_bytes": len(body), "seal": seal}
+    path.write_bytes(fingerprint.canonical(forged) + b"\n" + body)
+
+
 class Trap:
     """Says so when somebody unpickles it."""
 
@@ -258,13 +268,7 @@ def test_loading_a_state_runs_nothing_that_stands_in_it(
 ) -> None:
     """The seal is no signature: whoever can write a file can seal it."""
     args = described(save=str(tmp_path), load=str(tmp_path))
-    miles.DataSource(args).save(4)
-    path = saved.state_path(str(tmp_path), 4)
-    head = json.loads(path.read_bytes().partition(b"\n")[0])
-    body = pickle.dumps({"metadata": {"x": Trap()}, "buffer": []})
-    seal = fingerprint.checksum(fingerprint.canonical(head["state"]) + body)
-    forged = {**head, "carried_bytes": len(body), "seal": seal}
-    path.write_bytes(fingerprint.canonical(forged) + b"\n" + body)
+    forge(args, pickle.dumps({"metadata": {"x": Trap()}, "buffer": []}))
     with pytest.raises(CorruptionError):
         miles.DataSource(args).load(4)
     assert capsys.readouterr().out == ""
@@ -289,13 +293,7 @@ def tagged(kind: int, value: Any) -> dict[str, Any]:
 )
 def test_sealed_state_of_other_members_is_corrupt(tmp_path: Path, body: dict[str, Any]) -> None:
     args = described(save=str(tmp_path), load=str(tmp_path))
-    miles.DataSource(args).save(4)
-    path = saved.state_path(str(tmp_path), 4)
-    head = json.loads(path.read_bytes().partition(b"\n")[0])
-    data = msgspec.msgpack.encode(body)
-    seal = fingerprint.checksum(fingerprint.canonical(head["state"]) + data)
-    forged = {**head, "carried_bytes": len(data), "seal": seal}
-    path.write_bytes(fingerprint.canonical(forged) + b"\n" + data)
+    forge(args, msgspec.msgpack.encode(body))
     with pytest.raises(CorruptionError):
         miles.DataSource(args).load(4)
 
@@ -463,13 +461,8 @@ class HostDataset:
 
 def evaluation_modules(host: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The module that has the class, and one that took it from there."""
-    made = []
-    for name in (f"{host}.utils.data", f"{host}.rollout", f"{host}.rollout.sglang_rollout"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-        made.append(sys.modules[name])
-    home, _, user = made
-    home.Dataset = user.Dataset = HostDataset
-    return [home, user]
+    names = (f"{host}.utils.data", f"{host}.rollout.sglang_rollout")
+    return [stand_in(monkeypatch, name, Dataset=HostDataset) for name in names]
 
 
 def evaluated(dataset: Any, times: int) -> list[Any]:

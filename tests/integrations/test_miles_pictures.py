@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import random
-import re
-import sys
-import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.integrations.conftest import stand_in, typed_parts
 from tests.integrations.hosts import flags, install
 from tests.prompts.making import write_rows
 from tokenmill.integrations import miles
@@ -37,13 +34,8 @@ def process_vision_info(prompt: Any, processor: Any) -> dict[str, Any]:
 def eager(rows: list[dict[str, Any]], processor: Any) -> list[tuple[str, Any]]:
     """The hosts' own dataset: prompts and inputs of all rows that are short enough."""
     kept = []
-    for row in copy.deepcopy(rows):
-        waiting, parts = list(row["pics"]), []
-        for piece in filter(None, re.split("(<image>)", row["input"])):
-            image = piece == "<image>"
-            kind, value = ("image", waiting.pop(0)) if image else ("text", piece)
-            parts.append({"type": kind, kind: value})
-        prompt = [{"role": "user", "content": parts}]
+    for row in rows:
+        prompt = [{"role": "user", "content": typed_parts(row["input"], list(row["pics"]))}]
         text = processor.tokenizer.apply_chat_template(
             prompt, tokenize=False, add_generation_prompt=True
         )
@@ -71,10 +63,8 @@ def test_samples_with_pictures_are_the_hosts_own_and_opened_late(
         seen.extend(part["image"] for part in prompt[0]["content"] if "image" in part)
         return found
 
-    tools = types.ModuleType(f"{host}.utils.processing_utils")
-    tools.process_vision_info = watched  # type: ignore[attr-defined]
-    tools.load_processor = lambda *_, **__: processor  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, tools.__name__, tools)
+    tools = {"process_vision_info": watched, "load_processor": lambda *_, **__: processor}
+    stand_in(monkeypatch, f"{host}.utils.processing_utils", **tools)
     monkeypatch.setenv("TOKENMILL_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr("tokenmill.prompts.media.AUDIT_ONE_IN", 1 << 62)
     monkeypatch.chdir(tmp_path)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-import types
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import tokenmill as tm
+from tests.integrations.conftest import stand_in
 from tokenmill.errors import UsageError
 from tokenmill.integrations import ms_swift
 from tokenmill.store import Store
@@ -45,10 +44,7 @@ def host_template() -> type:
 @pytest.fixture
 def template(monkeypatch: pytest.MonkeyPatch) -> Any:
     made = host_template()
-    for name in ("swift", "swift.template"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    said = {"Template": made, "MaxLengthError": MaxLengthError}
-    sys.modules["swift.template"].__dict__.update(said)
+    stand_in(monkeypatch, "swift.template", Template=made, MaxLengthError=MaxLengthError)
     ms_swift.serve_tokens()
     once = made.encode
     ms_swift.serve_tokens()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-import types
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ import pytest
 import tokenmill as tm
 from tests.build.making import INLINE, TOKENIZER, write_rows
 from tests.build.test_groups import pair
+from tests.integrations.conftest import stand_in
 from tests.store.making import make_columns, make_store
 from tokenmill.errors import SourceError, UsageError
 from tokenmill.store import Store
@@ -78,20 +78,13 @@ def blended(
 def args(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     """The host put beside us, and what its program is told."""
     (tmp_path / "train_sft.py").write_text(PROGRAM)
-    packages = {"openrlhf": [], "openrlhf.cli": [str(tmp_path)], "openrlhf.datasets": []}
-    for name in (*packages, "openrlhf.datasets.utils", "stated_args"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-        if name in packages:
-            sys.modules[name].__path__ = packages[name]
-    host, utils = sys.modules["openrlhf.datasets"], sys.modules["openrlhf.datasets.utils"]
-    sys.modules["openrlhf"].datasets = host  # type: ignore[attr-defined]
-    host.SFTDataset, host.utils = HostDataset, utils  # type: ignore[attr-defined]
-    utils.blending_datasets = blended  # type: ignore[attr-defined]
-    stated = sys.modules["stated_args"]
+    stand_in(monkeypatch, "openrlhf.cli", __path__=[str(tmp_path)])
+    stand_in(monkeypatch, "openrlhf.datasets", SFTDataset=HostDataset)
+    stand_in(monkeypatch, "openrlhf.datasets.utils", blending_datasets=blended)
     data = SimpleNamespace(max_len=4096)
-    stated.__dict__.update(
-        strategy=SimpleNamespace(args=SimpleNamespace(data=data)), count=1_000_000,
-        tokenizer=SimpleNamespace(pad_token_id=9), pretrain=False,
+    stated = stand_in(
+        monkeypatch, "stated_args", strategy=SimpleNamespace(args=SimpleNamespace(data=data)),
+        count=1_000_000, tokenizer=SimpleNamespace(pad_token_id=9), pretrain=False,
     )  # fmt: skip
     monkeypatch.delitem(sys.modules, OURS, raising=False)
     yield stated

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
-import sys
 from itertools import islice
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,6 +20,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("torchdata.stateful_dataloader")
 
 from tests.integrations import host_skyrl as host  # noqa: E402
+from tests.integrations.conftest import stand_in  # noqa: E402
 from tokenmill.integrations import skyrl  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
@@ -79,10 +78,10 @@ def test_dataset_is_recognised_where_skyrl_is_loaded(
 ) -> None:
     import abc
 
-    theirs: Any = ModuleType("skyrl.train.dataset.sft_dataset")
-    theirs.SFTDataset = abc.ABCMeta("SFTDataset", (), {})
-    theirs.ConcatSFTDataset = abc.ABCMeta("ConcatSFTDataset", (theirs.SFTDataset,), {})
-    monkeypatch.setitem(sys.modules, theirs.__name__, theirs)
+    base = abc.ABCMeta("SFTDataset", (), {})
+    concat = abc.ABCMeta("ConcatSFTDataset", (base,), {})
+    home = "skyrl.train.dataset.sft_dataset"
+    theirs = stand_in(monkeypatch, home, SFTDataset=base, ConcatSFTDataset=concat)
     dataset = skyrl.SFTDataset(store, store)
     assert isinstance(dataset, theirs.SFTDataset)
     assert isinstance(dataset, theirs.ConcatSFTDataset)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import types
 import warnings
 from functools import partial
 from itertools import islice
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.integrations.conftest import stand_in
 from tokenmill.dataset import as_view
 from tokenmill.errors import SourceError, UsageError
 from tokenmill.store import Store
@@ -64,11 +64,8 @@ class Packed:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, transform: type) -> None:
-    names = ("torchtune", "torchtune.datasets", "torchtune.datasets._sft")
-    for name in names:
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    sys.modules[names[1]].PackedDataset = Packed  # type: ignore[attr-defined]
-    sys.modules[names[2]].SFTTransform = transform  # type: ignore[attr-defined]
+    stand_in(monkeypatch, "torchtune.datasets", PackedDataset=Packed)
+    stand_in(monkeypatch, "torchtune.datasets._sft", SFTTransform=transform)
 
 
 def predictions(tokens: list[int], labels: list[int], *, shifted: bool) -> list[int]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import random
-import re
-import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 Image = pytest.importorskip("PIL.Image")
 
+from tests.integrations.conftest import stand_in, typed_parts  # noqa: E402
 from tests.media import processors  # noqa: E402
 from tests.media.drawing import draw, encode  # noqa: E402
 from tests.prompts.making import write_rows  # noqa: E402
@@ -63,19 +61,9 @@ def processor() -> Any:
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of verl, what computes positions and what puts media in place."""
-    for name in ("verl", "verl.models", "verl.models.transformers"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    module = types.ModuleType("verl.models.transformers.qwen2_vl")
-    module.get_rope_index = rope  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    for name in ("verl.utils", "verl.utils.dataset"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    module = types.ModuleType("verl.utils.dataset.rl_dataset")
-    module.RLHFDataset = RLHFDataset  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    module = types.ModuleType("qwen_vl_utils")
-    module.process_vision_info = resizing  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "qwen_vl_utils", module)
+    stand_in(monkeypatch, "verl.models.transformers.qwen2_vl", get_rope_index=rope)
+    stand_in(monkeypatch, "verl.utils.dataset.rl_dataset", RLHFDataset=RLHFDataset)
+    stand_in(monkeypatch, "qwen_vl_utils", process_vision_info=resizing)
 
 
 class RLHFDataset:
@@ -85,16 +73,9 @@ class RLHFDataset:
 
     def _build_messages(self, example: dict[str, Any], key: str) -> Any:
         waiting = list(example.get(self.image_key) or [])
-        if not waiting:
-            return example[key]
-        for message in example[key]:
-            parts: list[dict[str, Any]] = []
-            for piece in filter(None, re.split("(<image>)", message["content"])):
-                if piece == "<image>":
-                    parts.append({"type": "image", "image": waiting.pop(0)})
-                else:
-                    parts.append({"type": "text", "text": piece})
-            message["content"] = parts
+        if waiting:
+            for message in example[key]:
+                message["content"] = typed_parts(message["content"], waiting)
         assert not waiting
         return example[key]
 
@@ -131,18 +112,13 @@ def config(home: Path, **fields: Any) -> dict[str, Any]:
 
 def by_verl(processor: Any, row: dict[str, Any], home: Path) -> dict[str, Any]:
     """A row by verl's definition: every message alone, joined."""
-    messages, waiting = copy.deepcopy(row["messages"]), list(row["images"])
+    waiting = [Image.open(home / name) for name in row["images"]]
     ids: list[int] = []
     mask: list[int] = []
     inputs: dict[str, list[Any]] = {}
     header = processor.tokenizer("<|im_start|>assistant\n", add_special_tokens=False)["input_ids"]
-    for message in messages:
-        parts: list[dict[str, Any]] = []
-        for piece in filter(None, re.split("(<image>)", message["content"])):
-            if piece == "<image>":
-                parts.append({"type": "image", "image": Image.open(home / waiting.pop(0))})
-            else:
-                parts.append({"type": "text", "text": piece})
+    for message in row["messages"]:
+        parts = typed_parts(message["content"], waiting)
         made = processor.apply_chat_template(
             [{**message, "content": parts}], tokenize=True, return_dict=True, return_tensors="np"
         )

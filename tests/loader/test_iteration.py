@@ -23,11 +23,15 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return make_store(tmp_path_factory.mktemp("cache"), [make_columns(LENGTHS)])
 
 
-def test_length_in_a_loops_body_is_the_loops(store: Store) -> None:
-    """``i + 1 == len(loader)`` is how people find the last batch."""
-    loader = Loader(store, batch_size=5)
-    for _ in range(4):
-        assert [len(loader) for _ in loader] == [4] * 4
+@pytest.mark.parametrize(("drop_last", "batches"), [(False, 4), (True, 3)])
+def test_after_the_last_batch_of_an_epoch_comes_the_next_epoch(
+    store: Store, drop_last: bool, batches: int
+) -> None:
+    """Also for a state that is saved there; ``i + 1 == len(loader)`` finds the last batch."""
+    loader = Loader(store, batch_size=5, drop_last=drop_last)
+    for epoch in range(3):
+        found = [(len(loader), loader.epoch) for _ in loader]
+        assert found == [(batches, epoch)] * (batches - 1) + [(batches, epoch + 1)]
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])

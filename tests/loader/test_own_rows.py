@@ -1,4 +1,9 @@
-"""A rank opens and fetches the rows it serves and no others (promise P19)."""
+"""What a rank opens and fetches, and what it counts of the whole global batch.
+
+A rank reads the rows it serves and no others. ``num_trained_tokens`` and ``weight_sum`` are those
+of all ranks. Weights are compared with a sidecar of the same values, whose layouts have tests of
+their own.
+"""
 
 from __future__ import annotations
 
@@ -11,92 +16,143 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 
 import tokenmill as tm
 from tests.remote.servers import RangeServer, serving
 from tests.store.making import make_columns, make_store
 from tokenmill.dataset import Mixture, View, concat, filtered, mix
+from tokenmill.errors import UsageError
 from tokenmill.files import ranged
 from tokenmill.loader import Loader
-from tokenmill.packing import MicroBatches, Pack
-from tokenmill.store import Store
-from tokenmill.store.columns import SliceColumns, count_within, firsts_of, runs_of
+from tokenmill.packing import Align, MicroBatches, Pack
+from tokenmill.store import Row, Store
+from tokenmill.store.columns import (
+    SliceColumns,
+    count_within,
+    firsts_of,
+    runs_of,
+    weight_runs_of,
+    weights_along,
+)
 
 WORLD = 4
 Data = Store | View | Mixture
 
 
-def slices(seed: int) -> list[SliceColumns]:
-    """Rows of any length whose masks change anywhere, rows without tokens and whole ones too."""
+def slices(seed: int, *, weighted: bool) -> list[SliceColumns]:
+    """Rows of any length, also without tokens, whose masks change anywhere.
+
+    One slice in two has weights, and some of its rows have none.
+    """
     rng = np.random.default_rng(seed)
     found = []
-    for number in range(5):
+    for number in range(4):
         lengths = [*rng.integers(1, 60, 12).tolist(), 0]
         columns = make_columns(lengths, seed=number + 10 * seed)
         mask = (rng.random(len(columns.mask)) < 0.5).astype(np.uint8)
-        first, stop = columns.starts[2], columns.starts[3]
-        mask[first:stop] = number % 2
-        found.append(dataclasses.replace(columns, mask=mask))
+        mask[columns.starts[2] : columns.starts[3]] = number % 2
+        columns = dataclasses.replace(columns, mask=mask)
+        if weighted and number % 2 == 0:
+            weights = mask * rng.choice(np.float32([0.5, 1, 1, 2.25]), len(mask))
+            plain = slice(columns.starts[3], columns.starts[6])
+            weights[plain] = mask[plain]
+            columns = dataclasses.replace(columns, weights=weights)
+        found.append(columns)
     return found
 
 
 @pytest.fixture(scope="module")
-def stores(tmp_path_factory: Any) -> tuple[Store, Store]:
+def stores(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Store]:
+    """One with weights and one without, both with a sidecar of what is expected."""
     root: Path = tmp_path_factory.mktemp("stores")
-    one, two = (make_store(root, slices(seed), name=str(seed), pad_id=0) for seed in (1, 2))
-    return one, two
+    made = []
+    for seed, weighted in ((1, True), (2, False)):
+        columns = slices(seed, weighted=weighted)
+        store = make_store(root, columns, name=str(seed), pad_id=0)
+        expected = [own.mask if own.weights is None else own.weights for own in columns]
+        store.attach("given", np.concatenate(expected), made_by="test", per="token")
+        made.append(store)
+    assert [store.has_weights for store in made] == [True, False]
+    return made[0], made[1]
 
 
 DATA: dict[str, Callable[[Store, Store], Data]] = {
     "store": lambda one, two: one,
-    "concatenation": lambda one, two: concat([one, two]),
+    "without weights": lambda one, two: two,
     "filter": lambda one, two: filtered(concat([one, two]), "length > 5"),
     "mix": lambda one, two: mix({"one": one, "two": two}, {"one": 0.3, "two": 0.7}),
 }
 SHAPES: dict[str, dict[str, Any]] = {
     "padded": {"batch_size": 2},
+    "padded on the left": {"batch_size": 2, "pad_side": "left", "pad_to_multiple_of": 8},
     "grouped": {"batch_size": 2, "group_by_length": True},
     "packed": {"batch_size": 1, "pack": Pack(64)},
     "packed and split": {"batch_size": 2, "pack": Pack(16, oversize="split")},
     "packed and truncated": {"batch_size": 2, "pack": Pack(16, oversize="truncate")},
     "packed and balanced": {"batch_size": 1, "pack": Pack(64, method="balanced")},
+    "slabs": {"batch_size": 2, "micro_batches": MicroBatches(64, align=Align(sequence=4))},
+    "padded micro-batches": {"batch_size": 2, "micro_batches": MicroBatches(64, layout="padded")},
+    "shards": {
+        "batch_size": 4,
+        "micro_batches": MicroBatches(128, context_parallel=2, align=Align(sequence=4)),
+    },
 }
 MICRO = {"batch_size": 2, "micro_batches": MicroBatches(64, balance="trained")}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("data", DATA)
-def test_rank_opens_its_own_rows_only_and_counts_the_whole_batch(
+def test_rank_opens_its_own_rows_and_counts_labels_and_weights_of_all(
     stores: tuple[Store, Store], data: str, shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served = DATA[data](*stores)
-    opened: list[int] = []
-    open_row = Store.batch
+    served, opened, open_row = DATA[data](*stores), set[tuple[int, int]](), Store.batch
 
-    def counting(self: Store, indices: Any) -> Any:
-        opened.extend(indices)
+    def noting(self: Store, indices: Any) -> list[Row]:
+        opened.update((id(self), int(index)) for index in indices)
         return open_row(self, indices)
 
-    monkeypatch.setattr(Store, "batch", counting)
+    monkeypatch.setattr(Store, "batch", noting)
     ranks = [
-        Loader(served, rank=rank, world_size=WORLD, indices=True, **SHAPES[shape]).repeat(2)
+        iter(Loader(served, rank=rank, world_size=WORLD, indices=True, **SHAPES[shape]))
         for rank in range(WORLD)
     ]
     steps = 0
     while True:
-        batches = []
+        batches: list[Any] = []
         for rank in ranks:
             opened.clear()
-            batches.append(next(rank, None))
-            if batches[-1] is not None:
-                assert len(opened) == len(batches[-1]["indices"])
-        if batches[0] is None:
+            found = next(rank, None)
+            own = found if isinstance(found, list) else [found] if found else []
+            rows = [row for batch in own for row in batch["indices"].tolist()]
+            assert len(opened) == len(set(rows))
+            batches += own
+        if not batches:
             break
-        trained = sum(int((batch["labels"] != -100).sum()) for batch in batches if batch)
-        assert [batch["num_trained_tokens"] for batch in batches if batch] == [trained] * WORLD
+        trained = sum(int((batch["labels"] != -100).sum()) for batch in batches)
+        assert {batch["num_trained_tokens"] for batch in batches} == {trained}
+        check_weights(batches, weighted=data != "without weights")
         steps += 1
     assert steps > 2
+
+
+def check_weights(batches: list[Any], *, weighted: bool) -> None:
+    if not weighted:
+        assert not any({"loss_weights", "weight_sum"} & set(batch) for batch in batches)
+        return
+    total = 0.0
+    for batch in batches:
+        weights, labels = batch["loss_weights"], batch["labels"]
+        assert weights.dtype == np.float32
+        assert np.array_equal(weights, np.where(labels == -100, 0, batch["given"]))
+        total += float(weights.sum(dtype=np.float64))
+        if "shift_labels" in batch:
+            assert np.array_equal(batch["shift_loss_weights"] > 0, batch["shift_labels"] != -100)
+    assert {batch["weight_sum"] for batch in batches} == {total}
+    if "shift_labels" in batches[0]:
+        assert sum(float(batch["shift_loss_weights"].sum()) for batch in batches) == total
 
 
 def test_runs_count_any_piece_of_any_mask() -> None:
@@ -141,26 +197,6 @@ def test_rank_fetches_no_slice_of_another_ranks_rows(tmp_path: Path, shape: str)
             assert len(wanted) < len(keys)
 
 
-@pytest.mark.parametrize("stores", ["now"], indirect=True)
-@pytest.mark.parametrize("data", DATA)
-def test_rank_opens_its_own_rows_only_in_micro_batches(
-    stores: tuple[Store, Store], data: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[int] = []
-    open_row = Store.batch
-
-    def counting(self: Store, indices: Any) -> Any:
-        opened.extend(indices)
-        return open_row(self, indices)
-
-    monkeypatch.setattr(Store, "batch", counting)
-    served = DATA[data](*stores)
-    for rank in range(WORLD):
-        for step in Loader(served, rank=rank, world_size=WORLD, indices=True, **MICRO):
-            assert len(opened) == sum(batch["indices"].size for batch in step)
-            opened.clear()
-
-
 @pytest.mark.parametrize("shape", [SHAPES["padded"], MICRO], ids=["padded", "micro-batches"])
 def test_rank_fetches_the_slices_of_its_next_steps_ahead_and_no_others(
     tmp_path: Path, shape: dict[str, Any]
@@ -195,3 +231,54 @@ def test_rank_fetches_the_slices_of_its_next_steps_ahead_and_no_others(
             time.sleep(0.01)
         assert slices_of(steps[:3]) <= fetched() <= slices_of(steps[:4])
         ahead.close()
+
+
+def _all_but_the_last(row: Row) -> dict[str, Any]:
+    mask = np.ones_like(row.loss_mask)
+    mask[-1:] = 0
+    return {"loss_mask": mask}
+
+
+def test_function_that_trains_more_gives_it_weight_one(stores: tuple[Store, Store]) -> None:
+    view = stores[0].map(_all_but_the_last)
+    for row, stored in zip(view, stores[0], strict=True):
+        wanted = np.where(stored.weights > 0, stored.weights, 1)
+        wanted[-1:] = 0
+        assert np.array_equal(row.weights, wanted)
+    for batch in Loader(view, batch_size=3):
+        assert batch["weight_sum"] == batch["loss_weights"].sum(dtype=np.float64)
+        assert np.array_equal(batch["loss_weights"] > 0, batch["labels"] != -100)
+
+
+def test_sidecar_of_the_same_name_is_refused(tmp_path: Path) -> None:
+    store = make_store(tmp_path, slices(3, weighted=True), pad_id=0)
+    values = np.ones(int(store.lengths.sum()), np.float32)
+    store.attach("loss_weights", values, made_by="test", per="token")
+    with pytest.raises(UsageError, match="weights of its own and a sidecar 'loss_weights'"):
+        Loader(store)
+    assert "loss_weights" in next(iter(Loader(store, sidecars=())))
+
+
+WEIGHTS = arrays.arrays(np.float32, st.integers(0, 12), elements=st.sampled_from([0.0, 1, 1, 0.5]))
+
+
+@given(rows=st.lists(WEIGHTS, max_size=6))
+def test_runs_give_back_every_weight(rows: list[Any]) -> None:
+    starts = np.concatenate(([0], np.cumsum([len(row) for row in rows]))).astype(np.int64)
+    flat = np.concatenate([*rows, np.zeros(0, np.float32)])
+    places, weights, bounds = weight_runs_of(flat, starts)
+    assert len(bounds) == len(rows) + 1
+    for number, row in enumerate(rows):
+        own = slice(bounds[number], bounds[number + 1])
+        assert (bounds[number] < bounds[number + 1]) == bool((row == 0.5).any())
+        found = weights_along(places[own], weights[own], (row > 0).astype(np.uint8))
+        assert found.tolist() == row.tolist()
+
+
+def test_torch_serves_weights_as_tensors(stores: tuple[Store, Store]) -> None:
+    torch = pytest.importorskip("torch")
+    ours = Loader(stores[0], batch_size=4)
+    for batch, other in zip(ours, stores[0].torch(batch_size=4), strict=True):
+        assert other["loss_weights"].dtype == torch.float32
+        assert np.array_equal(other["loss_weights"].numpy(), batch["loss_weights"])
+        assert other["weight_sum"] == batch["weight_sum"]

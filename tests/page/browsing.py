@@ -12,6 +12,21 @@ def title(page: Any) -> str:
     return str(page.inner_text("#row-title"))
 
 
+def wait_for_status(page: Any, text: str) -> None:
+    page.wait_for_function(
+        "text => document.getElementById('status').textContent === text", arg=text
+    )
+
+
+def wait_for_title(page: Any, title: str) -> None:
+    """Wait until a row or group is shown, tokens and all."""
+    page.wait_for_function(
+        """title => document.getElementById('row-title')?.textContent === title
+        && document.querySelector('#row-body .tok')""",
+        arg=title,
+    )
+
+
 def go_to(page: Any, row: int, title: str = "") -> None:
     """Open a row, or the group that it belongs to, by its number; and wait until it is shown."""
     # The row asked for may be the one that is shown: wait for another body, not for its title.

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.build.making import EXAMPLES, INLINE, TOKENIZER, write_rows
+from tests.cli.harness import Shell
 from tests.programs import environment
 from tokenmill.api import run_recipe
 from tokenmill.report.page.document import make_page
@@ -209,3 +210,8 @@ def address(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def on_disk(page_file: Path) -> str:
     return page_file.as_uri()
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(capsys)

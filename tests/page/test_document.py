@@ -183,8 +183,3 @@ def test_store_without_rows_still_has_a_page(tmp_path: Path, shell: Shell) -> No
     path = shell("prepare", source, *QUICK, "--json").json["path"]
     told = shell("inspect", path, "--html", tmp_path / "empty.html", "--json").json
     assert told["rows_in_page"] == told["rows"] == 0
-
-
-@pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
-    return Shell(capsys)

@@ -18,7 +18,7 @@ import tokenmill as tm
 from tests.build.making import INLINE, TOKENIZER, conversations, write_rows
 from tests.build.test_groups import kto, pair, ranked
 from tests.cli.harness import Shell
-from tests.page.browsing import Visit, go_to, tokens
+from tests.page.browsing import Visit, go_to, tokens, wait_for_title
 from tests.page.conftest import own_page_and_server
 from tests.page.test_document import data_of, decompressed
 from tokenmill.report.page.document import embed, make_page, select_rows
@@ -166,14 +166,6 @@ def open_group(page: Any, row: int, number: int) -> None:
     go_to(page, row, f"Group {number}")
 
 
-def wait_for(page: Any, title: str) -> None:
-    page.wait_for_function(
-        """title => document.getElementById('row-title')?.textContent === title
-        && document.querySelector('#row-body .tok')""",
-        arg=title,
-    )
-
-
 def stored(store: Store, row: int, first: int, last: int | None) -> list[list[Any]]:
     ids, mask = store[row].input_ids.tolist(), (store[row].loss_mask == 1).tolist()
     whole = [[one, mask[at], at] for at, one in enumerate(ids)]
@@ -225,7 +217,7 @@ def test_answers_stand_whole_where_their_prompts_differ(visit: Visit, tmp_path: 
     make_page(store, tmp_path / "page.html")
     page = visit((tmp_path / "page.html").as_uri())
     page.check("#look-ids")
-    wait_for(page, "Group 0")
+    wait_for_title(page, "Group 0")
     assert page.query_selector("#prompt") is None
     assert "writes the prompt differently" in page.inner_text("#row-body .note")
     for row_number in (0, 1):
@@ -237,14 +229,14 @@ def test_previous_and_next_go_from_group_to_group(
     visit: Visit, address: str, store: Store, members: list[list[int]]
 ) -> None:
     page = visit(address)
-    wait_for(page, "Group 0")
+    wait_for_title(page, "Group 0")
     for title in (f"Row {members[KTO][0]}", "Group 2", "Group 3"):
         page.keyboard.press("j")
-        wait_for(page, title)
+        wait_for_title(page, title)
     page.click("text=↑ previous")
-    wait_for(page, "Group 2")
+    wait_for_title(page, "Group 2")
     page.keyboard.press("k")
-    wait_for(page, f"Row {members[KTO][0]}")
+    wait_for_title(page, f"Row {members[KTO][0]}")
     label = store.groups[KTO].labels
     assert label is not None
     shown = page.inner_text(".row-head .title .muted")
@@ -256,11 +248,11 @@ def test_row_of_a_group_can_be_seen_alone(visit: Visit, address: str, store: Sto
     page.check("#look-ids")
     open_group(page, 0, PAIR)
     page.uncheck("#look-group")
-    wait_for(page, "Row 0")
+    wait_for_title(page, "Row 0")
     assert tokens(page) == stored(store, 0, 0, None)
     assert page.inner_text(".row-head .title .muted") == "group 0, chosen"
     page.keyboard.press("j")
-    wait_for(page, "Row 1")
+    wait_for_title(page, "Row 1")
     assert tokens(page) == stored(store, 1, 0, None)
     assert page.inner_text(".row-head .title .muted") == "group 0, rejected"
 
@@ -286,8 +278,3 @@ def test_answers_need_no_sideways_scrolling(
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     beyond = page.eval_on_selector("#view", "view => view.scrollWidth - view.clientWidth")
     assert beyond <= 0
-
-
-@pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
-    return Shell(capsys)

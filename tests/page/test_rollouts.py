@@ -16,10 +16,9 @@ import pytest
 import tokenmill as tm
 from tests.build.making import INLINE, TOKENIZER, write_rows
 from tests.cli.harness import Shell
-from tests.page.browsing import Visit, go_to, title
+from tests.page.browsing import Visit, go_to, title, wait_for_status, wait_for_title
 from tests.page.conftest import ATTACK, STEERING, own_page_and_server
 from tests.page.test_document import data_of
-from tests.page.test_groups import wait_for
 from tests.rollouts.faults import INJECTIONS, conversation
 from tests.rollouts.worlds import APPENDING, appending
 from tokenmill.report.page.overview import MAX_STEPS, overview
@@ -199,7 +198,7 @@ def test_findings_lead_to_their_tokens(visit: Visit, address: str, store: Store)
     row = broken(store)
     go_to(page, row, page_title(store, row))
     page.uncheck("#look-group")
-    wait_for(page, f"Row {row}")
+    wait_for_title(page, f"Row {row}")
     page.click("#fold")
     expected = findings(store, row)
     items = page.query_selector_all(".row-head .finding-item")
@@ -260,12 +259,6 @@ def test_hostile_names_and_findings_are_text(visit: Visit, address: str, store: 
     assert page.query_selector("#view img") is None
     listed = page.inner_text(f"#list .item[data-row='{row}'] .where")
     assert name[:12] in listed
-
-
-def wait_for_status(page: Any, text: str) -> None:
-    page.wait_for_function(
-        "text => document.getElementById('status').textContent === text", arg=text
-    )
 
 
 def test_overview_over_steps(visit: Visit, address: str, store: Store) -> None:

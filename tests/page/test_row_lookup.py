@@ -15,11 +15,6 @@ from tokenmill.report.lookup import SourceExcerpts, row_at_address, rows_by_rule
 from tokenmill.store import Store
 
 
-@pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
-    return Shell(capsys)
-
-
 def test_rules_name_the_rows_they_speak_of(store: Store) -> None:
     lengths, shares = store.lengths, trained_shares(store)
     assert [lengths[n] for n in rows_by_rule(store, "longest", 9)] == sorted(lengths)[:-10:-1]

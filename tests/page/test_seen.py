@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.page.browsing import Visit, go_to, tokens
+from tests.page.browsing import Visit, go_to, tokens, wait_for_status, wait_for_title
 from tests.page.conftest import ATTACK, STEERING
 from tokenmill.report.row import store_tokenizer
 from tokenmill.store import Store
@@ -132,14 +132,10 @@ def test_text_is_readable_in_light_and_dark(visit: Visit, server: str, scheme: s
 def test_hostile_rows_are_text_and_nothing_else(visit: Visit, address: str, store: Store) -> None:
     page = visit(address)
     page.fill("#search", "zebra")
-    page.wait_for_function(
-        f"() => document.getElementById('status').textContent === '1 row of {len(store)}'"
-    )
+    wait_for_status(page, f"1 row of {len(store)}")
     page.press("#search", "Enter")
     number = len(store) - 2
-    page.wait_for_function(
-        f"() => document.getElementById('row-title').textContent === 'Row {number}'"
-    )
+    wait_for_title(page, f"Row {number}")
     page.wait_for_selector("#row-body .tok")
     shown = page.text_content("#row-body section.turn.role-assistant .tokens")
     assert ATTACK in shown

@@ -16,8 +16,14 @@ import pytest
 from tests.cli.harness import Shell
 from tests.page.conftest import ATTACK, Made
 from tokenmill.errors import UsageError
-from tokenmill.report.page.compare import StoreComparison, align
-from tokenmill.report.page.serve import Query, RowFinder, Viewer, listen
+from tokenmill.report.page.serve import (
+    Query,
+    RowFinder,
+    StoreComparison,
+    Viewer,
+    align,
+    listen,
+)
 from tokenmill.report.row import RowFacts, store_tokenizer
 from tokenmill.store import Store
 

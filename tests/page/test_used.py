@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from tests.page.browsing import Visit, go_to, title
+from tests.page.browsing import Visit, go_to, title, wait_for_status, wait_for_title
 from tests.page.conftest import Made
 from tokenmill.store import Store
 
@@ -61,21 +61,17 @@ def test_keyboard_alone_reaches_everything(visit: Visit, address: str, store: St
     assert page.evaluate("document.activeElement.id") == "list"
     for _ in range(3):
         press("ArrowDown")
-    page.wait_for_function("() => document.getElementById('row-title').textContent === 'Row 3'")
+    wait_for_title(page, "Row 3")
     chosen = page.get_attribute("#list", "aria-activedescendant")
     assert page.get_attribute(f"#{chosen}", "aria-selected") == "true"
     press("End")
-    page.wait_for_function(
-        f"() => document.getElementById('row-title').textContent === 'Row {len(store) - 1}'"
-    )
+    wait_for_title(page, f"Row {len(store) - 1}")
     press("k")
-    page.wait_for_function(
-        f"() => document.getElementById('row-title').textContent === 'Row {len(store) - 2}'"
-    )
+    wait_for_title(page, f"Row {len(store) - 2}")
     press("g")
     page.keyboard.type("5")
     press("Enter")
-    page.wait_for_function("() => document.getElementById('row-title').textContent === 'Row 5'")
+    wait_for_title(page, "Row 5")
     press("Escape")
     press("Enter")
     page.wait_for_function("() => document.activeElement.classList.contains('tok')")
@@ -127,9 +123,7 @@ def test_row_of_a_pack_opens(visit: Visit, address: str) -> None:
     piece = page.query_selector(".pack .piece >> nth=1")
     row = piece.get_attribute("data-row")
     piece.click()
-    page.wait_for_function(
-        f"() => document.getElementById('row-title').textContent === 'Row {row}'"
-    )
+    wait_for_title(page, f"Row {row}")
     assert page.is_visible("#panel-rows")
 
 
@@ -144,18 +138,14 @@ def test_filters_by_source_role_and_share(visit: Visit, address: str, store: Sto
         if any(turn[0] == "tool" for turn in row.turns) and row.loss_mask.sum() / len(row) <= 0.4
     ]
     wanted = f"{len(expected)} rows of {len(store)}"
-    page.wait_for_function(
-        "text => document.getElementById('status').textContent === text", arg=wanted
-    )
+    wait_for_status(page, wanted)
     page.select_option("#order", "longest")
     longest = max(expected, key=lambda n: (len(store[n]), -n))
     page.wait_for_function(
         f"() => document.querySelector('.item[data-row]')?.dataset.row === '{longest}'"
     )
     page.click("#clear")
-    page.wait_for_function(
-        f"() => document.getElementById('status').textContent === '{len(store)} rows'"
-    )
+    wait_for_status(page, f"{len(store)} rows")
 
 
 def test_server_filters_by_the_language_of_views(visit: Visit, server: str, store: Store) -> None:
@@ -168,10 +158,7 @@ def test_server_filters_by_the_language_of_views(visit: Visit, server: str, stor
         for n, row in enumerate(store)
         if len(row) >= 100 and (len(row) < 200 or Path(row.origin.path or "").name == "dirty.jsonl")
     ]
-    page.wait_for_function(
-        "text => document.getElementById('status').textContent === text",
-        arg=f"{len(expected)} rows of {len(store)}",
-    )
+    wait_for_status(page, f"{len(expected)} rows of {len(store)}")
 
 
 def test_turns_fold_and_unfold(visit: Visit, address: str) -> None:

@@ -211,81 +211,72 @@ def test_tokenizer_findings_have_no_place(
     assert all(f.places == () and f.detail and f.count == 1 for f in report.findings)
 
 
-def test_generation_blocks_that_leave_the_closer_out_are_found(tmp_path: Path) -> None:
-    template = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
-        "{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}"
-        "<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    source = str(write_rows(tmp_path / "a.jsonl", conversations(3)))
-    report = tm.lint(source, str(TOKENIZER), chat_template=template, **QUICK)
-    assert lines(report) == {"missing_closer": [1, 2, 3]}
-    closed = template.replace("{% endgeneration %}", "<|im_end|>{% endgeneration %}")
-    report = tm.lint(source, str(TOKENIZER), chat_template=closed, **QUICK)
-    assert report.findings == ()
-
-
-def test_pairs_of_strings_without_an_end_are_found(tmp_path: Path) -> None:
-    rows = [{"prompt": "One, two,", "completion": " three."}]
-    source = str(write_rows(tmp_path / "pairs.jsonl", rows))
-    assert tm.lint(source, str(TOKENIZER), **QUICK).findings == ()
-    report = tm.lint(source, str(TOKENIZER), append_eos=False, **QUICK)
-    assert lines(report) == {"missing_closer": [1]}
-
-
-@pytest.mark.parametrize(
-    ("tool", "arguments", "is_found"),
-    [
-        ({"default": None}, {"q": "x"}, False),  # a schema may mean null
-        ({"type": "string"}, {"q": None}, False),  # an argument that the tool declares
-        ({"type": "string"}, {"q": "x", "other": None}, True),  # one that a schema filled in
-        ({"type": None}, {"q": "x"}, True),
-    ],
+GENERATION = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
+    "{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-def test_null_is_found_where_nobody_can_have_meant_it(
-    tmp_path: Path, tool: Any, arguments: Any, is_found: bool
-) -> None:
+FIRST_CALL = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% if m.tool_calls %}{{ m.tool_calls[0] | tojson }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+PICKY = (
+    "{% for m in messages %}{% if m.tool_calls and not m.tool_calls[0].id %}"
+    "{{ raise_exception('a call needs an id') }}{% endif %}"
+    "{% if m.role == 'tool' and not messages[loop.index0 - 1].tool_calls %}"
+    "{{ raise_exception('a result needs a call') }}{% endif %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+PAIRS = [{"prompt": "One, two,", "completion": " three."}]
+
+
+def call(**arguments: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "look_up", "arguments": arguments}}
+
+
+def with_null(tool: dict[str, Any], **arguments: Any) -> list[dict[str, Any]]:
     function = {"name": "look_up", "parameters": {"properties": {"q": tool}}}
-    call = {"type": "function", "function": {"name": "look_up", "arguments": arguments}}
-    row = talk("What is x?", "Let me see.", tool_calls=[call], name=None)
-    row["tools"] = [{"type": "function", "function": function}]
-    source = str(write_rows(tmp_path / "a.jsonl", [row]))
-    report = tm.lint(source, str(TOKENIZER), **QUICK)
-    assert lines(report) == ({"null_tool_keys": [1]} if is_found else {})
+    row = talk("What is x?", "Let me see.", tool_calls=[call(**arguments)], name=None)
+    return [{**row, "tools": [{"type": "function", "function": function}]}]
 
 
-def test_calls_of_which_the_template_prints_only_the_first_are_found(tmp_path: Path) -> None:
-    template = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
-        "{% if m.tool_calls %}{{ m.tool_calls[0] | tojson }}{% endif %}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    call = {"type": "function", "function": {"name": "look_up", "arguments": {"q": "one"}}}
-    other = {"type": "function", "function": {"name": "look_up", "arguments": {"q": "two"}}}
-    rows = [talk("One?", "", tool_calls=[call]), talk("Two?", "", tool_calls=[call, other])]
+def with_result(*calls: dict[str, Any]) -> dict[str, Any]:
+    asked, answer = talk("One?", "", **({"tool_calls": list(calls)} if calls else {}))["messages"]
+    result, closing = {"role": "tool", "content": "1"}, {"role": "assistant", "content": "One."}
+    return {"messages": [asked, *([answer] if calls else []), result, closing]}
+
+
+CASES: dict[str, tuple[list[Any], dict[str, Any], dict[str, list[int]]]] = {
+    "generation without the end of turn": (
+        conversations(3), {"chat_template": GENERATION}, {"missing_closer": [1, 2, 3]}),
+    "generation with the end of turn": (
+        conversations(3),
+        {"chat_template": GENERATION.replace(
+            "{% endgeneration %}", "<|im_end|>{% endgeneration %}")}, {}),
+    "pairs with eos": (PAIRS, {}, {}),
+    "pairs without eos": (PAIRS, {"append_eos": False}, {"missing_closer": [1]}),
+    "a schema may mean null": (with_null({"default": None}, q="x"), {}, {}),
+    "an argument that the tool declares": (with_null({"type": "string"}, q=None), {}, {}),
+    "an argument that a columnar schema added": (
+        with_null({"type": "string"}, q="x", other=None), {}, {"null_tool_keys": [1]}),
+    "null in a schema": (with_null({"type": None}, q="x"), {}, {"null_tool_keys": [1]}),
+    "only the first call is printed": (
+        [talk("One?", "", tool_calls=[call(q="one")]),
+         talk("Two?", "", tool_calls=[call(q="one"), call(q="two")])],
+        {"chat_template": FIRST_CALL}, {"template_drops_tool_calls": [2]}),
+    "a refusal for another reason than roles": (
+        [with_result(call(q="one")), with_result()],
+        {"chat_template": PICKY}, {"template_error": [1], "role_order": [2]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_only_what_is_wrong_is_found(tmp_path: Path, name: str) -> None:
+    rows, given, expected = CASES[name]
     source = str(write_rows(tmp_path / "a.jsonl", rows))
-    report = tm.lint(source, str(TOKENIZER), chat_template=template, **QUICK)
-    assert lines(report) == {"template_drops_tool_calls": [2]}
-
-
-def test_refusal_for_another_reason_is_not_taken_for_the_order_of_roles(tmp_path: Path) -> None:
-    template = (
-        "{% for m in messages %}{% if m.tool_calls and not m.tool_calls[0].id %}"
-        "{{ raise_exception('a call needs an id') }}{% endif %}"
-        "{% if m.role == 'tool' and not messages[loop.index0 - 1].tool_calls %}"
-        "{{ raise_exception('a result needs a call') }}{% endif %}"
-        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    call = {"type": "function", "function": {"name": "look_up", "arguments": {"q": "one"}}}
-    row = talk("One?", "", tool_calls=[call])
-    row["messages"] += [{"role": "tool", "content": "1"}, {"role": "assistant", "content": "One."}]
-    other = talk("One?", "Yes.")
-    other["messages"].insert(1, {"role": "tool", "content": "1"})
-    source = str(write_rows(tmp_path / "a.jsonl", [row, other]))
-    report = tm.lint(source, str(TOKENIZER), chat_template=template, **QUICK)
-    assert lines(report) == {"template_error": [1], "role_order": [2]}
+    assert lines(tm.lint(source, str(TOKENIZER), **given, **QUICK)) == expected
 
 
 def test_bundled_dirty_rows_are_told_apart() -> None:

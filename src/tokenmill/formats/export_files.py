@@ -9,22 +9,28 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenmill import fingerprint
 from tokenmill.errors import UsageError
 from tokenmill.files import Staging, publish_directory, writing_errors
-from tokenmill.formats import megatron
-from tokenmill.formats.columns import Table, table_of
+from tokenmill.formats.columns import Table, stored_slots, table_of
 from tokenmill.formats.plan import ExportPlan, SplitPlan
 from tokenmill.store.commit import datasets_state
 
 Buffers = Iterable[bytes | memoryview]
+
+MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
+MEGATRON_VERSION = 1
+MEGATRON_CODES = {"tokens": (4, 4), "loss_mask": (1, 1)}  # code and bytes of an item
+INDEX_CHUNK = 1 << 18  # rows at a time in the index: 2 MiB
 
 
 @dataclass(frozen=True)
@@ -77,8 +83,8 @@ def files_of(plan: ExportPlan | SplitPlan) -> Iterator[tuple[str, Buffers]]:
         return
     if plan.format == "megatron":
         for name in ("tokens", "loss_mask"):
-            yield f"{name}.bin", megatron.items(plan, name)
-            yield f"{name}.idx", megatron.index(plan, name)
+            yield f"{name}.bin", _megatron_items(plan, name)
+            yield f"{name}.idx", _megatron_index(plan, name)
         return
     count = len(plan.shards)
     names = [f"data-{number:05d}-of-{count:05d}{plan.suffix}" for number in range(count)]
@@ -88,7 +94,7 @@ def files_of(plan: ExportPlan | SplitPlan) -> Iterator[tuple[str, Buffers]]:
     for name, samples in zip(names, plan.shards, strict=True):
         yield name, _stream(plan, table, samples)
     if plan.layout == "megatron-bridge" and not plan.one_file:
-        yield "_metadata.json", megatron.bridge_metadata(plan)
+        yield "_metadata.json", _bridge_metadata(plan)
     if plan.suffix == ".arrow" and not plan.one_file:
         # What `datasets.load_from_disk` asks for. Types are taken from the Arrow schema.
         yield "state.json", _state(plan, names)
@@ -198,3 +204,74 @@ def _something_else(target: Path) -> UsageError:
         "exists and is not this export; nothing is replaced: name another --out or remove it",
         path=target,
     )
+
+
+def _megatron_items(plan: ExportPlan, name: str) -> Iterator[memoryview]:
+    """Yield the ``.bin`` of Megatron-LM's indexed dataset: rows one after another."""
+    for block in plan.blocks(range(len(plan.run))):
+        for row in plan.run.view.rows(block.rows):
+            array = row.input_ids if name == "tokens" else row.loss_mask
+            yield np.ascontiguousarray(array, array.dtype.newbyteorder("<")).data
+
+
+def _megatron_index(plan: ExportPlan, name: str) -> Iterator[bytes]:
+    """Yield the ``.idx`` of Megatron-LM's indexed dataset.
+
+    A row is one sequence and one document. All numbers are little-endian::
+
+        9 bytes    MMIDIDX and two zero bytes
+        uint64     version, 1
+        uint8      code of the items' type: 1 is uint8, 4 is int32
+        uint64     sequences
+        uint64     documents + 1
+        int32[]    items of every sequence
+        int64[]    byte at which every sequence starts in the .bin
+        int64[]    number of the first sequence of every document, and one past the last
+    """
+    code, size = MEGATRON_CODES[name]
+    rows = len(plan.run)
+    yield MEGATRON_MAGIC + struct.pack("<QBQQ", MEGATRON_VERSION, code, rows, rows + 1)
+    for lengths in _lengths(plan):
+        yield lengths.astype("<i4").tobytes()
+    begin = 0
+    for lengths in _lengths(plan):
+        ends = begin + np.cumsum(lengths, dtype=np.int64) * size
+        yield (ends - lengths * size).astype("<i8").tobytes()
+        begin = int(ends[-1])
+    for first in range(0, rows + 1, INDEX_CHUNK):
+        yield np.arange(first, min(first + INDEX_CHUNK, rows + 1), dtype="<i8").tobytes()
+
+
+def _lengths(plan: ExportPlan) -> Iterator[np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    for first in range(0, len(plan.run), INDEX_CHUNK):
+        yield plan.run.packs(range(first, min(first + INDEX_CHUNK, len(plan.run)))).lengths
+
+
+def _bridge_metadata(plan: ExportPlan) -> list[bytes]:
+    """Return the JSON that Megatron-Bridge's collator pads by, counted in predictions.
+
+    Its option ``packed_metadata_path`` names the file.
+    """
+    packing = plan.run.spec.packing
+    assert packing is not None
+    length = shortest = packing["length"]
+    longest = most = packs = rows = total = 0
+    for samples in plan.shards:
+        for block in plan.blocks(samples):
+            predictions = stored_slots(plan, block) - 1
+            filled = block.per_pack(predictions)
+            shortest = min(shortest, int(filled.min()))
+            most = max(most, int(np.diff(block.bounds).max()))
+            longest = max(longest, int(predictions.max(initial=0)))
+            packs += len(block)
+            rows += predictions.size
+            total += int(filled.sum())
+    document = {
+        "dataset_max_seqlen": longest,
+        "max_samples_per_bin": most,
+        "packing_factor": round(rows / packs, 2),
+        "packing_efficiency": round(total / packs / length * 100, 2),
+        "pack_size": length,
+        "min_packed_seqlen": shortest,
+    }
+    return [json.dumps([document]).encode() + b"\n"]

@@ -1,29 +1,37 @@
-"""Asking a processor what it makes of pictures of certain sizes.
+"""Find out what a processor makes of images of certain sizes, and keep the answers.
 
-The processor itself runs, on a text that holds nothing but image tokens between marks, and is
-stopped where it hands the text to its tokenizer: what stands there between the marks are the
-expansions. It is given pictures of the sizes in question, in one of two ways:
+The processor itself runs, on a text of image tokens between marks, and is stopped where it passes
+the text to its tokenizer: the text between the marks are the expansions. It is given images of the
+sizes in question, in one of two ways:
 
-- *hollow*: pictures without pixels (`tokenmill.media.hollow`). The processor computes the shapes
-  that it would compute, and cannot look at a pixel, so its answer is good for every picture of
-  these sizes. A millisecond.
-- *blank*: black pictures, processed whole. As slow as the processor, and only as good as its
-  indifference to what it sees, which audits with real pictures try (`Processor.reference`).
+- *hollow*: images without pixels (`tokenmill.media.hollow`). The processor computes shapes and
+  cannot read a pixel, so its answer holds for every image of these sizes. A millisecond.
+- *blank*: black images, processed whole. As slow as the processor, and valid only if it does not
+  depend on pixels, which audits with real images check (`Processor.reference`).
 
-Hollow pictures are used where `BATTERY` was answered the same in both ways, and only for rows on
-which the processor does not stumble; blank ones everywhere else, also for the processor's own words
-about what it refuses.
+Hollow images are used where both ways gave the same answers to `BATTERY`, and only for rows that
+raise nothing. Blank ones are used everywhere else, also for the processor's own error messages.
+
+Answers are kept in ``<cache_dir>/processors/answers/<question>/``, where *question* names a
+processor by its class, code, configuration and options: one file for the battery, and one for each
+row of sizes that needed blank images. A damaged or unwritable cache only costs time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
-from typing import Any
+import os
+import zlib
+from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
-from tokenmill.errors import UsageError
+from tokenmill import fingerprint
+from tokenmill.errors import CacheError, UsageError
+from tokenmill.files.sealed import SealedKind
 from tokenmill.media.hollow import WithoutPixels, hollow_pictures, hollowed
 from tokenmill.optional import optional, transformers_muted
 
@@ -36,37 +44,28 @@ BATTERY: tuple[Row, ...] = (
 )  # fmt: skip
 """Rows whose answers are part of a processor's identity."""
 
-_MARK = "\ue0f1\ue0f2"  # private characters, which no processor's expansions are made of
+_MARK = "\ue0f1\ue0f2"  # private characters, which no expansion contains
+_MEMO = SealedKind("memo", "", raw=True)
+_MAX_CHARS = 1 << 28  # of an answer, whatever a damaged file says
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a processor makes of one picture.
+    """What a processor makes of one image."""
 
-    Attributes:
-        text: Its expansion.
-        grid: Frames, rows and columns of patches, where the model is told.
-    """
-
-    text: str
-    grid: tuple[int, ...] | None = None
+    text: str  # its expansion
+    grid: tuple[int, ...] | None = None  # frames, rows and columns of patches, if the model uses it
 
 
 class Answers(msgspec.Struct, frozen=True):
-    """What a processor makes of a row's pictures.
-
-    Attributes:
-        pictures: One by one.
-        patches: What the vision model sees in all: patches where there are grids, else tiles.
-        refused: Where it takes no such row: why, in its own words.
-    """
+    """What a processor makes of the images of a row."""
 
     pictures: tuple[Answer, ...] = ()
-    patches: int = 0
-    refused: str | None = None
+    patches: int = 0  # of the row for the vision model: patches where there are grids, else tiles
+    refused: str | None = None  # the processor's error, if it raises one for such a row
 
     @property
     def weight(self) -> int:
-        """About how many bytes it takes to remember."""
+        """About its bytes in memory."""
         return 200 + sum(len(answer.text) + 100 for answer in self.pictures)
 
 
@@ -79,7 +78,7 @@ class _Handed(Exception):
 
 
 class _Listener:
-    """Stands where the tokenizer is, and stops the processor when it is called."""
+    """Replaces the tokenizer, and stops the processor when it is called."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -92,7 +91,7 @@ class _Listener:
 
 
 class _Watched:
-    """Stands where the image processor is, and keeps what it gave."""
+    """Wraps the image processor, and keeps its result."""
 
     def __init__(self, image_processor: Any) -> None:
         self._image_processor = image_processor
@@ -107,13 +106,7 @@ class _Watched:
 
 
 class Asking:
-    """Asks one processor.
-
-    Args:
-        processor: Of transformers.
-        token: Its image token.
-        options: What it is given at every call.
-    """
+    """Runs one processor of transformers on images of given sizes."""
 
     def __init__(self, processor: Any, token: str, options: dict[str, Any]) -> None:
         self._processor = processor
@@ -123,14 +116,12 @@ class Asking:
         self._without_pixels = WithoutPixels(processor.image_processor)
 
     def with_blanks(self, row: Row) -> Answers:
-        """Its answer for black pictures of these sizes, or that it takes none such."""
         with optional("PIL", "asking a processor"):
             from PIL import Image
 
         return self.with_pictures(row, [Image.new("RGB", size) for size in row])
 
     def with_pictures(self, row: Row, pictures: list[Any]) -> Answers:
-        """Its answer for these very pictures, or that it does not take them."""
         try:
             with transformers_muted():
                 return self._ask(row, pictures, self._processor.image_processor)
@@ -140,7 +131,7 @@ class Asking:
             return Answers(refused=str(error) or type(error).__name__)
 
     def hollow(self, row: Row) -> Answers | None:
-        """Its answer for pictures without pixels; None where it has none."""
+        """The answer for images without pixels; None where it cannot be computed."""
         if self._hollow is None:
             return None
         try:
@@ -148,7 +139,7 @@ class Asking:
                 return self._ask(row, hollow_pictures(row), self._hollow)
         except MemoryError:
             raise
-        except Exception:  # whatever it stumbles over, real pixels will show
+        except Exception:  # the caller runs it with real pixels
             return None
 
     def _ask(self, row: Row, pictures: list[Any], image_processor: Any) -> Answers:
@@ -188,7 +179,48 @@ class Asking:
 
 
 def _tiles(pixels: Any) -> int:
-    """How many pictures of one size the vision model is given for a row."""
+    """The number of images of one size that the vision model is given for a row."""
     if isinstance(pixels, list | tuple):
         return sum(_tiles(one) for one in pixels)
     return math.prod(pixels.shape[:-3]) if hasattr(pixels, "shape") else 0
+
+
+class Battery(msgspec.Struct, frozen=True):
+    """The answers to `BATTERY`, and whether hollow images gave the same ones."""
+
+    answers: tuple[Answers, ...]
+    hollow: bool
+
+
+Kept = TypeVar("Kept", Battery, Answers)
+
+
+class Memory:
+    """The answers of one processor in a cache directory; None keeps nothing."""
+
+    def __init__(self, cache_dir: str | os.PathLike[str] | None, question: str) -> None:
+        self._root = None if cache_dir is None else Path(cache_dir)
+        self._directory = Path(cache_dir or "") / "processors" / "answers" / question
+
+    def recall(self, row: Row | None, kind: type[Kept]) -> Kept | None:
+        """The answers to a row, or to the battery (None)."""
+        if self._root is None:
+            return None
+        with contextlib.suppress(CacheError, zlib.error, msgspec.DecodeError):
+            data = _MEMO.admit_or_none(self._directory / _name(row), self._root)
+            if data is not None:
+                text = zlib.decompressobj().decompress(data, _MAX_CHARS)
+                return msgspec.json.decode(text, type=kind)
+        return None
+
+    def remember(self, row: Row | None, value: Answers | Battery) -> None:
+        if self._root is not None:
+            data = zlib.compress(msgspec.json.encode(value), 1)
+            with contextlib.suppress(CacheError):
+                _MEMO.write(self._root, self._directory / _name(row), data)
+
+
+def _name(row: Row | None) -> str:
+    if row is None:
+        return "battery"
+    return fingerprint.key({"sizes": [list(size) for size in row]})

@@ -1,18 +1,17 @@
-"""Arrays that have a shape and no pixels, and how a processor is made to run on them.
+"""Arrays with a shape and no pixels, and how an image processor runs on them.
 
-A processor finds the expansion of a picture by processing it: it resizes, cuts, normalises and
-stacks, and looks at the shape of what came out. `Hollow` arrays go the same way through the same
-code at the cost of the shapes: numpy's functions and operators give hollow arrays of the shape and
-type that they would have given, and whatever would show a pixel raises `PixelsWanted`. So an answer
-that a processor gives on hollow pictures is one that it computed from their sizes alone, by its own
-code: it holds for every picture of these sizes. Where it raises, the caller asks with real pixels.
+A processor finds the expansion of an image by processing it: it resizes, cuts, normalizes and
+stacks, and uses the shape of the result. `Hollow` arrays go through the same code at the cost of
+the shapes: numpy's functions and operators give hollow arrays of the shape and type that they would
+have given, and whatever would read a pixel raises `PixelsWanted`. So an answer for hollow images is
+computed from their sizes alone and holds for every image of these sizes.
 
-`hollowed` makes the twin of an image processor that starts from hollow arrays; `WithoutPixels` is
-where it may run. Functions that leave numpy (resizing goes through Pillow) or forget the kind of an
-array (``np.array``, ``np.asarray``, ``np.zeros``) are replaced there, in the modules of the image
-processor, by ones that pass hollow arrays on and otherwise do what they always do: other threads
-notice nothing. Code elsewhere that takes the memory of an array without asking numpy would see
-zeros, as in a blank picture; for that there are the battery and the audits.
+`hollowed` copies an image processor so that it starts from hollow arrays; `WithoutPixels` is the
+context in which the copy runs. Functions that leave numpy (resizing uses Pillow) or lose the type
+of an array (``np.array``, ``np.asarray``, ``np.zeros``) are replaced there, in the modules of the
+image processor, by ones that pass hollow arrays on and otherwise do the same; other threads are not
+affected. Other code that reads the memory of an array would see zeros, as in a blank image, which
+the battery and the audits detect.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ _NOTHING = bytearray(16)  # what every hollow array lies on: one number of any t
 
 
 class PixelsWanted(Exception):
-    """Something asked a hollow array for what is in it."""
+    """A value of a hollow array was read."""
 
 
 class Hollow(np.ndarray):
-    """An array of one number that is repeated over its shape, and that nobody may look at."""
+    """An array of one number repeated over its shape, which must not be read."""
 
     def __new__(cls, shape: tuple[int, ...], dtype: Any) -> Hollow:
         return np.ndarray.__new__(cls, shape, dtype, buffer=_NOTHING, strides=(0,) * len(shape))
@@ -182,7 +181,7 @@ _numpy = _Numpy("numpy")
 
 
 def _resizing(resize: Callable[..., Any]) -> Callable[..., Any]:
-    """``image_transforms.resize``, which gives a picture of the size that it is asked for."""
+    """``image_transforms.resize`` that also takes hollow arrays."""
     from transformers.image_utils import ChannelDimension, infer_channel_dimension_format
 
     def resized(image: Any, size: Any, *args: Any, **kwargs: Any) -> Any:
@@ -204,7 +203,7 @@ def _resizing(resize: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _each(change: Callable[[Any], Any], value: Any) -> Any:
-    """A value with what is in its lists and tuples changed."""
+    """Apply a function to a value, or to the members of nested lists and tuples."""
     if isinstance(value, list | tuple):
         return type(value)([_each(change, member) for member in value])
     return change(value)
@@ -212,15 +211,15 @@ def _each(change: Callable[[Any], Any], value: Any) -> Any:
 
 @functools.cache
 def _hollow_tensor(torch: Any) -> Any:
-    """The kind of torch's tensors that is to them what `Hollow` is to numpy's arrays.
+    """A tensor class for torch that corresponds to `Hollow`.
 
-    Operations run on torch's own device for shapes, ``meta``, while the tensor says that it is on
-    the processor: what is computed beside it from sizes stays real.
+    Operations run on the device ``meta``, while the tensor reports the CPU, so that values computed
+    from sizes beside it stay real.
     """
     pointwise = torch.Tag.pointwise
 
     def one(value: Any) -> Any:
-        """A number in place of a tensor: what torch would give for it has the right type."""
+        """A number in place of a tensor, to find the type of a result."""
         if not isinstance(value, torch.Tensor):
             return value
         return torch.zeros((1,) * value.ndim, dtype=value.dtype)
@@ -264,7 +263,7 @@ def _hollow_tensor(torch: Any) -> Any:
 
 
 def hollow_pictures(sizes: tuple[tuple[int, int], ...]) -> list[Any]:
-    """Pictures to give to a `hollowed` image processor: Pillow's, with a size and no memory."""
+    """Images of Pillow for a `hollowed` image processor: with a size and no memory."""
     from PIL import Image
 
     pictures = [Image.Image() for _ in sizes]
@@ -274,10 +273,7 @@ def hollow_pictures(sizes: tuple[tuple[int, int], ...]) -> list[Any]:
 
 
 def hollowed(image_processor: Any) -> Any | None:
-    """The twin of an image processor that runs on hollow pictures; None where it could not.
-
-    Its first step, which makes an array of a picture, makes a hollow one.
-    """
+    """A copy of an image processor whose first step makes hollow arrays; None if unsupported."""
     backend = getattr(image_processor, "backend", None)
     if backend == "pil":
 
@@ -303,15 +299,10 @@ def hollowed(image_processor: Any) -> Any | None:
 
 
 class WithoutPixels:
-    """Where the twin of one image processor may run.
-
-    Args:
-        image_processor: It, or its twin.
-    """
+    """The context in which the hollow copy of an image processor runs."""
 
     _lock = threading.RLock()
-    thread = 0
-    """The one that is inside."""
+    thread = 0  # the thread that is inside
 
     def __init__(self, image_processor: Any) -> None:
         from transformers import feature_extraction_utils, image_transforms, image_utils

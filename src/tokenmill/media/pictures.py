@@ -1,20 +1,20 @@
-"""`Pictures`: the bytes of what rows refer to, and what they are, within stated bounds.
+"""`Pictures`: read the images that rows refer to, and their sizes, within limits.
 
-Reading. A file is looked for under each *root* in turn, or beside the file of the row where no
-roots are given; what is opened must lie below one of them after every link was followed, also where
-the row gives an absolute path. ``media_root="/"`` therefore allows every file, and nothing else
-does. Addresses are read only where allowed (`tokenmill.media.web`), members only of archives that
-are themselves allowed files (`tokenmill.media.archives`).
+Reading. A file is looked up under each *root* in turn, or beside the row's file where no roots are
+given. After all links are followed, it must be below one of them, also where the row gives an
+absolute path; ``media_root="/"`` allows every file. URLs are read only where allowed
+(`tokenmill.media.web`), members only of archives (ZIP, and TAR without compression) that are
+themselves allowed files.
 
-Looking. The reference is ``transformers.image_utils.load_image``: the first frame, turned as its
-EXIF orientation says, converted to RGB. `Pictures.open` does exactly that. `Pictures.facts` says
-how large the result will be, from the header alone where that is certain: JPEG, PNG and WebP files
-whose structure is whole to the end. Every other file is decoded to find out, so that what is cut
-short or broken is refused here and not in the middle of a training run. Pillow reads the headers,
-but for the plainest JPEG files (`_plain_jpeg`), of which there are most.
+Opening. The reference is ``transformers.image_utils.load_image``: the first frame, transposed by
+its EXIF orientation, converted to RGB. `Pictures.open` does exactly that. `Pictures.facts` gives
+the size of the result, from the header alone where that is certain: JPEG, PNG and WebP files whose
+structure is complete. Every other file is decoded, so that a truncated file is refused here and not
+during training. Pillow reads the headers, except of plain JPEG files (`_plain_jpeg`), of which
+there are most.
 
-What cannot be used is a `RowError` with reason ``bad_media`` that names the picture. What may work
-tomorrow (a server that does not answer) is a `SourceError`: no row is rejected for the weather.
+An unusable image is a `RowError` with reason ``bad_media`` that names it. A server that does not
+answer is a `SourceError`: transient errors never reject rows.
 """
 
 from __future__ import annotations
@@ -22,9 +22,15 @@ from __future__ import annotations
 import errno
 import functools
 import io
+import lzma
 import os
 import stat
 import struct
+import tarfile
+import threading
+import zipfile
+import zlib
+from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,7 +39,6 @@ import msgspec
 
 from tokenmill import fingerprint
 from tokenmill.errors import RowError, SourceChanged, SourceError, UsageError
-from tokenmill.media import archives
 from tokenmill.media.reference import Reference, bad_media, missing, require_size
 from tokenmill.optional import optional
 
@@ -41,69 +46,51 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF")
-"""What is read, where Pillow was built with it. It knows more, some of which start programs."""
+"""What is read, where Pillow was built with it. Other formats of Pillow may start programs."""
 
 _VIDEO = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".flv", ".wmv")
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
 _ORIENTATION = 0x0112
 _MOST_DEFLATED = 1032  # bytes that a byte of a PNG's pixels can stand for
-_FOR_GOOD = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL)
+_PERMANENT = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL)
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """How much one picture may cost.
+    """Bounds of one image."""
 
-    Attributes:
-        size: Bytes of its file.
-        pixels: Width × height; the default is where Pillow begins to speak of a bomb.
-        seconds: Of silence from a server, and of one fetch in all.
-        redirects: From one address to another.
-    """
-
-    size: int = 128 << 20
-    pixels: int = 89_478_485
-    seconds: float = 60.0
+    size: int = 128 << 20  # bytes of its file
+    pixels: int = 89_478_485  # width × height; the default is where Pillow warns of a bomb
+    seconds: float = 60.0  # of silence from a server, and of one fetch in all
     redirects: int = 5
 
 
 class PictureFacts(msgspec.Struct, frozen=True):
-    """What is known of a picture without its pixels.
+    """What is known of an image without its pixels."""
 
-    Attributes:
-        digest: Checksum of its bytes, as of every source: xxh3, 128 bits.
-        size: Bytes of its file.
-        width: Of the picture as `Pictures.open` gives it, its orientation applied.
-        height: Likewise.
-        format: ``JPEG``, ``PNG`` and so on.
-        mode: Pillow's word for its pixels: ``RGB``, ``L``, ``P``, ``CMYK``, ``I;16`` …
-        animated: Whether more frames follow the first, which is the one that is used.
-        turned: Whether its orientation exchanged width and height.
-    """
-
-    digest: str
-    size: int
-    width: int
+    digest: str  # xxh3-128 of its bytes
+    size: int  # bytes of its file
+    width: int  # as `Pictures.open` gives it, after its orientation
     height: int
-    format: str
-    mode: str
-    animated: bool
-    turned: bool = False
+    format: str  # ``JPEG``, ``PNG`` and so on
+    mode: str  # of Pillow: ``RGB``, ``L``, ``P``, ``CMYK``, ``I;16`` …
+    animated: bool  # more frames follow the first, which is the one that is used
+    turned: bool = False  # its orientation exchanged width and height
 
     @property
     def unturned(self) -> tuple[int, int]:
-        """Width and height as a loader sees them that knows no orientation."""
+        """Width and height before its orientation is applied."""
         return (self.height, self.width) if self.turned else (self.width, self.height)
 
 
 class Pictures:
-    """Opens what rows refer to.
+    """Opens the images that rows refer to.
 
     Args:
-        roots: Directories that pictures may come from, in the order they are looked in. None: the
-            directory of each row's file.
+        roots: Directories that images may come from, searched in this order. None: the directory
+            of each row's file.
         urls: Whether ``http://`` and ``https://`` are opened.
         private: Whether addresses inside this network or machine are, too.
-        limits: What one picture may cost.
+        limits: Bounds of one image.
     """
 
     def __init__(
@@ -122,30 +109,24 @@ class Pictures:
         for root in self.roots:
             if not root.is_dir():
                 raise UsageError("media_root is not a directory", path=root)
-        self._roots = tuple(map(str, self.roots))  # every picture is looked for under them
+        self._roots = tuple(map(str, self.roots))
         self.urls = urls
         self.private = private
         self.limits = limits or Limits()
-        self._archives = archives.OpenArchives()
+        self._archives = OpenArchives()
 
     def __reduce__(self) -> Any:
-        # What it knows of archives stays here.
         again = functools.partial(
             Pictures, urls=self.urls, private=self.private, limits=self.limits
         )
         return again, (self.roots,)
 
     def read(self, reference: Reference, base: str | os.PathLike[str] | None = None) -> bytes:
-        """The bytes of a picture.
-
-        Args:
-            reference: Of `reference_of`.
-            base: Directory of the row's file.
+        """The bytes of an image; ``base`` is the directory of the row's file.
 
         Raises:
             RowError: It is missing, not allowed, or too large (``bad_media``).
-            SourceError: A server or a disk failed, or the file is just being written; another time
-                it may not be.
+            SourceError: A server or a disk failed, or the file is being written.
         """
         if reference.kind == "inline":
             if reference.data is None:
@@ -155,7 +136,7 @@ class Pictures:
         if reference.kind == "url":
             if not self.urls:
                 raise bad_media(f"{reference.name} is an address; media_urls=True opens those")
-            from tokenmill.media import web  # with all of http and TLS, which few rows need
+            from tokenmill.media import web  # imports http and TLS, which few rows need
 
             return web.fetch(
                 reference.url,
@@ -171,7 +152,7 @@ class Pictures:
             size = os.fstat(file.fileno()).st_size
             require_size(size, self.limits.size, reference.name)
             try:
-                data = file.read(size + 1)  # a byte more than it had, if it has grown
+                data = file.read(size + 1)  # one byte more, if it has grown
                 while len(data) < size and (more := file.read(size - len(data))):
                     data += more
             except OSError as error:
@@ -181,7 +162,7 @@ class Pictures:
         return data
 
     def _opened(self, reference: Reference, base: str | os.PathLike[str] | None) -> io.FileIO:
-        """The file a reference names, below one of the roots whatever links lead to it."""
+        """Open the file of a reference, which must be below one of the roots after all links."""
         if reference.path.lower().endswith(_VIDEO):
             raise bad_media(f"{reference.name} is a video; give its frames as a list of pictures")
         roots: tuple[str, ...] = self._roots
@@ -200,10 +181,10 @@ class Pictures:
                 message = f"{reference.name} cannot be opened: {error.strerror}"
                 raise (
                     bad_media(message)
-                    if error.errno in _FOR_GOOD
+                    if error.errno in _PERMANENT
                     else SourceError(message, path=reference.path)
                 ) from error
-            # The file that is open is judged, not a name that may mean another one by now.
+            # Checks the open file, not a name that may lead to another one by now.
             place = os.readlink(f"/proc/self/fd/{descriptor}")
             regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
             if regular and any(_is_below(place, allowed) for allowed in roots):
@@ -222,15 +203,10 @@ class Pictures:
     def facts(
         self, data: bytes, name: str = "the picture", digest: str | None = None
     ) -> PictureFacts:
-        """What a picture is.
-
-        Args:
-            data: The bytes of its file.
-            name: What it is called in a refusal.
-            digest: Their checksum, where the caller has just made it.
+        """Describe an image from the bytes of its file.
 
         Raises:
-            RowError: It is no picture that can be used (``bad_media``).
+            RowError: It cannot be used (``bad_media``); ``name`` is what the message calls it.
         """
         digest = digest or fingerprint.checksum(data)
         plain = _plain_jpeg(data)
@@ -258,10 +234,10 @@ class Pictures:
         )
 
     def open(self, data: bytes, name: str = "the picture") -> Image:
-        """A picture as the reference way loads it: oriented, first frame, RGB.
+        """Decode an image as ``load_image`` does: oriented, first frame, RGB.
 
         Raises:
-            RowError: It is no picture that can be used (``bad_media``).
+            RowError: It cannot be used (``bad_media``).
         """
         image = self._header(data, name)
         try:
@@ -271,13 +247,12 @@ class Pictures:
 
     @staticmethod
     def blank(width: int, height: int) -> Image:
-        """A picture of a size that shows nothing, for those who are asked about sizes."""
+        """A black image of a size."""
         with optional("PIL", "asking about pictures"):
             from PIL import Image
         return Image.new("RGB", (width, height))
 
     def _is_allowed(self, width: int, height: int) -> bool:
-        """Whether a size is within these limits and within Pillow's."""
         with optional("PIL", "reading pictures"):
             from PIL import Image
         most = Image.MAX_IMAGE_PIXELS
@@ -302,7 +277,6 @@ class Pictures:
 
 @functools.cache
 def _formats() -> tuple[str, ...]:
-    """Those of `FORMATS` that Pillow was built with."""
     from PIL import Image
 
     Image.init()
@@ -310,8 +284,7 @@ def _formats() -> tuple[str, ...]:
 
 
 def _is_below(place: str, root: str) -> bool:
-    """Whether a resolved path is below a directory, which may itself be reached by links."""
-    # In a resolved path there are none, so a directory that it begins with needs no resolving.
+    """Whether a resolved path is below a directory, which may itself contain links."""
     if place.startswith(root.rstrip("/") + "/"):
         return True
     return place.startswith(os.path.join(os.path.realpath(root), ""))
@@ -326,25 +299,25 @@ def _unreadable(name: str, error: Exception) -> RowError:
 
 
 def _loaded(image: Any) -> Any:
-    """The first frame, turned as its orientation says: what ``load_image`` does."""
+    """The first frame after its orientation, as ``load_image`` gives it."""
     from PIL import ImageOps
 
     return ImageOps.exif_transpose(image)
 
 
 def _oriented(image: Any) -> tuple[int, int]:
-    """Width and height of `_loaded`, of a file for which `_is_whole` holds."""
+    """The size of `_loaded`, of a file for which `_is_whole` holds."""
     from PIL.Image import Image
 
-    # Image's own method: that of PNG files decodes the picture to look for what comes after the
-    # pixels, and in a whole file nothing does.
+    # The method of PNG files would decode the image to look for EXIF after the pixels, where a
+    # whole file has nothing.
     orientation = Image.getexif(image).get(_ORIENTATION, 1)
     width, height = image.size
     return (height, width) if orientation in _TURNED else (width, height)
 
 
 def _is_whole(data: bytes, image: Any) -> bool:
-    """Whether the structure of a file shows that nothing is cut off, and its header says all."""
+    """Whether the structure of a file shows that it is complete, and its header suffices."""
     if image.format == "JPEG":
         return _jpeg_is_whole(data)
     if image.format == "PNG":
@@ -355,18 +328,16 @@ def _is_whole(data: bytes, image: Any) -> bool:
 
 
 class _PlainJpeg(NamedTuple):
-    """What the header of a plain JPEG file says."""
-
     width: int
     height: int
     mode: str
 
 
 def _plain_jpeg(data: bytes) -> _PlainJpeg | None:
-    """What Pillow says of a JPEG file that is whole and holds nothing that could say otherwise.
+    """Size and mode of a complete JPEG file, as Pillow reads them; None unless it is plain.
 
-    That is one frame of 8 bits in grey or three colours; tables; a JFIF header; a comment. Of any
-    other file (with EXIF, XMP, profiles, Adobe's marks, further frames, or something amiss) None.
+    Plain is one frame of 8 bits in grey or three colours, tables, a JFIF header and a comment; not
+    EXIF, XMP, profiles, Adobe's marks, further frames, or any error.
     """
     if not (data.startswith(b"\xff\xd8\xff") and data.endswith(b"\xff\xd9")):
         return None
@@ -402,7 +373,7 @@ def _plain_jpeg(data: bytes) -> _PlainJpeg | None:
 
 
 def _jpeg_is_whole(data: bytes) -> bool:
-    """Whether a scan begins, and the last two bytes end the picture it belongs to."""
+    """Whether there is a scan, and the last two bytes end the image."""
     at, length = 2, len(data)
     while at + 4 <= length and data[at] == 0xFF:
         marker = data[at + 1]
@@ -416,9 +387,9 @@ def _jpeg_is_whole(data: bytes) -> bool:
 
 
 def _png_is_whole(data: bytes, width: int, height: int) -> bool:
-    """Whether chunk follows chunk to the end, and none but that comes after the pixels.
+    """Whether all chunks are complete, none but the end follows the pixels, and these suffice.
 
-    These must be as many bytes as such a picture takes at the least, one bit for each.
+    An image needs at least one bit for each pixel.
     """
     at, length, pixels = 8, len(data), 0
     while at + 12 <= length:
@@ -431,3 +402,102 @@ def _png_is_whole(data: bytes, width: int, height: int) -> bool:
             return False
         at += 12 + size
     return False
+
+
+# --- archives ----------------------------------------------------------------------------------
+
+_MAX_ARCHIVES = 8  # whose directories are kept
+_MAX_MEMBERS = 1_000_000  # of one archive: about 200 MB of directory
+
+_DAMAGED = (
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, tarfile.TarError, EOFError, RuntimeError,
+    ValueError,
+)  # fmt: skip
+"""What reading a damaged archive raises; bz2 raises an OSError of no number."""
+
+_Members = dict[str, tuple[int, int]]
+_Version = tuple[int, int, int, int]
+
+
+class OpenArchives:
+    """Members of archives; the directories of a few archives are kept. Thread-safe.
+
+    In a compressed TAR a member can only be reached by decompressing all before it, so that is
+    refused.
+    """
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[_Version, _Members | zipfile.ZipFile] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def read(self, file: io.FileIO, reference: Reference, size: int) -> bytes:
+        """The bytes of a member, at most ``size``.
+
+        Raises:
+            RowError: There is no such member, it is too large, or cannot be unpacked.
+        """
+        try:
+            with self._lock:
+                return self._read(file, reference, size)
+        except RowError:
+            raise
+        except (*_DAMAGED, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:  # bz2 has none for damage
+                raise SourceError(f"cannot be read: {error}", path=reference.path) from error
+            raise bad_media(f"{reference.name} cannot be unpacked: {error}") from error
+
+    def _read(self, file: io.FileIO, reference: Reference, size: int) -> bytes:
+        status = os.fstat(file.fileno())
+        version = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        members = self._known.get(version)
+        if members is None:
+            members = _directory(file, reference)
+            self._known[version] = members
+            while len(self._known) > _MAX_ARCHIVES:
+                self._known.popitem(last=False)
+        else:
+            self._known.move_to_end(version)
+        name = reference.member
+        if isinstance(members, zipfile.ZipFile):
+            try:
+                stated = members.getinfo(name).file_size
+            except KeyError:
+                raise missing(f"{reference.name} is not in the archive") from None
+            require_size(stated, size, reference.name)
+            members.fp = file  # the file that the directory was read from may be closed
+            with members.open(name) as member:
+                data = member.read(size + 1)  # the header may understate it
+            require_size(len(data), size, reference.name)
+            return data
+        place = members.get(name) or members.get(f"./{name}")
+        if place is None:
+            raise missing(f"{reference.name} is not in the archive")
+        at, stated = place
+        require_size(stated, size, reference.name)
+        data = os.pread(file.fileno(), stated, at)
+        if len(data) != stated:
+            raise bad_media(f"{reference.name} is cut off: the archive ends before it")
+        return data
+
+
+def _directory(file: io.FileIO, reference: Reference) -> _Members | zipfile.ZipFile:
+    start = os.pread(file.fileno(), 4, 0)
+    if start[:2] == b"PK":
+        archive = zipfile.ZipFile(file)
+        if len(archive.namelist()) > _MAX_MEMBERS:
+            raise bad_media(f"{reference.path} has more than {_MAX_MEMBERS} members")
+        return archive
+    if start.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zX", b"\x28\xb5\x2f\xfd")):
+        raise bad_media(
+            f"{reference.path} is a compressed archive, in which no picture can be reached without"
+            " unpacking all before it; make it a .zip or an uncompressed .tar"
+        )
+    members: _Members = {}
+    with tarfile.open(fileobj=file, mode="r:") as archive_of_files:
+        for entry in archive_of_files:
+            if entry.isreg() and not entry.issparse():
+                members[entry.name] = (entry.offset_data, entry.size)
+            if len(members) > _MAX_MEMBERS:
+                raise bad_media(f"{reference.path} has more than {_MAX_MEMBERS} members")
+            archive_of_files.members = []  # type: ignore[attr-defined]  # or it keeps them all
+    return members

@@ -1,21 +1,15 @@
-"""`Processor`: the user's own processor, asked and never imitated.
+"""`Processor`: the user's processor of transformers, run and never imitated.
 
-A processor of transformers turns each *image token* of a rendered text into an *expansion*: so many
-placeholders, with whatever stands between and around them, according to the size of the picture. It
-then hands the text to its tokenizer. `Processor.expand` gives that text, with the character range
-of every expansion in it, from the sizes of the pictures alone. Who encodes it gets the ids that the
-processor gives for the pictures themselves; `Processor.reference` runs the processor whole, with
-real pixels, and is what that is compared with.
+A processor replaces each *image token* of a rendered text by an *expansion*: placeholders, and what
+is between and around them, depending on the size of the image. Then it passes the text to its
+tokenizer. `Processor.expand` gives that text and the character range of every expansion from the
+sizes of the images alone. `Processor.reference` runs the whole processor with real pixels; audits
+compare the two. `tokenmill.media.asking` finds out the expansions. They are kept by the sizes of
+all images of a row together, because a processor may treat an image according to its neighbours.
 
-How the expansions are learned is in `tokenmill.media.asking`. They are remembered by the sizes of
-all pictures of a row together, because nothing forbids a processor to treat a picture according to
-its neighbours (some cut a picture into tiles only where it is alone). Whoever sees one differ from
-the reference calls `Processor.distrust`: from then on only blank pictures are believed.
-
-`Processor.features` are the pixels, under the model's own names, as the processor gives them for a
-batch. Where `Processor.joined` names all of them, a batch is the rows' features one after another,
-so that rows can be processed one by one and ahead of time; elsewhere the processor pads what is in
-one batch to one shape, and the rows of a batch must be given together.
+`Processor.features` are the pixels, under the model's own names. Where `Processor.joined` names all
+of them, a batch is the concatenation of its rows, so rows can be processed one by one and ahead of
+time; otherwise the processor pads a batch to one shape, and its rows must be given together.
 """
 
 from __future__ import annotations
@@ -35,8 +29,7 @@ import msgspec
 
 from tokenmill import fingerprint
 from tokenmill.errors import RowError, UsageError
-from tokenmill.media.asking import BATTERY, Answers, Asking, Row, Size
-from tokenmill.media.memory import Battery, Memory
+from tokenmill.media.asking import BATTERY, Answers, Asking, Battery, Memory, Row, Size
 from tokenmill.media.reference import bad_media
 from tokenmill.optional import installed_version, optional, transformers_muted
 
@@ -59,52 +52,35 @@ class ExpansionDiffers(Exception):
 
 
 class Expanded(msgspec.Struct, frozen=True):
-    """A text whose image tokens are expanded.
+    """A text whose image tokens are expanded."""
 
-    Attributes:
-        text: What the processor hands to its tokenizer.
-        pieces: Character ranges of the expansions in it, picture by picture.
-    """
-
-    text: str
-    pieces: list[tuple[int, int]]
+    text: str  # what the processor passes to its tokenizer
+    pieces: list[tuple[int, int]]  # character range of each expansion
 
 
 class Referenced(msgspec.Struct, frozen=True):
-    """What the whole processor makes of a text and its pictures.
-
-    Attributes:
-        ids: The tokens.
-        features: What else the model is given, under its own names.
-        token_types: Which token is whose, where the processor says so.
-    """
+    """What the whole processor makes of a text and its images."""
 
     ids: list[int]
-    features: dict[str, npt.NDArray[Any]]
-    token_types: list[int] | None
+    features: dict[str, npt.NDArray[Any]]  # other inputs of the model, under its own names
+    token_types: list[int] | None  # 0 text, 1 image, if the processor returns them
 
 
 class Learned(NamedTuple):
-    """What is known of the pictures of a row by their sizes.
-
-    Attributes:
-        answers: What the processor makes of them.
-        computed: Whether it computed that from the sizes alone, so that it holds for every picture
-            of these sizes; otherwise it was asked with blank ones.
-    """
+    """What is known of the images of a row by their sizes."""
 
     answers: Answers
-    computed: bool
+    computed: bool  # from the sizes alone, so valid for all such images; else with blank ones
 
 
 class Processor:
-    """A processor of transformers that takes pictures.
+    """A processor of transformers that takes images.
 
     Args:
         processor: The object; `load` also takes a directory or a hub id.
-        options: What the trainer gives it at every call besides text and pictures, for instance
+        options: What the trainer passes at every call besides text and images, for instance
             ``{"do_pan_and_scan": True}``.
-        cache_dir: Where what is learned is kept for other processes.
+        cache_dir: Where answers are kept for other processes.
     """
 
     def __init__(
@@ -144,10 +120,10 @@ class Processor:
         trust_remote_code: bool = False,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> Processor:
-        """The processor of a directory or a hub id, or around an object.
+        """Load the processor of a directory or a hub id, or wrap an object.
 
         Raises:
-            UsageError: It cannot be loaded, or takes no pictures.
+            UsageError: It cannot be loaded, or takes no images.
         """
         if isinstance(where, Processor):
             return where
@@ -156,7 +132,7 @@ class Processor:
         return cls(where, options, cache_dir=cache_dir)
 
     def save(self, directory: str | os.PathLike[str]) -> None:
-        """Write files that `load` makes it of again, without its options."""
+        """Write files that `load` reads, without the options."""
         with transformers_muted():
             if all(getattr(self._processor, name, self) is not None for name in _NO_PART):
                 self._processor.save_pretrained(os.fspath(directory))
@@ -169,34 +145,30 @@ class Processor:
 
     @property
     def original(self) -> Any:
-        """The processor itself, an object of transformers."""
         return self._processor
 
     @property
     def tokenizer(self) -> Any:
-        """Its tokenizer, an object of transformers."""
         return self._processor.tokenizer
 
     @property
     def chat_template(self) -> Any:
-        """The template it renders with: its own, else its tokenizer's."""
         own = getattr(self._processor, "chat_template", None)
         return own if own is not None else getattr(self.tokenizer, "chat_template", None)
 
     @property
     def video_token(self) -> str | None:
-        """What its template prints for a video, which is refused."""
         token = getattr(self._processor, "video_token", None)
         return None if token is None else str(token)
 
     @functools.cached_property
     def media_token_ids(self) -> frozenset[int]:
-        """Tokens that only ever stand for media: special ones that expansions are made of."""
+        """Tokens that occur only for media: the special tokens of expansions."""
         ids: set[int] = set()
         for kind in ("image", "video", "audio"):
             found = getattr(self._processor, f"{kind}_token_ids", None) or ()
             ids.update(number for number in found if isinstance(number, int))
-        special = {  # others that are added, such as Gemma's newlines, stand in texts, too
+        special = {  # other added tokens, such as Gemma's newlines, occur in text too
             number for number, token in self.tokenizer.added_tokens_decoder.items() if token.special
         }
         for answers in self._battery.answers:
@@ -208,11 +180,10 @@ class Processor:
 
     @functools.cached_property
     def repeatable(self) -> dict[str, int]:
-        """Text and id of media tokens that are encoded one by one, whatever stands around them.
+        """Text and id of media tokens that are encoded one by one, whatever is around them.
 
-        They are split off a text before it is normalised, with no white space of it, and no other
-        token that is split off holds them: so a run of them is so many ids, and the text on either
-        side is encoded alike however long the run is.
+        They are split off before normalization, without white space, and no other added token
+        contains them. So a run of them is as many ids, and does not affect the text beside it.
         """
         added = self.tokenizer.added_tokens_decoder
         return {
@@ -225,7 +196,7 @@ class Processor:
 
     @functools.cached_property
     def _question(self) -> dict[str, Any]:
-        """What is known of it without asking: no path, no part that looks at no picture."""
+        """What identifies it without running it: no paths, no parts for other media."""
         try:
             settings = json.loads(self._processor.to_json_string())
         except (TypeError, ValueError) as error:
@@ -246,7 +217,7 @@ class Processor:
 
     @functools.cached_property
     def _battery(self) -> Battery:
-        known = self._memory.battery()
+        known = self._memory.recall(None, Battery)
         if known is not None and len(known.answers) == len(BATTERY):
             return known
         answers = tuple(self._asking.with_blanks(row) for row in BATTERY)
@@ -260,12 +231,12 @@ class Processor:
             for row, answer in zip(BATTERY, answers, strict=True)
         )
         found = Battery(answers, hollow)
-        self._memory.remember_battery(found)
+        self._memory.remember(None, found)
         return found
 
     @functools.cached_property
     def identity(self) -> dict[str, Any]:
-        """Everything that decides what it answers, and what it answers to `BATTERY`."""
+        """Everything that determines its answers, and its answers to `BATTERY`."""
         named = [
             None
             if answers.refused is not None
@@ -278,23 +249,22 @@ class Processor:
 
     @functools.cached_property
     def key(self) -> str:
-        """The name of `identity`."""
         return fingerprint.key(self.identity)
 
     @property
     def asks_hollow(self) -> bool:
-        """Whether new sizes are asked without pixels, which takes a millisecond."""
+        """Whether answers for new sizes are computed without pixels, in a millisecond."""
         return not self._distrusted and self._battery.hollow
 
     def distrust(self) -> None:
-        """Forget what was learned from hollow pictures, and ask with blank ones from now on."""
+        """Drop the answers of hollow images, and use blank ones from now on."""
         with self._lock:
             self._distrusted = True
             self._known.clear()
             self._weight = 0
 
     def learned(self, sizes: Sequence[Size]) -> Learned:
-        """What the processor makes of a row's pictures, each given as (width, height).
+        """What the processor makes of the images of a row, each given as (width, height).
 
         Raises:
             RowError: It refuses one of them (``bad_media``).
@@ -318,17 +288,14 @@ class Processor:
         answers = self._asking.hollow(row) if self.asks_hollow else None
         if answers is not None:
             return Learned(answers, computed=True)
-        answers = self._memory.answers(row)
+        answers = self._memory.recall(row, Answers)
         if answers is None:
             answers = self._asking.with_blanks(row)
             self._memory.remember(row, answers)
         return Learned(answers, computed=False)
 
     def ask(self, pictures: Sequence[Any]) -> Answers:
-        """What the processor makes of these very pictures: nothing that was learned has a part.
-
-        Args:
-            pictures: Of `Pictures.open`, in order.
+        """What the processor makes of these images of `Pictures.open`, without kept answers.
 
         Raises:
             RowError: It refuses them (``bad_media``).
@@ -337,16 +304,16 @@ class Processor:
         return _taken(self._asking.with_pictures(sizes, list(pictures)), sizes)
 
     def expand(self, text: str, sizes: Sequence[Size], answers: Answers | None = None) -> Expanded:
-        """A rendered text, each image token replaced by the expansion of its picture.
+        """Replace each image token of a rendered text by the expansion of its image.
 
         Args:
             text: As the chat template prints it.
-            sizes: (width, height) of the pictures, as `PictureFacts` has them, in order.
-            answers: Of `ask`, or of `learned` in a shorter form; None: those that are learned.
+            sizes: (width, height) of the images, as `PictureFacts` has them, in order.
+            answers: Of `ask` or `learned`; None: `learned(sizes)`.
 
         Raises:
-            RowError: The text has more or fewer image tokens than there are pictures
-                (``media_mismatch``), or the processor refuses a picture (``bad_media``).
+            RowError: The numbers of image tokens and images differ (``media_mismatch``), or the
+                processor refuses an image (``bad_media``).
         """
         between = text.split(self.image_token)
         if len(between) != len(sizes) + 1:
@@ -366,11 +333,7 @@ class Processor:
         return Expanded("".join(parts), pieces)
 
     def reference(self, text: str, pictures: Sequence[Any]) -> Referenced:
-        """The whole processor on a text and its pictures.
-
-        Args:
-            text: As the chat template prints it; no special tokens are added.
-            pictures: Of `Pictures.open`, in order.
+        """Run the whole processor on a rendered text and its images; adds no special tokens.
 
         Raises:
             RowError: The processor refuses them (``bad_media``).
@@ -392,8 +355,8 @@ class Processor:
         """The pixels of a batch, under the model's own names.
 
         Args:
-            rows: Pictures of `Pictures.open`, row by row as they were prepared, also of a pack:
-                what becomes of a picture may depend on those beside it in its row.
+            rows: Images of `Pictures.open`, row by row as they were prepared, also of a pack: the
+                result may depend on the other images of a row.
 
         Raises:
             RowError: The processor refuses them (``bad_media``).
@@ -422,7 +385,7 @@ class Processor:
 
     @functools.cached_property
     def _layout(self) -> tuple[frozenset[str], bool, str | None, bool]:
-        """Which features of rows are joined, whether any counts rows, and of token types."""
+        """Joined features, whether any feature counts rows, name and use of token types."""
         import numpy as np
         from PIL import Image
 
@@ -450,7 +413,7 @@ class Processor:
 
     @property
     def joined(self) -> frozenset[str]:
-        """Names of `features` that are, for a batch, the rows' own one after another."""
+        """Names of `features` that are, for a batch, the concatenation of its rows."""
         return self._layout[0]
 
     @property
@@ -459,21 +422,16 @@ class Processor:
 
     @property
     def token_types_name(self) -> str | None:
-        """What it calls `token_types` for its model; None where the model is not told."""
+        """Name of `token_types` among the model's inputs; None where it has none."""
         return self._layout[2]
 
     @property
     def tells_token_types(self) -> bool:
-        """Whether `token_types` tell a picture's tokens from others."""
+        """Whether `token_types` distinguish the tokens of images."""
         return self._layout[3]
 
     def token_types(self, ids: Sequence[int], counts: Sequence[int]) -> list[int]:
-        """Which token is whose, as the model is told: 0 text, 1 picture.
-
-        Args:
-            ids: A row's tokens.
-            counts: How many of them each expansion has, picture by picture.
-        """
+        """Type of each token of a row, 0 text and 1 image; ``counts`` has those of each image."""
         make = self._processor.create_mm_token_type_ids
         more = len(inspect.signature(make).parameters) - 1
         found: list[int] = make([list(ids)], *([[list(counts)]] if more else []))[0]
@@ -481,11 +439,6 @@ class Processor:
 
 
 def _taken(answers: Answers, row: Row) -> Answers:
-    """Answers that are some.
-
-    Raises:
-        RowError: That the processor takes no such pictures (``bad_media``).
-    """
     if answers.refused is not None:
         shown = ", ".join(f"{width}×{height}" for width, height in row)
         raise bad_media(f"the processor refuses {shown} pixels: {answers.refused}")
@@ -521,7 +474,7 @@ def _without_paths(value: Any) -> Any:
 
 
 def _code_of(processor: Any) -> dict[str, str]:
-    """The code that answers: a version of transformers, or of anything else its source."""
+    """The version of transformers, and the source of classes that are not of transformers."""
     found = {"transformers": installed_version("transformers") or ""}
     for part in (processor, processor.image_processor):
         for kind in type(part).__mro__:
@@ -551,9 +504,9 @@ def _from_files(where: str, trust_remote_code: bool) -> Any:
 
 
 def _without_video(directory: Path) -> Any | None:
-    """A processor of transformers' own without the parts that look at no picture.
+    """A processor without its parts for other media, which may need missing libraries.
 
-    Its video processor may need libraries that are not there. None where that is not what is wrong.
+    None where these parts are not the problem.
     """
     import transformers
 

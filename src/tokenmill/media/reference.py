@@ -1,8 +1,8 @@
-"""What a row says of a picture, read without looking anywhere: `reference_of`.
+"""Parse what a row says of an image: `reference_of`.
 
-A `Reference` says where a picture's bytes are: in a file, in a member of an archive, at an address,
-or in the row itself. It names files as the row does, so that it means the same when the directory
-that it is looked up in is another one; its text (`Reference.text`) is what a store keeps.
+A `Reference` says where the bytes of an image are: in a file, in a member of an archive, at a URL,
+or in the row itself. It names files as the row does, so it stays valid in another directory. A
+store keeps its text (`Reference.text`).
 
 ======================================================  =========================================
 the row says                                             kind
@@ -41,25 +41,17 @@ _DEPTH = 4  # mappings in mappings
 
 
 class Reference(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where the bytes of a picture are.
-
-    Attributes:
-        kind: Which of the following members count.
-        path: The file, or the archive, as the row names it.
-        member: The member of the archive.
-        url: The address.
-        data: The bytes themselves, of an inline picture; no part of `text`.
-    """
+    """Where the bytes of an image are."""
 
     kind: Kind
-    path: str = ""
-    member: str = ""
+    path: str = ""  # the file, or the archive, as the row names it
+    member: str = ""  # of the archive
     url: str = ""
-    data: bytes | None = None
+    data: bytes | None = None  # of an inline image; not part of `text`
 
     @property
     def name(self) -> str:
-        """What a person calls it."""
+        """What messages call it."""
         if self.kind == "inline":
             return "the picture in the row"
         shown = self.url or (f"{self.path}::{self.member}" if self.member else self.path)
@@ -77,11 +69,7 @@ def reference_from_text(text: str | bytes) -> Reference:
 
 
 def reference_of(value: Any) -> Reference:
-    """What a row says of a picture, as a reference.
-
-    Raises:
-        RowError: It says nothing that could be a picture (reason ``bad_media``).
-    """
+    """Parse what a row says of an image; RowError (``bad_media``) when it names none."""
     return _of(value, 0)
 
 
@@ -139,7 +127,7 @@ def _of_text(text: str) -> Reference:
 
 
 def _looks_inline(text: str) -> bool:
-    """Whether a text is a picture in base64: it begins with the first bytes of a format."""
+    """Whether a text is an image in base64: it begins with the magic bytes of a format."""
     try:
         start = base64.b64decode(text[:16], validate=True)
     except (binascii.Error, ValueError):

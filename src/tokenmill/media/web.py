@@ -1,13 +1,12 @@
-"""Pictures at addresses: fetched within bounds, and never from inside the network unless allowed.
+"""Fetch images at URLs, within limits, and not from the private network unless allowed.
 
-A row of somebody's data says which address is opened, from a machine that may reach what the author
-of the row may not. So a host's name is looked up once, each of its addresses must be one of the
-public internet, and the connection goes to the very address that was judged; a redirect is an
-address like any other. Proxies and credentials of the environment are not used.
+The author of a row chooses the URL, and this machine may reach hosts that the author cannot. So a
+host name is resolved once, all its addresses must be public, and the connection goes to the address
+that was checked; a redirect is checked likewise. Proxies and credentials of the environment are not
+used.
 
-A clear refusal of the server (not found, gone, forbidden) is a fact about the row. Silence, a
-failing server or a name that cannot be looked up are not: after some attempts they are a
-`SourceError`, which ends the run instead of leaving rows out.
+A clear refusal of the server (not found, gone, forbidden) rejects the row. No answer, a failing
+server or a name that cannot be resolved is a `SourceError` after some attempts: it ends the run.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ _REFUSED = (400, 401, 403, 404, 405, 406, 410, 414, 451)
 
 
 def fetch(url: str, *, size: int, seconds: float, redirects: int, private: bool = False) -> bytes:
-    """The bytes at an address.
+    """Fetch a URL.
 
     Args:
         url: ``http://`` or ``https://``.
-        size: Most bytes.
+        size: Maximum bytes.
         seconds: Longest silence, and longest time of one attempt.
-        redirects: Most of them.
-        private: Whether addresses that are not of the public internet may be opened.
+        redirects: Maximum number.
+        private: Whether addresses that are not public may be opened.
 
     Raises:
         RowError: The address is not allowed, nothing is there, or it is too large.
@@ -100,7 +99,7 @@ def _answer(response: http.client.HTTPResponse, url: str, size: int, end: float)
 
 
 def _connection(url: str, seconds: float, private: bool) -> tuple[http.client.HTTPConnection, str]:
-    """A connection to an address that was judged, and what to ask for."""
+    """A connection to a checked address, and the request target."""
     try:
         parts = urllib.parse.urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -122,7 +121,7 @@ def _connection(url: str, seconds: float, private: bool) -> tuple[http.client.HT
 
 
 def _public_address(url: str, host: str, port: int, private: bool) -> str:
-    """The address to connect to; every one that the name has must be allowed."""
+    """The address to connect to; all addresses of the name must be allowed."""
     found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     for text in found:
         for address in _meant(text.partition("%")[0]):
@@ -134,7 +133,7 @@ def _public_address(url: str, host: str, port: int, private: bool) -> str:
 
 
 def _meant(text: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
-    """An address, and the one of the other kind that it stands for."""
+    """An address, and the IPv4 address that it embeds."""
     address = ipaddress.ip_address(text)
     if isinstance(address, ipaddress.IPv4Address):
         return [address]
@@ -147,23 +146,23 @@ def _meant(text: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
 
 
 class _Plain(http.client.HTTPConnection):
-    """A connection to the address that was judged, under the name that was asked for."""
+    """A connection to a checked address, under the name of the host."""
 
     def __init__(
         self, host: str, port: int, seconds: float, connect: Callable[[], socket.socket]
     ) -> None:
         super().__init__(host, port, timeout=seconds)
-        self._to_judged = connect
+        self._connect = connect
 
     def connect(self) -> None:
-        self.sock = self._to_judged()
+        self.sock = self._connect()
 
 
 class _Secure(_Plain):
-    """The same, encrypted, with the certificate of the name that was asked for."""
+    """The same with TLS, verified for the name of the host."""
 
     default_port = 443
 
     def connect(self) -> None:
         context = ssl.create_default_context()
-        self.sock = context.wrap_socket(self._to_judged(), server_hostname=self.host)
+        self.sock = context.wrap_socket(self._connect(), server_hostname=self.host)

@@ -32,6 +32,7 @@ from tokenmill.work.progress import open_progress
 ENTRY = "tokenmill.report.drift:open_checker"
 MAX_FINDINGS = 10_000
 BATCH = 64  # trajectories checked at once
+MAX_DETAIL = 300  # characters
 
 
 class RolloutFinding(dict[str, Any]):
@@ -84,23 +85,13 @@ class RolloutReport:
         return any(self.counts[name] for name in CLASSES[CLASSES.index(fail_on) :])
 
     def document(self) -> dict[str, Any]:
-        return {
-            "counts": self.counts,
-            "findings": [
-                {**finding, "origin": finding["origin"]._asdict()} for finding in self.findings
-            ],
-            "findings_left_off": self.findings_left_off,
-            "rows": self.rows,
-            "trajectories": self.trajectories,
-            "truncated": self.truncated,
-            "unchecked": self.unchecked,
-            "rejected": self.rejected,
-            "rejected_rows": [
-                {"origin": origin._asdict(), "reason": reason, "detail": detail}
-                for origin, reason, detail in self.rejected_rows
-            ],
-            "seconds": self.seconds,
-        }
+        """Return the object that ``tokenmill trace --json`` prints."""
+        findings = [{**one, "origin": one["origin"]._asdict()} for one in self.findings]
+        rejected = [
+            {"origin": origin._asdict(), "reason": reason, "detail": detail}
+            for origin, reason, detail in self.rejected_rows
+        ]
+        return {**vars(self), "findings": findings, "rejected_rows": rejected}
 
 
 def run_check(
@@ -221,55 +212,40 @@ def open_checker(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str
 
 def check_rows(judge: Judge, rows: BlockRows, format: str) -> dict[str, Any]:  # noqa: A002
     """Check the rows of one block."""
-    findings = _BlockFindings()
-    waiting: list[tuple[int, int, Trajectory]] = []
-    for number, (value, raw) in enumerate(zip(rows.values, rows.raw, strict=True)):
+    members: list[tuple[int, int, Trajectory]] = []
+    findings: list[tuple[int, int, dict[str, Any]]] = []
+    rejected: list[tuple[int, str, str]] = []
+    counts: Counter[str] = Counter()
+    unchecked: Counter[str] = Counter()
+    truncated = 0
+    for row, (value, raw) in enumerate(zip(rows.values, rows.raw, strict=True)):
         try:
             recording = read_rollouts(reread(value, raw), format)
         except RowError as error:
-            findings.reject(number, error)
+            rejected.append((row, error.reason, error.message[:MAX_DETAIL]))
             continue
-        waiting += [(number, n, one) for n, one in enumerate(recording.trajectories)]
-        if len(waiting) >= BATCH:
-            findings.add(judge, waiting)
-            waiting = []
-    findings.add(judge, waiting)
-    return {"rows": len(rows.raw), **findings.document()}
-
-
-class _BlockFindings:
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-        self._findings: list[tuple[int, int, dict[str, Any]]] = []
-        self._unchecked: Counter[str] = Counter()
-        self._rejected: list[tuple[int, str, str]] = []
-        self._trajectories = self._truncated = 0
-
-    def reject(self, row: int, error: RowError) -> None:
-        self._rejected.append((row, error.reason, error.message[:300]))
-
-    def add(self, judge: Judge, members: list[tuple[int, int, Trajectory]]) -> None:
-        verdicts = judge.judge([trajectory for _, _, trajectory in members])
-        for (row, number, _), verdict in zip(members, verdicts, strict=True):
-            self._trajectories += 1
+        members += [(row, number, one) for number, one in enumerate(recording.trajectories)]
+    for first in range(0, len(members), BATCH):
+        batch = members[first : first + BATCH]
+        verdicts = judge.judge([trajectory for _, _, trajectory in batch])
+        for (row, number, _), verdict in zip(batch, verdicts, strict=True):
             if isinstance(verdict, RowError):
-                self.reject(row, verdict)
+                rejected.append((row, verdict.reason, verdict.message[:MAX_DETAIL]))
                 continue
             if verdict.drift is not None:
-                self._counts[verdict.drift] += 1
+                counts[verdict.drift] += 1
             if verdict.unchecked:
-                self._unchecked[verdict.unchecked] += 1
-            self._truncated += verdict.truncated
-            self._findings += [(row, number, note._asdict()) for note in verdict.notes]
-
-    def document(self) -> dict[str, Any]:
-        return {
-            "counts": dict(self._counts),
-            "findings": self._findings[:MAX_FINDINGS],
-            "left_off": max(0, len(self._findings) - MAX_FINDINGS),
-            "trajectories": self._trajectories,
-            "truncated": self._truncated,
-            "unchecked": dict(self._unchecked),
-            "rejected": dict(Counter(reason for _, reason, _ in self._rejected)),
-            "rejected_rows": self._rejected[:MAX_FINDINGS],
-        }
+                unchecked[verdict.unchecked] += 1
+            truncated += verdict.truncated
+            findings += [(row, number, note._asdict()) for note in verdict.notes]
+    return {
+        "rows": len(rows.raw),
+        "counts": dict(counts),
+        "findings": findings[:MAX_FINDINGS],
+        "left_off": max(0, len(findings) - MAX_FINDINGS),
+        "trajectories": len(members),
+        "truncated": truncated,
+        "unchecked": dict(unchecked),
+        "rejected": dict(Counter(reason for _, reason, _ in rejected)),
+        "rejected_rows": sorted(rejected, key=lambda one: one[0])[:MAX_FINDINGS],
+    }

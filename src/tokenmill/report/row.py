@@ -55,15 +55,10 @@ class RowView:
     def document(self) -> dict[str, Any]:
         """Return the object that ``tokenmill inspect --json`` prints."""
         return {
+            **{name: value for name, value in vars(self).items() if name != "number"},
             "row": self.number,
-            "ids": self.ids,
-            "pieces": self.pieces,
-            "mask": self.mask,
-            "kinds": self.kinds,
             "turns": [list(turn) for turn in self.turns],
             "origin": self.origin._asdict(),
-            "carried": self.carried,
-            "sidecars": self.sidecars,
             "media": [media_document(media) for media in self.media],
         }
 

@@ -17,6 +17,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from ray.exceptions import (
 
 from tokenmill.errors import CacheError, TokenmillError, UsageError, WorkerError, check_positive
 from tokenmill.files import at_end, write_file
+from tokenmill.fingerprint import checksum
 from tokenmill.integrations.ray import cluster, worker
 from tokenmill.work import MAX_RETRIES, Done, Setup, Task, wire
 
@@ -85,9 +87,8 @@ class RayExecutor:
         first = next(waiting, None)
         if first is None:
             return
-        begin = wire.frame(wire.Begin(setup.entry, setup.options))
         scheduling, sentinels = self._get_ready(setup.shared)
-        run = _RayRun(self, scheduling, begin, sentinels, near=setup.near_caller)
+        run = _RayRun(self, scheduling, setup, sentinels)
         try:
             yield from run.results(itertools.chain([first], waiting))
         finally:
@@ -126,18 +127,18 @@ class _RayRun:
         self,
         executor: RayExecutor,
         scheduling: cluster.Scheduling,
-        begin: bytes,
+        setup: Setup,
         sentinels: list[worker.Sentinel],
-        *,
-        near: bool,
     ) -> None:
-        self._executor = executor
+        self._num_workers = executor.num_workers
         self._scheduling = scheduling
-        self._begin = ray.put(begin)  # once for all tasks
-        self._sentinels = sentinels
         # A task that finds this file does nothing.
         self._stop = f"{sentinels[0][0]}-stop-{secrets.token_hex(8)}" if sentinels else ""
-        node = ray.get_runtime_context().get_node_id() if near else None
+        setup = replace(setup, options=wire.as_travelled(setup.options))
+        key = checksum(wire.frame(wire.Begin(setup.entry, setup.options)))
+        job = worker.Job(setup, key, sentinels, self._stop, executor.pin)
+        self._job = ray.put(job)  # once for all tasks
+        node = ray.get_runtime_context().get_node_id() if setup.near_caller else None
         self._remote = ray.remote(worker.do_task).options(
             **scheduling.options(near=node),
             max_retries=MAX_RETRIES,
@@ -191,16 +192,14 @@ class _RayRun:
         if now - self._updated_at < REFRESH_S:
             return
         self._updated_at = now
-        window = self._executor.num_workers
+        window = self._num_workers
         if window is None:
             window = max(1, int(cluster.cpus() / (self._scheduling.num_cpus or 1)))
         self._window = min(window, self._scheduling.most or window)
 
     def _submit(self, task: Task) -> None:
-        work = wire.frame(wire.Assign(task.number, task.payload, task.label))
-        call = worker.Call(self._sentinels, self._stop, self._executor.pin)
-        ref = self._remote.remote(self._begin, work, call)
-        self._pending[ref] = task
+        sent = replace(task, payload=wire.as_travelled(task.payload))
+        self._pending[self._remote.remote(self._job, sent)] = task
 
     def _collect(self) -> tuple[list[Done], TokenmillError | None]:
         """Wait for a result, and take all that are ready by then."""
@@ -232,11 +231,11 @@ class _RayRun:
 def _answer(ref: Any, task: Task) -> tuple[str, int, wire.Finished] | TokenmillError:
     """Return a task's result, or Ray's error as one of ours."""
     try:
-        node, pid, data = ray.get(ref)
+        node, pid, answer = ray.get(ref)
     except RayTaskError as error:
         cause = getattr(error, "cause", None)
         if isinstance(cause, worker.Transient):
-            return _unpack(cause.answer)
+            return wire.unpack_error(cause.answer.failure)
         return _because(f"{task} could not be run: {cluster.last_line(error)}", error)
     except LOST as error:
         lost = f"gave up after {MAX_RETRIES + 1} workers or nodes were lost"
@@ -245,10 +244,9 @@ def _answer(ref: Any, task: Task) -> tuple[str, int, wire.Finished] | TokenmillE
         return _because(f"{task} was cancelled by somebody else", error)
     except RayError as error:
         return _because(f"{task}: Ray failed: {type(error).__name__}: {_reason(error)}", error)
-    answer = _decode(data)
-    if isinstance(answer, wire.Finished):
-        return node, pid, answer
-    return _unpack(data)
+    if isinstance(answer, wire.Failed):
+        return wire.unpack_error(answer.failure)
+    return node, pid, answer
 
 
 def _because(message: str, error: BaseException) -> WorkerError:
@@ -260,15 +258,3 @@ def _because(message: str, error: BaseException) -> WorkerError:
 def _reason(error: BaseException) -> str:
     """The first sentence of Ray's explanation, which goes on about log files."""
     return " ".join(str(error).split()).partition(". ")[0]
-
-
-def _decode(data: bytes) -> wire.Up:
-    frames = wire.Frames()
-    frames.feed(data)
-    return next(frames.ups())
-
-
-def _unpack(data: bytes) -> TokenmillError:
-    failed = _decode(data)
-    assert isinstance(failed, wire.Failed)
-    return wire.unpack_error(failed.failure)

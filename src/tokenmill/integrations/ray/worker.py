@@ -1,10 +1,9 @@
 """What a Ray worker process does for a build: run one task, or check a directory.
 
-`do_task` is the remote function. It takes a setup and a task as encoded frames, opens the setup's
-work once per process (a tokenizer takes a second to load), and returns the worker's name and an
-encoded answer. A typed error is such an answer, too, so that Ray does not wrap it. Only transient
-errors (too little memory, an unreachable network file system) are raised, as `Transient`, which
-Ray retries.
+`do_task` is the remote function. It opens a setup's work once per process (a tokenizer takes a
+second to load), and returns the worker's name and an answer. A typed error is such an answer, too,
+so that Ray does not wrap it. Only transient errors (too little memory, an unreachable network file
+system) are raised, as `Transient`, which Ray retries.
 
 A Ray worker belongs to the user's job and may run other tasks next. So the core that a task is
 pinned to is released after it, and work that is unused for `IDLE_S` is closed.
@@ -28,7 +27,7 @@ import ray
 from tokenmill.errors import CacheError, SourceMissing, TokenmillError, WorkerError
 from tokenmill.files import ProcessLock, write_file
 from tokenmill.fingerprint import checksum
-from tokenmill.work import Task, wire
+from tokenmill.work import Setup, Task, wire
 from tokenmill.work.cores import allowed_cores
 from tokenmill.work.tasks import (
     Work,
@@ -66,9 +65,9 @@ _core: tuple[int, socket.socket | None] | None = None
 
 
 class Transient(Exception):
-    """An error worth a retry, with the encoded answer for the caller after the last one."""
+    """An error worth a retry, with the answer for the caller after the last one."""
 
-    def __init__(self, message: str, answer: bytes) -> None:
+    def __init__(self, message: str, answer: wire.Failed) -> None:
         super().__init__(message, answer)  # both, for pickling
         self.answer = answer
 
@@ -81,46 +80,35 @@ def place() -> str:
     return f"node {ray.util.get_node_ip_address()} ({socket.gethostname()})"
 
 
-class Call(NamedTuple):
-    """How to run a task."""
+class Job(NamedTuple):
+    """What all tasks of a run have in common."""
 
+    setup: Setup
+    key: str  # of the setup
     sentinels: list[Sentinel]  # must be visible here
     stop: str  # if this file exists, the result is not needed; empty: no such file
     pin: bool  # stay on one core
 
 
-def do_task(begin: bytes, work: bytes, call: Call) -> tuple[str, int, bytes]:
-    """Run one task and return node, process id and the encoded answer."""
-    setup = next(_downs(begin))
-    asked = next(_downs(work))
-    assert isinstance(setup, wire.Begin)
-    assert isinstance(asked, wire.Assign)
-    with _pinned(call.pin):
-        answer = _answer(setup, checksum(begin), asked, call)
-    return ray.get_runtime_context().get_node_id(), os.getpid(), wire.frame(answer)
+def do_task(job: Job, task: Task) -> tuple[str, int, wire.Finished | wire.Failed]:
+    """Run one task and return node, process id and the answer."""
+    with _pinned(job.pin):
+        answer = _answer(job, task)
+    return ray.get_runtime_context().get_node_id(), os.getpid(), answer
 
 
-def _downs(data: bytes) -> Iterator[wire.Down]:
-    frames = wire.Frames()
-    frames.feed(data)
-    return frames.downs()
-
-
-def _answer(
-    setup: wire.Begin, key: str, asked: wire.Assign, call: Call
-) -> wire.Finished | wire.Failed:
-    task = Task(asked.number, asked.payload, asked.label)
+def _answer(job: Job, task: Task) -> wire.Finished | wire.Failed:
     try:
-        if call.stop and os.path.exists(call.stop):
+        if job.stop and os.path.exists(job.stop):
             raise WorkerError(f"{task} was not begun: the caller stopped")
-        for sentinel in call.sentinels:
+        for sentinel in job.sentinels:
             _require_shared(sentinel)
-        with _opened(setup, key) as work:
+        with _opened(job) as work:
             started = time.perf_counter()
             # Serialization errors are raised here, where the traceback is.
-            result = wire.as_travelled(finish(work(asked.payload)))
+            result = wire.as_travelled(finish(work(task.payload)))
             seconds = time.perf_counter() - started
-        return wire.Finished(asked.number, result, seconds, private_bytes())
+        return wire.Finished(task.number, result, seconds, private_bytes())
     except TokenmillError as error:
         return _failed(task, error)
     except MemoryError:
@@ -128,7 +116,7 @@ def _answer(
         gc.collect()
         message = f"{task}: out of memory on {place()} (hint: fewer num_workers)"
         failure = wire.pack_error(WorkerError(message))
-        raise Transient(message, wire.frame(wire.Failed(asked.number, failure))) from None
+        raise Transient(message, wire.Failed(task.number, failure)) from None
     except Exception as error:
         wrapped = foreign_error(task, error)
         wrapped.__cause__ = error
@@ -144,7 +132,7 @@ def _failed(task: Task, error: TokenmillError) -> wire.Failed:
     error.add_note(f"on {place()}, at {task}")
     answer = wire.Failed(task.number, wire.pack_error(error))
     if _is_transient(error):
-        raise Transient(str(error), wire.frame(answer)) from error
+        raise Transient(str(error), answer) from error
     return answer
 
 
@@ -157,17 +145,17 @@ def _is_transient(error: BaseException | None) -> bool:
 
 
 @contextlib.contextmanager
-def _opened(setup: wire.Begin, key: str) -> Iterator[Work]:
+def _opened(job: Job) -> Iterator[Work]:
     """The setup's work, opened once per process; after an unexpected error it is not reused."""
     global _timer
     with _lock:
         if _timer is not None:
             _timer.cancel()
-        work = _held.pop(key, None)
+        work = _held.pop(job.key, None)
     keep = False
     try:
         if work is None:
-            work = open_work(setup.entry, setup.options)
+            work = open_work(job.setup.entry, job.setup.options)
         yield work
         keep = True
     except TokenmillError:
@@ -176,7 +164,7 @@ def _opened(setup: wire.Begin, key: str) -> Iterator[Work]:
     finally:
         with _lock:
             if keep and work is not None:
-                _held[key] = work
+                _held[job.key] = work
             while len(_held) > MAX_HELD:
                 close_work(_held.pop(next(iter(_held))))
             _timer = threading.Timer(IDLE_S, _forget)
