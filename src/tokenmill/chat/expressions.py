@@ -19,10 +19,9 @@ import jinja2.tests
 from jinja2 import Undefined, nodes
 from markupsafe import Markup
 
-from tokenmill.chat.program import MOST_SIZE, Namespace
-from tokenmill.chat.sandbox import OPERATORS, CountingEnvironment, body_cost
-from tokenmill.chat.symbols import (
+from tokenmill.chat.program import (
     FEW,
+    MOST_SIZE,
     NOTHING,
     PLAIN,
     WHOLE,
@@ -30,6 +29,7 @@ from tokenmill.chat.symbols import (
     Joined,
     LoopVariable,
     Method,
+    Namespace,
     Recorder,
     Symbol,
     Untraceable,
@@ -39,6 +39,7 @@ from tokenmill.chat.symbols import (
     real,
     sources_of,
 )
+from tokenmill.chat.sandbox import OPERATORS, CountingEnvironment, body_cost
 
 TYPE_TESTS = {"string", "mapping", "sequence", "iterable", "number", "boolean", "integer", "float"}
 VALUE_TESTS = {
