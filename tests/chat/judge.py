@@ -1,40 +1,20 @@
-"""The product's masks before the oracle: every template × every conversation, as a table.
+"""The product's masks before the oracle, template by template.
 
-::
-
-    python -m tests.chat.judge                        # zoo × odd cases × a sample of each corpus
-    python -m tests.chat.judge --template qwen3       # templates whose name holds it, in detail
-    python -m tests.chat.judge --case echo --details 5
-    python -m tests.chat.judge --all --jobs 2 --log FILE    # every row of every corpus: an hour
-
-The log has a line for every template × corpus that is done; the same command goes on from there
-unless what judges or what is judged has changed since. ``--reference N`` also holds every N-th row
-against the product's own reference, ``renderer="jinja2"``.
-
-Per template: pairs tried, refused by the template itself, content lost (an assistant's words that
+`score` counts pairs tried, refused by the template itself, content lost (an assistant's words that
 the render does not hold), no trained token, proven, rejected though nothing is lost, violations,
 not judged.
 """
 
 from __future__ import annotations
 
-import argparse
-import gc
-import hashlib
-import inspect
-import json
-import multiprocessing
-import os
-import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from tests.chat.conversations import CORPORA, DATE, ODD, SPECIAL, VARIABLES, Row, corpus_rows, zoo
+from tests.chat.conversations import CORPORA, DATE, ODD, SPECIAL, VARIABLES, Row, corpus_rows
 from tests.chat.loop_oracle import OracleTemplate, Refused
 from tests.chat.mask_oracle import judge, to_train
 from tests.chat.turn_oracle import Conversation, lost
@@ -76,7 +56,6 @@ class Score:
     nothing: int = 0
     proven: int = 0
     due: int = 0
-    compared: int = 0
     unproven: Counter[str] = field(default_factory=Counter)
     violated: Counter[str] = field(default_factory=Counter)
     unsure: Counter[str] = field(default_factory=Counter)
@@ -90,9 +69,9 @@ class Score:
 
     def add(self, other: Score) -> None:
         """Sum up."""
-        for name in ("pairs", "refused", "lost", "nothing", "proven", "due", "compared"):
+        for name in ("pairs", "refused", "lost", "nothing", "proven", "due"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.unproven.update(other.unproven)  # a dict, where it was read from a log
+        self.unproven.update(other.unproven)
         self.violated.update(other.violated)
         self.unsure.update(other.unsure)
         self.reports += other.reports
@@ -167,50 +146,21 @@ def wanted(row: Row, spec: ChatSpec) -> list[Wanted]:
 
 
 def score(
-    name: str,
-    source: str,
-    rows: Mapping[str, Row],
-    *,
-    spec: ChatSpec | None = None,
-    renderer: str = "auto",
-    jobs: Mapping[str, list[Wanted]] | None = None,
-    reference: int = 0,
-    make: Callable[..., Renderer] = make_renderer,
+    name: str, source: str, rows: Mapping[str, Row], *, spec: ChatSpec | None = None
 ) -> Score:
-    """Let the product render rows under one template and judge what it says.
-
-    Args:
-        name: The template's.
-        source: The template.
-        rows: By name.
-        spec: What is asked of the product.
-        renderer: The product's way to render.
-        jobs: What `wanted` says of every row, where that is known.
-        reference: Every so many-th row is also rendered by the product's reference.
-        make: Makes the product's renderers, or keeps them.
-    """
+    """Let the product render rows under one template and judge what it says."""
     total = Score()
     template = oracle(name, source)
     spec = spec or ChatSpec(date=DATE)
-    product = make(spec, source, template.given, renderer).render(list(rows.values()))
+    product = make_renderer(spec, source, template.given).render(list(rows.values()))
     if product.notes.get("mismatches"):
         total.wrong("differs from the reference", f"{name}: the product's own audit found it")
     made, rejected = _by_place(product)
     for number, (case, row) in enumerate(rows.items()):
-        for job in wanted(row, spec) if jobs is None else jobs[case]:
+        for job in wanted(row, spec):
             place = (number, job.part)
             where = f"{name} × {case}" + (f" part {job.part}" if job.part else "")
             _judge_one(total, where, template, job, spec, made.get(place), rejected.get(place))
-    if reference:
-        some = dict(list(rows.items())[::reference])
-        ways = [make(spec, source, template.given, way) for way in (renderer, "jinja2")]
-        outcomes = (_by_place(way.render(list(some.values()))) for way in ways)
-        fast, slow = ({**texts, **errors} for texts, errors in outcomes)
-        for place in {**fast, **slow}:
-            total.compared += 1
-            if _plainly(fast.get(place)) != _plainly(slow.get(place)):
-                where = f"{name} × {list(some)[place[0]]} part {place[1]}"
-                total.wrong("differs from the reference", f"{where}: {slow.get(place)}"[:500])
     return total
 
 
@@ -220,11 +170,6 @@ def _by_place(product: Rendering) -> tuple[dict[Place, Answer], dict[Place, RowE
     places = zip(product.source, product.part, strict=True)
     rejected = {(source, part): error for source, part, error in product.rejected}
     return dict(zip(places, made, strict=True)), rejected
-
-
-def _plainly(outcome: Answer | RowError | None) -> Any:
-    """An outcome in a form that can be compared."""
-    return (outcome.reason, str(outcome)) if isinstance(outcome, RowError) else outcome
 
 
 def conversation_of(template: OracleTemplate, job: Wanted) -> Conversation | Refused:
@@ -344,18 +289,6 @@ def _judge_one(
         total.wrong("turns out of order", f"{where}: {turns} of {len(text)}")
 
 
-def data_directory() -> Path:
-    """The shared data, unpacked: where the tests find it, or /tmp/data."""
-    from tests.conftest import unpack_shared
-
-    if not os.environ.get("TOKENMILL_TEST_DATA") and Path("/tmp/data/templates").is_dir():
-        return Path("/tmp/data")
-    found = unpack_shared()
-    if found is None:
-        sys.exit("no shared data: name the unpacked directory with TOKENMILL_TEST_DATA=")
-    return found
-
-
 def sample(shared: Path, per_corpus: int | None, odd: bool = True) -> dict[str, Row]:
     """The odd cases and rows of every corpus, by name."""
     rows = dict(ODD) if odd else {}
@@ -363,189 +296,3 @@ def sample(shared: Path, per_corpus: int | None, odd: bool = True) -> dict[str, 
         for number, row in enumerate(corpus_rows(shared, corpus, per_corpus)):
             rows[f"{corpus} {number}"] = row
     return rows
-
-
-HEADINGS = ("pairs", "refused", "lost", "silent", "due", "proven", "wrong", "unsure")
-
-
-def line(name: str, total: Score) -> str:
-    """One line of the table."""
-    cells = (
-        total.pairs,
-        total.refused,
-        total.lost,
-        total.nothing,
-        total.due,
-        total.proven,
-        sum(total.violated.values()),
-        sum(total.unsure.values()),
-    )
-    reasons = ", ".join(f"{k} {v}" for k, v in (total.unproven + total.violated).most_common())
-    return f"{name[:44]:<44} " + " ".join(f"{c:>7}" for c in cells) + f"  {reasons}"
-
-
-Task = tuple[str, str]
-Done = tuple[str, str, Score, float]
-
-
-@dataclass(slots=True)
-class Sweep:
-    """Chunks of work, each a template and a corpus, and the log of those that are done."""
-
-    templates: Mapping[str, str]
-    rows: Mapping[str, Mapping[str, Row]]
-    spec: ChatSpec
-    renderer: str
-    reference: int
-    log: Path | None
-    jobs: dict[str, list[Wanted]] = field(init=False)
-    digest: str = field(init=False)
-    renderers: dict[Any, Renderer] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Read every row once for all templates, and what the log must agree with."""
-        every = (pair for rows in self.rows.values() for pair in rows.items())
-        self.jobs = {case: wanted(row, self.spec) for case, row in every}
-        here = Path(__file__).parent
-        judges = [here / "conversations.py", here / "judge.py", *here.glob("*_oracle.py")]
-        judged = sorted(Path(inspect.getfile(ChatSpec)).parent.glob("*.py"))
-        counts = {corpus: len(rows) for corpus, rows in self.rows.items()}
-        options = repr((self.spec, self.renderer, self.reference, counts))
-        digest = hashlib.sha256(options.encode())
-        for path in [*sorted(judges), *judged]:
-            digest.update(path.read_bytes())
-        self.digest = digest.hexdigest()[:16]
-
-    def _renderer(self, spec: ChatSpec, source: str, given: Mapping[str, str], way: str) -> Any:
-        """A renderer for all chunks of a template: making one takes as long as a thousand rows."""
-        key = (source, repr(given), way)
-        if key not in self.renderers:
-            self.renderers[key] = make_renderer(spec, source, given, way)
-        return self.renderers[key]
-
-    def chunk(self, task: Task) -> Done:
-        """Judge one corpus under one template."""
-        name, corpus = task
-        began = time.process_time()
-        found = score(
-            name,
-            self.templates[name],
-            self.rows[corpus],
-            spec=self.spec,
-            renderer=self.renderer,
-            jobs=self.jobs,
-            reference=self.reference,
-            make=self._renderer,
-        )
-        return name, corpus, found, time.process_time() - began
-
-    def done(self) -> dict[tuple[str, str], Score]:
-        """What the log says of chunks that need not be judged again."""
-        found = {}
-        logged = self.log is not None and self.log.exists()
-        for text in self.log.read_text("utf-8").splitlines() if self.log and logged else ():
-            entry = json.loads(text)
-            if entry["digest"] == self.digest:
-                found[entry["template"], entry["corpus"]] = Score(**entry["score"])
-        return found
-
-    def _spread(self, tasks: list[Task], processes: int) -> Iterator[Done]:
-        gc.freeze()
-        if processes == 1:
-            yield from map(self.chunk, tasks)
-            return
-        _inherited.append(self)  # by processes that are forked, rather than sent with every task
-        with multiprocessing.get_context("fork").Pool(processes) as pool:
-            yield from pool.imap_unordered(_chunk, tasks)
-
-    def run(self, processes: int) -> dict[str, Score]:
-        """Judge what is not done yet, the small corpora first; the score of every template."""
-        found = self.done()
-        tasks = [
-            (name, corpus)
-            for corpus in sorted(self.rows, key=lambda corpus: len(self.rows[corpus]))
-            for name in self.templates
-            if (name, corpus) not in found
-        ]
-        for name, corpus, result, seconds in self._spread(tasks, processes):
-            found[name, corpus] = result
-            if self.log:
-                entry: dict[str, Any] = {"digest": self.digest, "template": name, "corpus": corpus}
-                kept = {part.name: getattr(result, part.name) for part in fields(result)}
-                entry |= {"seconds": round(seconds, 2), "score": kept}
-                with self.log.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(entry) + "\n")
-        totals = {name: Score() for name in self.templates}
-        for (name, corpus), result in sorted(found.items()):
-            if name in totals and corpus in self.rows:
-                totals[name].add(result)
-        return totals
-
-
-_inherited: list[Sweep] = []
-
-
-def _chunk(task: Task) -> Done:
-    return _inherited[-1].chunk(task)
-
-
-def main(arguments: Iterable[str] | None = None) -> int:
-    """Print the table; 1 where anything is wrong."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--template", default="", help="only templates whose name holds this")
-    parser.add_argument("--case", default="", help="only conversations whose name holds this")
-    parser.add_argument("--all", action="store_true", help="every row of every corpus")
-    parser.add_argument("--rows", type=int, default=3, help="rows per corpus (default 3)")
-    parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
-    parser.add_argument("--log", type=Path, help="a line per template × corpus; goes on from there")
-    parser.add_argument("--reference", type=int, default=0, help="compare every so many-th row")
-    parser.add_argument("--details", type=int, help="reports per template (with --template: 20)")
-    parser.add_argument("--notes", action="store_true", help="also what was unproven or unsure")
-    parser.add_argument("--turn-end", default="stop", choices=("stop", "turn"))
-    parser.add_argument("--expand", default="none", choices=("none", "turns"))
-    parser.add_argument("--thinking-opener", default="prompt", choices=("trained", "prompt"))
-    parser.add_argument("--renderer", default="auto", choices=("auto", "jinja2"))
-    options = parser.parse_args(None if arguments is None else list(arguments))
-    details = options.details
-    if details is None:
-        details = 20 if options.template else 0
-    shared = data_directory()
-    rows: dict[str, dict[str, Row]] = {"odd cases": {}, **{corpus: {} for corpus in CORPORA}}
-    for case, row in sample(shared, None if options.all else options.rows).items():
-        if options.case in case:
-            rows["odd cases" if case in ODD else case.split()[0]][case] = row
-    began = time.perf_counter()
-    sweep = Sweep(
-        {n: s for n, s in zoo(shared).items() if options.template.lower() in n.lower()},
-        rows,
-        ChatSpec(
-            date=DATE,
-            turn_end=options.turn_end,
-            expand=options.expand,
-            thinking_opener=options.thinking_opener,
-        ),
-        options.renderer,
-        options.reference,
-        options.log,
-    )
-    total = Score()
-    print(f"{'template':<44} " + " ".join(f"{h:>7}" for h in HEADINGS))
-    for name, found in sweep.run(options.jobs).items():
-        print(line(name, found), flush=True)
-        for report in found.reports[:details]:
-            print(f"    {report}")
-        for note in found.notes[: details or 20] if options.notes else ():
-            print(f"    ({note})")
-        total.add(found)
-    print(line("all", total))
-    share = total.proven / total.due if total.due else 1.0
-    print(
-        f"proven {share:.2%} of {total.due} that lose nothing; {sum(total.violated.values())}"
-        f" violations; {sum(total.unsure.values())} not judged; {total.compared} compared with the"
-        f" reference; {time.perf_counter() - began:.0f} s"
-    )
-    return int(bool(total.violated))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

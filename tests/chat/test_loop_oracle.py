@@ -15,7 +15,7 @@ from tests.chat import mask_oracle
 from tests.chat.conversations import DATE, ODD, SPECIAL, VARIABLES, turns, zoo
 from tests.chat.hostile_templates import HOSTILE
 from tests.chat.hostile_templates import rows as odd_rows
-from tests.chat.judge import Score, Sweep, conversation_of, oracle, score, wanted
+from tests.chat.judge import conversation_of, oracle, score, wanted
 from tests.chat.loop_oracle import OracleTemplate, Refused
 from tests.chat.mask_oracle import judge
 from tests.chat.templates import ALL, CHATML, GENERATION, HABITS, THINKING
@@ -379,55 +379,17 @@ def test_short_cuts_change_no_verdict(
     assert verdicts / 2 < complained < verdicts
 
 
-def test_sweep_goes_on_from_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = {"odd cases": {case: ODD[case] for case in ("plain", "tools", "system")}, "one": {}}
-    rows["one"]["one 0"] = ODD["several turns"]
-    judged: list[tuple[str, list[str]]] = []
-
-    def count(name: str, source: str, some: Any, **options: Any) -> Score:
-        judged.append((name, list(some)))
-        return score(name, source, some, **options)
-
-    def sweep(**changes: Any) -> dict[str, Score]:
-        judged.clear()
-        spec = ChatSpec(date=DATE, **changes)
-        return Sweep(templates, rows, spec, "auto", 2, log).run(1)
-
-    log = tmp_path / "log"
-    untraced = CHATML.replace("in messages %}", "in messages recursive %}")
-    templates = {"chatml": CHATML, "untraced": untraced}
-    monkeypatch.setattr("tests.chat.judge.score", count)
-    whole = sweep()
-    assert judged == [
-        *((name, ["one 0"]) for name in templates),
-        *((name, ["plain", "tools", "system"]) for name in templates),
-    ]
-    assert [(found.pairs, found.compared) for found in whole.values()] == [(4, 3)] * 2
-    assert [found.unproven for found in whole.values()] == [{}, {"mask_unproven": 3}]
-    lines = log.read_text("utf-8").splitlines(keepends=True)
-    log.write_text("".join(lines[:3]), "utf-8")
-    assert sweep() == whole
-    assert judged == [("untraced", ["plain", "tools", "system"])]
-    sweep(turn_end="turn")
-    assert len(judged) == 4, "other options are another sweep"
-
-
-def test_sweep_sees_what_differs_from_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_score_sees_wrong_masks_and_failed_audits(monkeypatch: pytest.MonkeyPatch) -> None:
     render = Renderer.render
 
     def wrong(self: Renderer, rows: Any) -> Rendering:
         made = render(self, rows)
-        if self.renderer == "auto":
-            made.spans[0] = [(start, end + 1) for start, end in made.spans[0] or ()]
-            made.note("mismatches", audited)
+        made.spans[0] = [(start, end + 1) for start, end in made.spans[0] or ()]
+        made.note("mismatches")
         return made
 
-    audited = 0
     rows = {"plain": ODD["plain"], "system": ODD["system"]}
-    assert not score("chatml", CHATML, rows, reference=1).violated
+    assert not score("chatml", CHATML, rows).violated
     monkeypatch.setattr(Renderer, "render", wrong)
-    found = score("chatml", CHATML, rows, reference=1)
-    assert found.violated == {"trained: after the closer": 1, "differs from the reference": 1}
-    audited = 1
     found = score("chatml", CHATML, rows)
     assert found.violated == {"trained: after the closer": 1, "differs from the reference": 1}

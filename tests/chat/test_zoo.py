@@ -3,7 +3,6 @@
 `loop_oracle` says whose turn printed each character, from the template's own loop; the product's
 masks must train the assistants' own parts, all of them and nothing else, or reject the row with a
 reason. `make test` takes a seeded sample of the pairs, `make soak` all of them.
-``python -m tests.chat.judge`` prints the same as a table.
 """
 
 from __future__ import annotations

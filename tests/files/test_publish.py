@@ -57,20 +57,15 @@ def staged(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("way")
-def test_publish_file_to_a_free_name_is_ours(tmp_path: Path, staged: Path) -> None:
+def test_publish_file_takes_a_free_name_and_leaves_a_taken_one(tmp_path: Path) -> None:
     target = tmp_path / "target"
-    assert publish_file(staged, target) is True
-    assert target.read_bytes() == b"ours"
-
-
-@pytest.mark.usefixtures("way")
-def test_publish_file_second_leaves_the_first_untouched(tmp_path: Path, staged: Path) -> None:
-    target = tmp_path / "target"
-    target.write_bytes(b"theirs")
+    for name in ("first", "second"):
+        (tmp_path / name).write_text(name)
+    assert publish_file(tmp_path / "first", target) is True
     before = target.stat()
-    assert publish_file(staged, target) is False
-    assert target.read_bytes() == b"theirs"
+    assert publish_file(tmp_path / "second", target) is False
     assert os.path.samestat(before, target.stat())
+    assert target.read_text() == "first"
 
 
 @pytest.mark.parametrize("code", [errno.EEXIST, errno.ENOENT])
@@ -91,12 +86,13 @@ def test_publish_file_with_a_lost_reply_is_ours(
 
 
 @pytest.mark.usefixtures("way")
-def test_publish_file_from_nothing_is_an_error(tmp_path: Path) -> None:
+def test_publish_file_from_or_into_nothing_is_an_error(tmp_path: Path, staged: Path) -> None:
     target = tmp_path / "target"
     target.write_bytes(b"theirs")
-    with pytest.raises(FileNotFoundError):
-        publish_file(tmp_path / "absent", target)
-    assert target.read_bytes() == b"theirs"
+    for source, name in ((tmp_path / "absent", target), (staged, tmp_path / "none" / "target")):
+        with pytest.raises(FileNotFoundError):
+            publish_file(source, name)
+    assert (staged.read_bytes(), target.read_bytes()) == (b"ours", b"theirs")
 
 
 @pytest.mark.parametrize("kind", ["file", "directory"])
@@ -124,13 +120,6 @@ def test_publish_of_something_cleared_away_meanwhile_is_an_error(
         monkeypatch.setattr(os, "rename", too_late)
         with pytest.raises(FileNotFoundError):
             publish_directory(staged, target)
-
-
-@pytest.mark.usefixtures("way")
-def test_publish_file_into_a_missing_directory_is_an_error(tmp_path: Path, staged: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        publish_file(staged, tmp_path / "absent" / "target")
-    assert staged.read_bytes() == b"ours"
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EROFS, errno.ESTALE])
@@ -167,23 +156,18 @@ def staged_directory(tmp_path: Path) -> Path:
     return path
 
 
-def test_publish_directory_appears_whole(tmp_path: Path, staged_directory: Path) -> None:
-    target = tmp_path / "target"
+def test_publish_directory_appears_whole_where_nothing_is(
+    tmp_path: Path, staged_directory: Path
+) -> None:
+    target, taken = tmp_path / "target", tmp_path / "taken"
+    taken.mkdir()
+    (taken / "manifest").write_bytes(b"theirs")
+    assert publish_directory(staged_directory, taken) is False
+    assert {path.name: path.read_bytes() for path in taken.iterdir()} == {"manifest": b"theirs"}
     assert publish_directory(staged_directory, target) is True
     assert (target / "manifest").read_bytes() == b"ours"
     assert (target / "inner" / "most" / "data").read_bytes() == b"deep"
     assert not staged_directory.exists()
-
-
-def test_publish_directory_second_leaves_the_first_untouched(
-    tmp_path: Path, staged_directory: Path
-) -> None:
-    target = tmp_path / "target"
-    target.mkdir()
-    (target / "manifest").write_bytes(b"theirs")
-    assert publish_directory(staged_directory, target) is False
-    assert (target / "manifest").read_bytes() == b"theirs"
-    assert [path.name for path in target.iterdir()] == ["manifest"]
 
 
 @pytest.mark.parametrize("code", [errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT])

@@ -5,7 +5,8 @@ did for the rows seen so far is a tree of *paths*: straight runs of operations t
 template asked something of the row (is this key there, what type is that, does the text contain
 ``</think>``). Asked the same and answered the same, the same operations follow, because a template
 is a pure program: that is the whole proof, and it covers every row whose answers have been seen.
-`tokenmill.chat.trace` grows the trees, this module turns them into functions and runs them.
+This module records paths, turns them into functions and runs them; `tokenmill.chat.trace` takes
+rows through a template.
 
 ::
 
@@ -15,16 +16,21 @@ is a pure program: that is the whole proof, and it covers every row whose answer
                     └ no ── not yet seen          raise Unlearned
 
 A `Run` is one row on its way: the fragments printed, which of them came from the row, and at which
-message the template stood when it printed them. A row that could reach a limit of `sandbox` is left
+message the template was when it printed them. A row that could reach a limit of `sandbox` is left
 to the reference, which decides.
+
+While a path is recorded, values of the row are *symbols*: a `Symbol` has its value in the row at
+hand, the code that finds it in any row, and its *sources*: where it was taken from. `Recorder`
+writes operations and questions into the block that is being traced (`Frame`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import count
 from types import NoneType
-from typing import Any
+from typing import Any, NoReturn
 
 from jinja2 import Undefined
 
@@ -41,6 +47,22 @@ MOST_SIZE = BASE_SIZE // 16
 
 LOOPS = {f"{pure}{kind}" for pure in ("", "pure_") for kind in ("loop", "scan", "silent")}
 ENDINGS = {"end", "break", "continue", "raise"}
+CODE = {
+    "own": "own.append(len(out)); out.append({0})",
+    "plain": "out.append({0})",
+    "taken": "R.print_taken({0}, {1})",
+    "rope": "R.print_rope({0})",
+    "capture": "{0} = R.capture(); out = R.out; own = R.own",
+    "set": "{0}.values[{1!r}] = {2}; {0}.owners[{1!r}] = {3}",
+    "none": "R.nones += 1",
+    "charge": "R.work += len({0}) >> 4",
+    "iterate": "R.work += {1} * len({0})",
+    "keep": "R.kept.append([])",
+    "kept": "R.kept[-1].append(item)",
+    "stand": "k = R.owner_of(id({0}))\nif k is not None: R.me = k; R.marks.append((len(out), k))",
+    "generation": "R.generation.append(len(out))",
+}
+"""Generated code of operations, by their arguments."""
 
 
 class Unlearned(Exception):
@@ -115,20 +137,17 @@ class Run:
         self.work = 0
         self.size = 0
         self.text = ""
-        self.nones = 0
-        """How often something null of a message was printed as a word."""
+        self.nones = 0  # how often something null of a message was printed as a word
         self.out: list[str] = []
+        # Places in `out` of what was taken from the message that the template was at:
         self.own: list[int] = []
-        """Places in ``out`` of what was taken from the message the template stood at."""
+        # (place in `out`, message): what was taken from a message found some other way.
         self.taken: list[tuple[int, int]] = []
-        """(place in ``out``, message): what was taken from a message found some other way."""
+        # (place in `out`, message): from here on the template is at that message.
         self.marks: list[tuple[int, int]] = []
-        """(place in ``out``, message): from here on the template stands at that message."""
         self.weights: dict[int, tuple[int, Any]] = {}
-        self.kept: list[list[Any]] = []
-        """Items that passed the test of ``for … if``, for each such loop under way."""
-        self.generation: list[int] = []
-        """Places where a generation block begins and ends, in turn."""
+        self.kept: list[list[Any]] = []  # items that passed the test of each ``for … if`` under way
+        self.generation: list[int] = []  # places where a generation block begins and ends, in turn
 
     def capture(self) -> tuple[Any, ...]:
         """Print into a text of its own from now on."""
@@ -441,12 +460,7 @@ class Program:
         return sum(block.root.size() for block in self._order)
 
     def run(self, messages: list[Any], tools: Any, memo: Memo | None = None) -> Run:
-        """Render one conversation.
-
-        Args:
-            messages: The conversation.
-            tools: Its tools.
-            memo: What is known of this very list of tools.
+        """Render one conversation; ``memo`` is what loops over this very list of tools printed.
 
         Raises:
             Unlearned: It takes a path that no conversation took before.
@@ -537,67 +551,331 @@ def _operations(path: Path, indent: str, cost: Cost, lines: list[str]) -> tuple[
                 lines.append(f"{indent}R.work += {cost[0]}; R.size += {cost[1]}")
                 lines.append(f"{indent}return {name == 'break'}")
             return True, cost
-        _write_operation(name, rest, indent, lines)
+        lines += [indent + line for line in _code_of(name, rest)]
     flush()
     return False, cost
 
 
-def _write_operation(name: str, rest: list[Any], indent: str, lines: list[str]) -> None:
-    add = lines.append
+def _code_of(name: str, rest: list[Any]) -> list[str]:
+    """The lines of one operation."""
     if name == "let":
         variable, code, sized, grows = rest
-        add(f"{indent}{variable} = {code}")
-        if sized:
-            add(f"{indent}R.size += len({variable})")
-        if sized and grows:
-            add(f"{indent}if R.size > MOST_SIZE: raise Beyond")
-    elif name == "own":
-        add(f"{indent}own.append(len(out)); out.append({rest[0]})")
-    elif name == "plain":
-        add(f"{indent}out.append({rest[0]})")
-    elif name == "taken":
-        add(f"{indent}R.print_taken({rest[0]}, {rest[1]})")
-    elif name == "rope":
-        add(f"{indent}R.print_rope({rest[0]})")
-    elif name in LOOPS:
+        return [f"{variable} = {code}", *(_counted(variable, grows) if sized else ())]
+    if name in LOOPS:
         block, items, env = rest
-        call = f"run_{name}(R, "
-        if name.startswith("pure_"):
-            call = f"run_pure(R, run_{name[5:]}, "
-        add(f"{indent}R.work += len({items})")
-        add(f"{indent}{call}{block}, {items}, ({''.join(code + ',' for code in env)}))")
-    elif name == "macro":
+        function = f"run_pure(R, run_{name[5:]}" if name.startswith("pure_") else f"run_{name}(R"
+        return [f"R.work += len({items})", f"{function}, {block}, {items}, {_tuple(env)})"]
+    if name == "macro":
         block, env, variable = rest
-        call = f"{block}(R, None, 0, 0, (), ({''.join(code + ',' for code in env)}))"
+        call = f"{block}(R, None, 0, 0, (), {_tuple(env)})"
         if variable is None:
-            add(f"{indent}{call}")
-        else:
-            add(f"{indent}S = R.capture(); {call}; {variable} = R.captured(S)")
-            add(f"{indent}R.size += len({variable})")
-            add(f"{indent}if R.size > MOST_SIZE: raise Beyond")
-    elif name == "capture":
-        add(f"{indent}{rest[0]} = R.capture(); out = R.out; own = R.own")
-    elif name == "captured":
+            return [call]
+        return [f"S = R.capture(); {call}; {variable} = R.captured(S)", *_counted(variable)]
+    if name == "captured":
         saved, variable = rest
-        add(f"{indent}{variable} = R.captured({saved}); out = R.out; own = R.own")
-        add(f"{indent}R.size += len({variable})")
-        add(f"{indent}if R.size > MOST_SIZE: raise Beyond")
-    elif name == "set":
-        namespace, attribute, code, owner = rest
-        add(f"{indent}{namespace}.values[{attribute!r}] = {code}")
-        add(f"{indent}{namespace}.owners[{attribute!r}] = {owner}")
-    elif name == "none":
-        add(f"{indent}R.nones += 1")
-    elif name == "charge":
-        add(f"{indent}R.work += len({rest[0]}) >> 4")
-    elif name == "keep":
-        add(f"{indent}R.kept.append([])")
-    elif name == "kept":
-        add(f"{indent}R.kept[-1].append(item)")
-    elif name == "stand":
-        add(f"{indent}k = R.owner_of(id({rest[0]}))")
-        add(f"{indent}if k is not None: R.me = k; R.marks.append((len(out), k))")
-    elif name == "generation":
-        add(f"{indent}R.generation.append(len(out))")
-    else:
-        raise AssertionError(name)
+        return [
+            f"{variable} = R.captured({saved}); out = R.out; own = R.own",
+            *_counted(variable),
+        ]
+    return CODE[name].format(*rest).split("\n")
+
+
+def _counted(variable: str, grows: bool = True) -> list[str]:
+    check = ["if R.size > MOST_SIZE: raise Beyond"] if grows else []
+    return [f"R.size += len({variable})", *check]
+
+
+def _tuple(codes: Iterable[str]) -> str:
+    return "(" + "".join(f"{code}," for code in codes) + ")"
+
+
+# -- recording a path: symbols, and what a template does with them ----------------------------
+
+ME, WHOLE = "me", "whole"
+Sources = frozenset[Any]
+NOTHING: Sources = frozenset()
+HELD = 2  # of a value whose owner goes with it into a block
+FEW = 64  # characters of an argument that may multiply a text
+
+PLAIN = (str, int, float, bool, NoneType, list, tuple, dict, Undefined)
+
+
+class Untraceable(Exception):
+    """The template does something that is not traced; the cause is the same for every row."""
+
+    def __init__(self, cause: str, line: int = 0) -> None:
+        super().__init__(cause)
+        self.cause = cause
+        self.line = line
+
+
+@dataclass(slots=True, eq=False)
+class Symbol:
+    """A value of the row: the code that finds it in any row, what it is here, and its sources."""
+
+    code: str
+    value: Any
+    sources: Sources
+
+
+@dataclass(slots=True, eq=False)
+class Joined:
+    """Texts and symbols put together and not yet needed as one text."""
+
+    parts: list[Any]
+
+    @property
+    def value(self) -> str:
+        """The text in this row."""
+        return "".join(part if isinstance(part, str) else part.value for part in self.parts)
+
+
+@dataclass(slots=True, eq=False)
+class LoopVariable:
+    """The `loop` of a loop's body."""
+
+    index: Symbol
+    total: Symbol
+    items: Symbol
+
+
+@dataclass(slots=True, eq=False)
+class Method:
+    """A method looked up and not yet called."""
+
+    owner: Any
+    name: str
+
+
+@dataclass(slots=True, eq=False)
+class Function:
+    """A function that templates may call by its name."""
+
+    name: str
+
+
+class Frame:
+    """What is known while one block is traced."""
+
+    def __init__(self, block: TemplateBlock, scopes: list[dict[str, Any]]) -> None:
+        self.cursor = TreeCursor(block)
+        self.scopes = scopes
+        self.kinds: dict[str, type] = {}
+        self.facts: dict[Any, Any] = {}
+        self.made: dict[str, str] = {}
+        self.known: dict[tuple[str, str], Any] = {}
+        self.variables = 0
+        self.stands = False  # whether some loop around it stands at a message
+        self.index_loop = False
+        self.loop: LoopVariable | None = None
+
+    def variable(self) -> str:
+        """A new name; the same one at the same place of the same path."""
+        self.variables += 1
+        return f"t{self.variables}"
+
+
+class Recorder:
+    """Writes down what a template does with the symbols of one row."""
+
+    def __init__(self) -> None:
+        self.program = Program()
+        self._frame = Frame(self.program.main, [{}])
+
+    def _emit(self, *operation: Any) -> None:
+        self._frame.cursor.emit(operation)
+
+    def _let(
+        self,
+        code: str,
+        value: Any,
+        sources: Sources,
+        kind: type | None = None,
+        *,
+        grows: bool = False,
+        fresh: bool = False,
+    ) -> Symbol:
+        """A symbol for what some code gives; the same code gives the same symbol."""
+        frame = self._frame
+        name = None if fresh else frame.made.get(code)
+        if name is None:
+            name = frame.variable()
+            sized = kind in (str, list, tuple, Rope)
+            self._emit("let", name, code, sized, grows)
+            if not fresh:
+                frame.made[code] = name
+            if kind is not None:
+                frame.kinds[name] = kind
+        return Symbol(name, value, sources)
+
+    def _attempt(
+        self,
+        code: str,
+        compute: Callable[[], Any],
+        sources: Sources,
+        kind: type | None = None,
+        *,
+        fresh: bool = False,
+    ) -> Symbol:
+        """A symbol for an operation that can fail: written down before it is tried here."""
+        made = self._let(code, None, sources, kind, grows=True, fresh=fresh)
+        made.value = compute()
+        return made
+
+    def _ask(self, code: str, answer: bool) -> bool:
+        """A question with yes or no for an answer, asked once on a path."""
+        facts = self._frame.facts
+        if code not in facts:
+            self._frame.cursor.ask("bool", code, answer)
+            facts[code] = answer
+        return bool(facts[code])
+
+    def _code(self, value: Any) -> str:
+        if isinstance(value, Symbol):
+            return value.code
+        if isinstance(value, Joined):
+            return self._text(value).code
+        if isinstance(value, Function):
+            return "None"  # known by its name wherever it can be called
+        if isinstance(value, (LoopVariable, Method)):
+            raise Untraceable("a function or loop used as a value")
+        if isinstance(value, (list, tuple, dict)) and not value:
+            return repr(value)
+        return self.program.constant(value)
+
+    def _text(self, joined: Joined) -> Symbol:
+        parts = [part for part in joined.parts if not (isinstance(part, str) and not part)]
+        if len(parts) == 1 and isinstance(parts[0], Symbol):
+            return parts[0]
+        code = "''.join((" + "".join(self._code(part) + "," for part in parts) + "))"
+        return self._let(code, joined.value, sources_of(joined), str, grows=True)
+
+    def _kind(self, value: Any) -> type:
+        """The type of a value; of a symbol whose type is not known it is asked."""
+        if isinstance(value, Joined):
+            return str
+        if not isinstance(value, Symbol):
+            return type(value)
+        kinds = self._frame.kinds
+        kind = kinds.get(value.code)
+        if kind is None:
+            kind = type(value.value)
+            self._frame.cursor.ask("type", value.code, kind)
+            kinds[value.code] = kind
+        return str if kind is Rope else kind
+
+    def _sized(self, value: Any) -> bool:
+        return self._kind(value) in (str, list, tuple, dict)
+
+    def _fail(self, error: Exception) -> NoReturn:
+        """An operation fails on this row; what the reference says of it counts."""
+        if isinstance(error, (Inconsistent, RecursionError, NameError, AssertionError)):
+            raise error
+        raise Refused(f"{type(error).__name__}: {error}") from error
+
+    def _refuse(self, why: str) -> NoReturn:
+        """End this path: the template fails here for every row that comes along it."""
+        self._emit("raise")
+        raise Refused(why)
+
+    def _undefined(self, value: Any) -> bool:
+        if not isinstance(value, Symbol):
+            return isinstance(value, Undefined)
+        kind = self._frame.kinds.get(value.code)
+        if kind is None:
+            if self._ask(f"type({value.code}) is Undefined", type(value.value) is Undefined):
+                self._frame.kinds[value.code] = Undefined
+                return True
+            return False
+        return kind is Undefined
+
+    def _truth(self, value: Any) -> bool:
+        if isinstance(value, Joined):
+            if any(isinstance(part, str) and part for part in value.parts):
+                return True
+            value = self._text(value)
+        if isinstance(value, (LoopVariable, Method, Function)):
+            return True
+        if not isinstance(value, Symbol):
+            return bool(value)
+        kind = self._frame.kinds.get(value.code)
+        if kind in (NoneType, Undefined):
+            return False
+        if kind is not None and not hasattr(kind, "__len__") and not hasattr(kind, "__bool__"):
+            return True
+        return self._ask(value.code, bool(value.value))
+
+
+def from_row(*values: Any) -> bool:
+    """Whether any of these values is of the row, and not the template's own."""
+    return any(isinstance(value, (Symbol, Joined)) for value in values)
+
+
+def real(value: Any) -> Any:
+    """The value in the row at hand."""
+    return value.value if from_row(value) else value
+
+
+def parts_of(value: Any) -> list[Any]:
+    """The texts and symbols that a text is put together of."""
+    return list(value.parts) if isinstance(value, Joined) else [value]
+
+
+def sources_of(value: Any) -> Sources:
+    """Where a value was taken from; nowhere, if it is the template's own."""
+    if isinstance(value, Symbol):
+        return value.sources
+    if isinstance(value, Joined):
+        return frozenset().union(
+            *(part.sources for part in value.parts if isinstance(part, Symbol))
+        )
+    return NOTHING
+
+
+def class_of(value: Any, moved: bool) -> Any:
+    """What a block knows of a value from outside: whether it is of a message, and of which.
+
+    ``moved``: the block is at another message than the code around it.
+    """
+    if isinstance(value, Function):
+        return value.name
+    sources = sources_of(value)
+    if not sources:
+        return 0
+    if WHOLE in sources:
+        return 3
+    return 1 if sources == {ME} and not moved else HELD
+
+
+def entered(values: list[Any], moved: bool) -> list[Any]:
+    """Values from outside as a block sees them."""
+    inside: list[Any] = []
+    owners = len(values)
+    for index, value in enumerate(values):
+        if isinstance(value, Function):
+            inside.append(value)
+            continue
+        whose = class_of(value, moved)
+        sources: Sources = frozenset(((), (ME,), (), (WHOLE,))[whose])
+        if whose == HELD:
+            sources = frozenset((("held", f"env[{owners}]"),))
+            owners += 1
+        inside.append(Symbol(f"env[{index}]", real(value), sources))
+    return inside
+
+
+def owner_code(sources: Sources) -> str:
+    """Code for the message that a value was taken from."""
+    if WHOLE in sources:
+        return str(MIXED)
+    owners = ["R.me"] if ME in sources else []
+    for source in sorted(sources - {ME}):
+        if source[0] == "message":
+            owners.append(f"R.owner_of(id({source[1]}), {MIXED})")
+        elif source[0] == "held":
+            owners.append(source[1])
+        else:
+            owners.append(f"{source[1]}.owners.get({source[2]!r}, {NOBODY})")
+    if not owners:
+        return str(NOBODY)
+    return owners[0] if len(owners) == 1 else f"one_owner({', '.join(owners)})"

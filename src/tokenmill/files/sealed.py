@@ -56,7 +56,7 @@ def reading_errors(path: os.PathLike[str], remedy: str) -> Iterator[None]:
         raise
     except FileNotFoundError as error:
         raise CorruptionError(f"missing; {remedy}", path=path) from error
-    except SourceError as error:  # of a store elsewhere
+    except SourceError as error:  # of a remote store
         raise CacheError(error.message, path=path, offset=error.offset) from error
     except OSError as error:
         message = f"cannot be read: {error.strerror}"

@@ -5,9 +5,9 @@ was marked at least ``grace_s`` ago and is still not needed. So a reader that ha
 finish, and a builder that takes up a marked slice makes it needed again.
 
 Needed are all stores but those that are old or named by the caller, the slices in their tables, and
-sidecars of stores here or elsewhere. Not needed: other slices, sidecars of stores that are gone,
-parts of complete sidecars, unused files of rollouts, staging directories of dead processes, and
-quarantined files. A mistake costs a rebuild, never a wrong row.
+their sidecars and those of stores outside of the cache. Not needed: other slices, sidecars of
+stores that are gone, parts of complete sidecars, unused files of rollouts, staging directories of
+dead processes, and quarantined files. A mistake costs a rebuild, never a wrong row.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.files import Staging, make_directory, sync_directory, writing_errors
 from tokenmill.store.access import open_bytes
-from tokenmill.store.layout import ELSEWHERE, TABLE, CacheLayout, is_key
+from tokenmill.store.layout import OTHER_STORES, TABLE, CacheLayout, is_key
 from tokenmill.store.manifest import load_table, read_manifest
 from tokenmill.store.store import Store
 
@@ -95,13 +95,13 @@ def collect(
     """
     layout = CacheLayout(root)
     now = time.time() if now is None else now
-    condemned = _condemned_stores(layout, older_than_s, set(stores), now)
-    needed = _needed_slices(layout, condemned)
-    unneeded = {f"stores/{key}" for key in condemned}
+    expired = _expired_stores(layout, older_than_s, set(stores), now)
+    needed = _needed_slices(layout, expired)
+    unneeded = {f"stores/{key}" for key in expired}
     for digits, keys in _slice_directories(layout):
         unneeded |= {f"slices/{key}" for key in keys - needed.in_directory(digits)}
-    unneeded |= set(_unneeded_sidecars(layout, condemned))
-    unneeded |= set(_unneeded_rollouts(layout, condemned, now - grace_s))
+    unneeded |= set(_unneeded_sidecars(layout, expired))
+    unneeded |= set(_unneeded_rollouts(layout, expired, now - grace_s))
     unneeded |= {f"staging/{path.name}" for path in _dead_staging(root)}
     unneeded |= {f"quarantine/{path.name}" for path in _entries(layout.quarantine)}
     marks = _read_marks(root)
@@ -109,7 +109,7 @@ def collect(
     due = sorted(name for name in unneeded if name in marks and now - marks[name] >= grace_s)
     done.marked = sorted(unneeded - set(marks))
     sizes = {name: sum(_size(path) for path in _paths(layout, name)) for name in due}
-    taken_up = set() if dry_run else _hide_slices(layout, due, condemned)
+    taken_up = set() if dry_run else _hide_slices(layout, due, expired)
     done.removed = [name for name in due if name not in taken_up]
     done.freed_bytes = sum(sizes[name] for name in done.removed)
     if not dry_run:
@@ -120,7 +120,7 @@ def collect(
     return done
 
 
-def _condemned_stores(
+def _expired_stores(
     layout: CacheLayout, older_than_s: float | None, named: set[str], now: float
 ) -> set[str]:
     present = {path.name: path.stat().st_mtime for path in _directories(layout.stores)}
@@ -148,8 +148,8 @@ class _Needed:
         return {key.tobytes().hex() for key in mine}
 
 
-def _needed_slices(layout: CacheLayout, condemned: set[str]) -> _Needed:
-    stores = [path for path in _directories(layout.stores) if path.name not in condemned]
+def _needed_slices(layout: CacheLayout, expired: set[str]) -> _Needed:
+    stores = [path for path in _directories(layout.stores) if path.name not in expired]
     # A store whose table cannot be read stops the collection: its slices are unknown.
     keys = [load_table(open_bytes(path / TABLE, mapped=False))["key"].copy() for path in stores]
     return _Needed(np.concatenate([np.empty((0, 20), np.uint8), *keys]))
@@ -160,18 +160,16 @@ def _slice_directories(layout: CacheLayout) -> Iterator[tuple[str, set[str]]]:
         yield directory.name, {path.name.partition(".")[0] for path in directory.iterdir()}
 
 
-def _unneeded_sidecars(layout: CacheLayout, condemned: set[str]) -> Iterator[str]:
+def _unneeded_sidecars(layout: CacheLayout, expired: set[str]) -> Iterator[str]:
     """Sidecars of stores that are gone or expired, and parts of complete sidecars."""
-    elsewhere = layout.sidecars / ELSEWHERE
-    for store in [*_directories(layout.sidecars), *_directories(elsewhere)]:
-        if store == elsewhere:
+    others = layout.sidecars / OTHER_STORES
+    for store in [*_directories(layout.sidecars), *_directories(others)]:
+        if store == others:
             continue
         in_cache = store.parent == layout.sidecars
         name = store.relative_to(layout.root).as_posix()
-        # Whether a store elsewhere still lives cannot be seen from here.
-        if in_cache and (
-            store.name in condemned or not layout.store(store.name).directory.is_dir()
-        ):
+        # Whether a store outside of the cache still exists is not known.
+        if in_cache and (store.name in expired or not layout.store(store.name).directory.is_dir()):
             yield name
             continue
         for parts in _directories(store):
@@ -180,12 +178,12 @@ def _unneeded_sidecars(layout: CacheLayout, condemned: set[str]) -> Iterator[str
                 yield f"{name}/{parts.name}"
 
 
-def _unneeded_rollouts(layout: CacheLayout, condemned: set[str], since: float) -> Iterator[str]:
+def _unneeded_rollouts(layout: CacheLayout, expired: set[str], since: float) -> Iterator[str]:
     """Old files of rollouts that are no store's source; a directory is named by its content."""
     made = [path for path in _directories(layout.rollouts) if path.stat().st_mtime < since]
     if not made:
         return
-    stores = [path for path in _directories(layout.stores) if path.name not in condemned]
+    stores = [path for path in _directories(layout.stores) if path.name not in expired]
     sources = (source for path in stores for source in Store(path, "off").sources)
     needed = {Path(source).parent.name for source in sources if source is not None}
     yield from (f"rollouts/{path.name}" for path in made if path.name not in needed)
@@ -200,7 +198,7 @@ def _dead_staging(root: Path) -> Iterator[Path]:
             yield path
 
 
-def _hide_slices(layout: CacheLayout, due: list[str], condemned: set[str]) -> set[str]:
+def _hide_slices(layout: CacheLayout, due: list[str], expired: set[str]) -> set[str]:
     """Hide the records of slices; restore and return those that a new store uses.
 
     A builder publishes a store and then looks for its slices; here slices are hidden and then
@@ -214,7 +212,7 @@ def _hide_slices(layout: CacheLayout, due: list[str], condemned: set[str]) -> se
                 os.rename(layout.slice(key).record, staging.path / key)
         needed: set[str] = set()
         if keys:
-            of_stores = _needed_slices(layout, condemned)
+            of_stores = _needed_slices(layout, expired)
             for digits, mine in groupby(sorted(keys), key=lambda key: key[:2]):
                 needed |= of_stores.in_directory(digits).intersection(mine)
         for key in needed:

@@ -37,7 +37,7 @@ DATASET_INFO = "dataset_info.json"
 PROOF = "proof.json"
 SIDECARS = "sidecars"
 SIDECAR_VALUES = "values.f32"
-ELSEWHERE = "elsewhere"  # below `SIDECARS` of a cache: values attached to stores outside of it
+OTHER_STORES = "other"  # below `SIDECARS` of a cache: values attached to stores outside of it
 
 # Files that are one array over rows, groups or runs: those of every store, and of some.
 ROW_FILES = {
@@ -148,9 +148,9 @@ class CacheLayout:
     def sidecars(self) -> Path:
         return self.root / SIDECARS
 
-    def sidecars_elsewhere(self, store: str) -> Path:
+    def sidecars_of_other(self, store: str) -> Path:
         """Values attached to a store outside of this cache."""
-        return self.sidecars / ELSEWHERE / store
+        return self.sidecars / OTHER_STORES / store
 
     def slice(self, key: str) -> SliceFiles:
         return SliceFiles(self.slices / key[:2], key)
@@ -198,7 +198,7 @@ class StoreLayout:
         remote = as_remote(self.directory)
         if remote is not None:
             # Only a cache that was copied as a whole has its stores in "stores"; then its own
-            # state.json says where slices are, because places elsewhere cannot always list.
+            # state.json says where slices are, because not every server can list.
             return remote.parent.name != "stores" or _has_own_slices(remote)
         return (self.directory / "slices").is_dir()
 

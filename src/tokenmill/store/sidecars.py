@@ -151,7 +151,7 @@ def sidecar_dirs(store: Store) -> list[SidecarDir]:
 
 
 def _own_dir(cache: Path, store: Store) -> SidecarDir:
-    return SidecarDir(CacheLayout(cache).sidecars_elsewhere(store.key), cache, in_cache=True)
+    return SidecarDir(CacheLayout(cache).sidecars_of_other(store.key), cache, in_cache=True)
 
 
 class RowStarts:

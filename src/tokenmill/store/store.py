@@ -210,7 +210,7 @@ class Store(ViewMethods, Sequence[Row]):
 
     def _locate(self, path: str | os.PathLike[str]) -> Path:
         if is_remote(path):
-            raise UsageError("open a store elsewhere with open_store", path=path)
+            raise UsageError("open a remote store with open_store", path=path)
         return Path(path)
 
     @property

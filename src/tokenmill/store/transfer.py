@@ -112,10 +112,8 @@ class StoreFile:
                 yield from iter(lambda: file.read(PIECE_BYTES), b"")
 
 
-Part = list[StoreFile]
+Part = list[StoreFile]  # copied in this order
 Job = Callable[[], Part]
-
-
 Put = Callable[[Part], None]
 
 
@@ -400,7 +398,7 @@ def push(store: Store, target: str, *, embed_media: bool = False) -> TransferRes
         NonDeterminismError: A store of the same key is there, with other bytes.
     """
     if isinstance(store, RemoteStore):
-        raise UsageError("lies elsewhere itself: pull it first", path=store.path)
+        raise UsageError("is a remote store: pull it first", path=store.path)
     if not is_remote(target):
         return _copy_to_directory(store, Path(target), embed_media)
     if protocol_of(target) in ("http", "https"):

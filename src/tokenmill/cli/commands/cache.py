@@ -1,8 +1,4 @@
-"""``tokenmill cache list`` and ``tokenmill cache gc``: the stores, and what none of them needs.
-
-``gc`` marks at the first call and removes at a later one, after the grace period; it is the only
-command that removes anything.
-"""
+"""``tokenmill cache list`` and ``tokenmill cache gc``."""
 
 from __future__ import annotations
 

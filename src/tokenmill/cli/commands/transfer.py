@@ -1,13 +1,4 @@
-"""``tokenmill push`` and ``tokenmill pull``: stores elsewhere.
-
-``push`` copies a store to any URL that fsspec can write (``s3://bucket/store``), which becomes the
-store's own URL, for ``open_store`` and ``pull``. What is there and equal is not sent again, so an
-interrupted push is simply run again; the manifest goes last, so nobody sees half a store.
-
-``pull`` brings a store into the local cache. Slices that are in the cache already are not fetched
-again; every block is checked before it is published. ``--out`` also makes a self-contained copy,
-which is then what is printed.
-"""
+"""``tokenmill push`` and ``tokenmill pull``: copy stores to a URL and back."""
 
 from __future__ import annotations
 

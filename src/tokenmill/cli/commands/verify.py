@@ -1,8 +1,4 @@
-"""``tokenmill verify``: checks every checksum of a store.
-
-Exit 0 means that each byte that could be served is the byte that was written. The first error of
-each slice is told with file, offset, expected and actual; the rest of the store is still checked.
-"""
+"""``tokenmill verify``: check every checksum of a store."""
 
 from __future__ import annotations
 
