@@ -168,7 +168,7 @@ def test_sampler_state_of_other_data_seed_or_kind_is_refused(store: Store, chat:
         skyrl.Sampler(store, order="sequential").load_state_dict(state)
     with pytest.raises(StateError, match="where it began"):
         skyrl.Sampler(store).load_state_dict(tm.Loader(store).state_dict())
-    with pytest.raises(StateError, match="stands at"):
+    with pytest.raises(StateError, match="its position is"):
         skyrl.Sampler(store).load_state_dict({**state, "position": 44})
 
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from tokenmill.errors import TokenizerError, UsageError
 from tokenmill.optional import optional
-from tokenmill.tokenizer import engine_cache
+from tokenmill.tokenizer.cache import LITTLE_WORK, once
 from tokenmill.tokenizer.encoded import starts_of
 from tokenmill.tokenizer.parity_texts import parity_texts
 from tokenmill.tokenizer.tokenizer import Tokenizer
@@ -73,11 +73,7 @@ class HfEngine:
 
     def _encodings(self, texts: Sequence[str], *, offsets: bool) -> list[Any]:
         backend = self._backend
-        if (
-            len(texts) > 1
-            and sum(map(len, texts)) > engine_cache.LITTLE_WORK
-            and _may_use_threads()
-        ):
+        if len(texts) > 1 and sum(map(len, texts)) > LITTLE_WORK and _may_use_threads():
             fast = getattr(backend, "encode_batch_fast", None)
             call = backend.encode_batch if offsets or fast is None else fast
             return list(call(list(texts), add_special_tokens=False))
@@ -120,7 +116,7 @@ class FastokensEngine:
             return backend
 
         try:
-            self._backend = engine_cache.once(tokenizer.checksum, self.name, load)
+            self._backend = once(tokenizer.checksum, self.name, load)
         except BaseException as error:
             refuse_interrupts(error)
             raise TokenizerError(f"fastokens does not load this tokenizer: {error}") from error
