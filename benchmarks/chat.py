@@ -39,14 +39,14 @@ def _measure(report: Report) -> None:
     from tokenmill.collector import without_collector
     from tokenmill.errors import RowError
     from tokenmill.source import open_rows, read_block
-    from tokenmill.tokenizer import engine_cache, load
+    from tokenmill.tokenizer import cache, load
 
     datasets.disable_progress_bars()
     directory = str(shared() / "tokenizers" / "qwen3")
     paths = corpora()
     recipe = Recipe(sources=tuple(map(str, paths)), tokenizer=directory)
     pipeline, other = (Pipeline(recipe, load(directory, backend="file")) for _ in range(2))
-    engine_cache.forget()  # an engine of its own: what it remembers of words is what it met itself
+    cache.clear_cache()  # an engine of its own: what it remembers of words is what it met itself
     engine = type(pipeline.encoder.engine)(load(directory, backend="file"))
     rows = open_rows(list(recipe.sources), cache_dir=os.environ.get("TOKENMILL_CACHE_DIR"))
     kept_bytes, parse, ours, busy, alone = 0, 0.0, 0.0, 0.0, 0.0

@@ -29,7 +29,7 @@ from tokenmill.source.open import remember
 from tokenmill.store.columns import SliceColumns
 from tokenmill.store.slice_writer import EncodedSlice, encode_slice
 from tokenmill.work import resolve_executor
-from tokenmill.work.inputs import cache_of
+from tokenmill.work.blocks import cache_of
 
 BLOCK = 8 << 20  # bytes of raw rows in a slice
 BLOCKS_PER_FILE = 1000  # 8 GB files

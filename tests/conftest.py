@@ -24,7 +24,7 @@ from tokenmill import fingerprint
 from tokenmill.chat import render, template
 from tokenmill.media import Answers, Processor
 from tokenmill.media.asking import Asking, Row
-from tokenmill.tokenizer import engine_cache, memo
+from tokenmill.tokenizer import cache as tokenizer_cache
 
 # Time is no assertion: the machine is shared, and speed is measured by `make bench`.
 settings.register_profile(
@@ -164,13 +164,13 @@ def answered() -> None:
 @contextlib.contextmanager
 def nothing_known() -> Iterator[None]:
     """Engines and templates are made anew inside, by what is patched there; the others stay."""
-    engines, templates = dict(engine_cache._slots), dict(render._known.templates)
-    engine_cache.forget()
+    engines, templates = dict(tokenizer_cache._slots), dict(render._known.templates)
+    tokenizer_cache.clear_cache()
     render.forget()
     yield
-    engine_cache.forget()
+    tokenizer_cache.clear_cache()
     render.forget()
-    engine_cache._slots.update(engines)
+    tokenizer_cache._slots.update(engines)
     render._known.templates.update(templates)
 
 
@@ -202,9 +202,9 @@ def own_cache(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
             "shared" in request.fixturenames and not patches
         ):
             known = request.getfixturevalue("identified")
-            link_new_files(known, cache / memo.DIRECTORY)
+            link_new_files(known, cache / tokenizer_cache.DIRECTORY)
             if not patches:
-                around.callback(link_new_files, cache / memo.DIRECTORY, known)
+                around.callback(link_new_files, cache / tokenizer_cache.DIRECTORY, known)
         patch = around.enter_context(pytest.MonkeyPatch.context())
         patch.setenv("TOKENMILL_CACHE_DIR", str(cache))
         patch.setenv("HF_HUB_OFFLINE", "1")

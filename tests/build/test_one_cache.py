@@ -19,8 +19,7 @@ import tokenmill as tm
 from tests.prompts.making import EXAMPLES, TOKENIZER
 from tokenmill.errors import CorruptionError
 from tokenmill.report.row import store_tokenizer, view_row
-from tokenmill.tokenizer import Tokenizer, load
-from tokenmill.work.identity import load_copy
+from tokenmill.tokenizer import Tokenizer, load, load_copy
 
 pytest.importorskip("transformers")
 

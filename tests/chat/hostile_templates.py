@@ -12,9 +12,106 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from tests.chat.hostile_questions import EXPRESSIONS, TEXT_QUESTIONS, UNDEFINED
+from tokenmill.chat.sandbox import METHODS
 
 Row = dict[str, Any]
+
+QUESTIONS = [
+    "m.content.splitlines() | length > 1", "m.content == m.content.title()",
+    "m.content.casefold() == m.content.lower()", "m.content.upper().lower() == m.content",
+    "m.content is lower", "m.content is upper", "m.content | int(-1) > 3",
+    "m.content | int(-1, 16) >= 10", "m.content | float(-1.0) >= 1.5", "m.content | length > 4",
+    "m.content | length is even", "m.content | length is divisibleby 3",
+    "m.content.count('a') == 1", "m.content | wordcount > 1", "m.content | trim == m.content",
+    "m.content.strip()", "m.content.strip('ab') == m.content", "m.content",
+    "m.content.startswith(('a', '<', ' '))", "m.content.endswith('\\n')", "'a' in m.content",
+    "'' in m.content", "m.content.find('a') > 0", "m.content.partition('a')[2]",
+    "m.content.split() | length == 1", "m.content.split('a', 1)[-1]",
+    "m.content.rsplit(None, 1)[0] == m.content",
+    "m.content.encode('utf-8') | length == m.content | length", "m.content[0] == 'a'",
+    "m.content[-1:] == ' '", "m.content < 'b'", "'0' <= m.content[:1] <= '9'",
+    "m.content == messages[0].content", "m.content < messages[0].content",
+    "m.content in messages[0].content", "messages[-1].content in m.content",
+    "m.content | length == messages[0].content | length",
+    "m.content[:1] == messages[0].content[:1]",
+    "m.content in (messages | map(attribute='content') | list)[1:]", "m == messages[-1]",
+    "m is sameas messages[0]", "m.content in ('', 'a', ' ')",
+    "m.content | sort | join == m.content",
+    "m.content | unique | list | length == m.content | length", "(m.content | max) == 'b'",
+    "m.content.replace('a', '') != m.content", "m.content.expandtabs(4) == m.content",
+    "m.content[::-1] == m.content", "m.n is number", "m.n is integer", "m.n is boolean",
+    "m.n is none", "m.n", "m.n == 1", "m.n in [0, 1]", "m.n is string", "m.n is mapping",
+    "m.n is sequence", "m.n is iterable", "'n' in m", "m.n is defined", "m | length == 3",
+    "m.keys() | first == 'role'", "m.content is callable", "m.content is eq 'a'",
+    "not m.content and m.n or m.n is none", "(m.content if m.content else m.n) is string",
+    "m.items",
+]  # fmt: skip
+"""Questions about a message, which decide a branch."""
+EXPRESSIONS = [
+    "m.content | title", "m.content.title()", "m.content | capitalize", "m.content | upper",
+    "m.content.lower()", "m.content.casefold()", "m.content.swapcase()",
+    "m.content.splitlines() | join('|')", "m.content.splitlines(True) | length", "m.content | int",
+    "m.content[:2] | int(7)", "m.content | float", "m.content | length", "m.content.count('a')",
+    "m.content[1:-1]", "m.content[::2]", "m.content[::-1]", "m.content[:m.content | length // 2]",
+    "m.content | first", "m.content | last", "m.content[3]",
+    "'%s:%5.1f|%r' % (m.content, m.content | length, m.content)", "('a%' + m.content) % 7",
+    "'%d%%' % (m.content | int)", "'{}|{!r}|{:>8}'.format(m.content, m.content, m.content)",
+    "m.content.format(1, a=2)", "'%s-%s' | format(m.content, m.n)", "[m.content, m.n]", "m",
+    "m | tojson", "m.content | tojson", "m.content | tojson(ensure_ascii=True)",
+    "m | tojson(indent=2)", "m | tojson(sort_keys=True)", "m.n", "m.n | string", "m.n | tojson",
+    "m.n ~ m.n", "m.n * 2", "m.n + 1", "m.n | round(1)", "-m.n",
+    "{1: 'one', '1': 'text', none: 'none'}[m.n]", "'abc'[m.n]", "m.content | e",
+    "m.content | forceescape", "m.content | safe", "m.content | center(9)",
+    "m.content | indent(2, first=True)", "m.content | truncate(5, True)", "m.content | wordcount",
+    "m.content | replace('a', 'bb')", "m.content.replace('a', 'bb', 1)",
+    "m.content | replace('a', 'bb', 2)", "m.content.replace(messages[0].content, '#')",
+    "m.content.replace('', '-', 3)", "m.content * 2", "'-' * (m.content | length)",
+    "m.content * (m.content | length % 2)", "(m.content | length + 7) // 3 * 2 - 1 ** 2 % 5",
+    "m.content | length / 2", "m.content | join('.')", "m.content | list",
+    "m.content | sort | join", "m.content | sort(case_sensitive=false) | join",
+    "m.content | unique | join", "m.content | reverse", "m.content | batch(2, '_') | list",
+    "m.content | slice(2) | list", "m.content | min",
+    "messages | map(attribute='content') | map('length') | sum",
+    "messages | groupby('role') | map(attribute='grouper') | join",
+    "messages | selectattr('role', 'eq', 'user') | map(attribute='content') | join('+')",
+    "messages | rejectattr('content') | list | length", "m.content | select('in', 'ab') | join",
+    "messages | map(attribute='content') | map('upper') | join",
+    "messages | map(attribute='n', default='none') | join(',')",
+    "messages | sort(attribute='content') | map(attribute='content') | join('|')",
+    "messages | unique(attribute='content') | list | length", "m | dictsort",
+    "(m | dictsort(by='value')) | length", "m.items() | list", "m | items | map('first') | join",
+    "m.values() | list", "m.get('n', 'nothing')", "m.get(m.content, 'nothing')",
+    "m | attr('content')", "m.n | default('d')", "m.n | default('d', true)",
+    "m.content.partition('a')", "m.content.rfind('a')", "m.content.zfill(6)",
+    "m.content.ljust(6, '.')", "m.content.removeprefix('a').removesuffix(' ')",
+    "m.content.expandtabs(3)", "m.content.encode('utf-8')", "tools | tojson", "tools",
+    "[m.content, m.n] | join('/')", "m.content ~ m.n ~ none ~ 1.0 ~ true ~ []",
+    "1 < m.content | length < 4", "m.content in ['a', 'b']", "m.content.__class__",
+    "m.content if m.content == 'a'", "(m.content | map('upper') | sort | join)[:3]",
+]  # fmt: skip
+"""What is printed beside the text of a message."""
+UNDEFINED = [
+    "m.nothing", "m.nothing + 'x'", "'x' + m.nothing", "m.nothing + m.nothing", "'x' ~ m.nothing",
+    "m.nothing()", "m.nothing.strip()", "m.nothing.x", "m.nothing[0]", "m.content[m.nothing]",
+    "m[m.nothing]", "m.content[m.nothing:]", "m.nothing == ''", "m.nothing == none",
+    "m.nothing == m.nothing_else", "m.nothing != m.content", "m.nothing < 1",
+    "m.content < m.nothing", "'a' in m.nothing", "m.nothing in m.content",
+    "m.nothing in [m.content]", "-m.nothing", "not m.nothing", "m.nothing and m.content",
+    "m.nothing or m.content", "1 if m.nothing else 2", "m.nothing | length", "m.nothing | trim",
+    "m.nothing | upper", "m.nothing | default(m.content)", "m.nothing | tojson", "m.nothing | int",
+    "m.nothing | list", "m.nothing | join(',')", "[m.content, m.nothing] | join(',')",
+    "[m.nothing]", "m.nothing | string", "m.nothing | first", "'' | first", "('' | first) + 'x'",
+    "m.nothing | sort", "[1, m.nothing] | sum", "m.content.replace(m.nothing, 'x')",
+    "m.content | replace('a', m.nothing)", "m.content.startswith(m.nothing)",
+    "m.content.split(m.nothing)", "'%s' % m.nothing", "'%d' % m.nothing", "m.nothing * 2",
+    "'{}'.format(m.nothing)", "m.nothing is none", "m.nothing is string", "m.nothing is mapping",
+    "m.nothing is iterable", "range(m.nothing) | list", "dict(a=m.nothing)",
+    "m.get('nothing', m.nothing)", "messages[99]", "messages[99].content", "messages[99:][0]",
+    "nothing_at_all", "nothing_at_all.x", "nothing_at_all()", "none + 'x'", "none()", "none | list",
+    "none.x", "none[0]", "namespace(a=1).b", "loop.nothing", "loop.previtem.content",
+    "loop.previtem", "loop.nextitem.content + 'x'",
+]  # fmt: skip
+"""Uses of something that is not there, and of null."""
 
 
 def each(body: str, before: str = "", after: str = "") -> str:
@@ -252,13 +349,18 @@ def _programs() -> dict[str, str]:
 
 
 HOSTILE: dict[str, str] = {
-    **{f"asks: {name}": branch(question) for name, question in TEXT_QUESTIONS.items()},
-    **{f"prints: {name}": printed(expression) for name, expression in EXPRESSIONS.items()},
+    **{f"asks: {question}": branch(question) for question in QUESTIONS},
     **{
-        f"undefined: {name}": each(
+        f"asks: {name}": branch(f"m.content.{name}()")
+        for name in METHODS[str]
+        if name.startswith("is")
+    },
+    **{f"prints: {expression}": printed(expression) for expression in EXPRESSIONS},
+    **{
+        f"undefined: {expression}": each(
             "{{ m.content }}{% if 'a' in m.content %}{{ " + expression + " }}{% endif %}"
         )
-        for name, expression in UNDEFINED.items()
+        for expression in UNDEFINED
     },
     "undefined: iterated": each("{% for x in m.nothing %}{{ x }}{% else %}none{% endfor %}"),
     "undefined: iterated, attribute": each("{% for x in m.nothing.y %}{{ x }}{% endfor %}"),

@@ -119,6 +119,9 @@ PROGRAMS = {
     "filtered loop": LOOP.replace(" %}{% for j", " if false %}{% for j") + END + LOOP + END,
     "fat body": LOOP + FAT + END,
     "fat macro": "{% macro m() %}" + FAT + "{% endmacro %}" + LOOP + "{{ m() }}" + END,
+    "fat default": "{% macro m(a=" + "q or " * 80 + "q) %}{% endmacro %}"
+    + LOOP + "{{ m() }}" * 50 + END,
+    "fat test": LOOP + "{% for k in range(999) if " + "q or " * 80 + "q %}{% endfor %}" + END,
     "fat block": "{% block b %}" + FAT + "{% endblock %}" + LOOP + "{{ self.b() }}" + END,
     "fat caller": "{% macro m() %}{{ caller() }}{% endmacro %}" + LOOP + "{% call m() %}" + FAT
     + "{% endcall %}" + END,

@@ -5,17 +5,21 @@ from __future__ import annotations
 
 import json
 import resource
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.chat.conversations import CORPORA, ODD, SPECIAL, corpus_rows, zoo
 from tests.chat.hungry_templates import HUNGRY
 from tests.chat.templates import CHATML, DATED
 from tokenmill.chat import ChatSpec, Renderer
+from tokenmill.chat.sandbox import BASE_SIZE, BASE_STEPS
 from tokenmill.chat.template import ReferenceTemplate, tojson
-from tokenmill.errors import TemplateError
+from tokenmill.chat.trace import NotTraced, TracedTemplate
+from tokenmill.errors import RowError, TemplateError
 
 TALK = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
 
@@ -208,6 +212,7 @@ def test_limits_leave_room_for_long_conversations() -> None:
     assert len(render(CHATML, messages)) > 3_000_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "heavy",
     [
@@ -215,6 +220,7 @@ def test_limits_leave_room_for_long_conversations() -> None:
         "{% set x = 'a' * 90000 %}",
         "{% set x %}" + "y" * 50_000 + "{% endset %}",
         "{% for n in messages %}{% endfor %}",
+        "{% set x = messages | selectattr('role', 'equalto', 'system') | list %}",
     ],
 )
 def test_traced_row_reaches_the_limits_of_the_reference(heavy: str) -> None:
@@ -225,3 +231,34 @@ def test_traced_row_reaches_the_limits_of_the_reference(heavy: str) -> None:
         made = Renderer(ChatSpec(train_on="everything"), source, renderer=renderer)
         result = made.render([{"messages": messages} for messages in talks])
         assert [(i, e.reason) for i, _, e in result.rejected] == [(2, "limit")]
+
+
+@pytest.mark.slow
+def test_run_within_its_limits_is_within_those_of_the_reference(shared: Path) -> None:
+    """`program` leaves a row to the reference at a tenth of its steps, a sixteenth of its size."""
+    rows = [row for name in CORPORA for row in corpus_rows(shared, name, 2) if "messages" in row]
+    rows += list(ODD.values())[::8]
+    runs = 0
+    for source in list(zoo(shared).values())[::8]:
+        template = ReferenceTemplate(source, SPECIAL, "2026-11-15")
+        traced = TracedTemplate(template)
+        for row in rows:
+            given = (row["messages"], row.get("tools"))
+            try:
+                run = traced.follow(*given)
+                template.render(*given)
+            except (NotTraced, RowError):
+                continue
+            counter = template.environment.counter
+            assert BASE_STEPS - counter.steps <= 10 * run.work
+            assert BASE_SIZE - counter.size <= 16 * run.size + (64 << 10)
+            runs += 1
+    assert runs > 200
+
+
+def test_every_run_along_a_path_has_an_allowance_of_its_own() -> None:
+    source = "{% for m in messages %}{{ [m.content] | map('upper') | join }}{% endfor %}"
+    traced = TracedTemplate(ReferenceTemplate(source, {}, None))
+    for number in range(300):  # 800 kB each, as `upper` is counted
+        run = traced.follow([{"role": "user", "content": f"{number}x" * 20_000}], None)
+        assert run.text == f"{number}X" * 20_000

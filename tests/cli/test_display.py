@@ -12,6 +12,7 @@ from tests.build.making import conversations, write_rows
 from tests.cli.harness import QUICK, Shell
 from tokenmill import open_store
 from tokenmill.cli import main
+from tokenmill.store import Store
 
 HOSTILE = "a\x1b[31mred\x07\x9b2Jgone\u202eback\rover"
 
@@ -94,9 +95,11 @@ def test_trimmed_turns_are_told(shell: Shell, tmp_path: Path) -> None:
 
 def test_derived_and_reused_slices_are_told(shell: Shell, chat: Path) -> None:
     assert "1 of 1 slices built" in shell("prepare", chat, *QUICK).err
+    found = shell("prepare", chat, *QUICK, "--json")
+    limit = int(Store(found.json["path"]).lengths.max()) - 1
     assert (
         "0 of 1 slices built, 1 derived"
-        in shell("prepare", chat, *QUICK, "--max-length", "500").err
+        in shell("prepare", chat, *QUICK, "--max-length", str(limit)).err
     )
     assert "found in" in shell("prepare", chat, *QUICK).err
 

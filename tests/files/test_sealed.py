@@ -36,7 +36,7 @@ from tokenmill.source.copy import CopyFile, write_copy
 from tokenmill.source.index import Index, Shelf, index_key, write_index
 from tokenmill.source.scan import LineScan
 from tokenmill.store import Store
-from tokenmill.tokenizer.memo import AutoAnswer, recall_answer, remember_answer
+from tokenmill.tokenizer.cache import Comparison, read_fact, write_fact
 
 GOLDEN = Path(__file__).with_name("sealed.json")
 KEY = "0123456789abcdef0123" * 2
@@ -114,12 +114,12 @@ def read_note(place: Path) -> Any:
 
 
 def make_memo(root: Path) -> Path:
-    remember_answer(root, KEY, AutoAnswer("it adds a token"))
+    write_fact(root, KEY, Comparison("it adds a token"))
     return root / "tokenizers" / "memo" / f"{KEY}.json"
 
 
 def read_memo(place: Path) -> Any:
-    return recall_answer(place.parents[2], KEY)
+    return read_fact(place.parents[2], KEY, Comparison)
 
 
 class Kind(NamedTuple):

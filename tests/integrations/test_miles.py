@@ -22,7 +22,7 @@ from tests.programs import python
 from tokenmill import CorruptionError, SourceError, StateError, UsageError, fingerprint
 from tokenmill.integrations import miles
 from tokenmill.integrations.miles import saved, source
-from tokenmill.tokenizer import reload
+from tokenmill.tokenizer import identify
 
 EXAMPLES = Path(tokenmill.__file__).parent / "examples"
 PROMPTS = EXAMPLES / "prompts.jsonl"
@@ -31,7 +31,7 @@ TOKENIZER = EXAMPLES / "tokenizer"
 
 def look_at(tokenizer: Path, cache: Path) -> None:
     """What else a worker would do, which has to import torch for it; here it is imported."""
-    reload(tokenizer, cache_dir=cache, backend="transformers", trust_remote_code=True)
+    identify(tokenizer, cache_dir=cache, backend="transformers", trust_remote_code=True)
 
 
 @pytest.fixture(scope="module")

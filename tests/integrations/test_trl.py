@@ -220,7 +220,7 @@ def test_mixture_is_served_as_its_loader_serves_it(
 def test_trainer_class_in_order_does_not_shuffle_where_transformers_would(
     view: View, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokenmill.integrations.hf.trl._SEQUENTIAL", "no_such_setting")
+    monkeypatch.setattr("tokenmill.integrations.hf._SEQUENTIAL", "no_such_setting")
     with pytest.warns(UserWarning, match="in_order"):
         data, wanted = hf.for_trl(view, seed=SEED)
     assert "no_such_setting" not in wanted
@@ -307,7 +307,7 @@ def test_assistant_only_loss_of_the_users_does_not_stop_a_run(
 def test_trl_that_would_ignore_labels_or_boundaries_is_refused_by_its_version(
     view: View, monkeypatch: pytest.MonkeyPatch, version: str, packed: bool, lowest: str | None
 ) -> None:
-    monkeypatch.setattr("tokenmill.integrations.hf.trl.installed_version", lambda _: version)
+    monkeypatch.setattr("tokenmill.integrations.hf.installed_version", lambda _: version)
     if lowest is None:
         _, wanted = hf.for_trl(view, padding_free=packed)
         assert ("shuffle_dataset" in wanted) == (version[:4] not in ("0.19", "0.23"))

@@ -131,12 +131,13 @@ def test_filters_by_source_role_and_share(visit: Visit, address: str, store: Sto
     page = visit(address)
     page.click("#more summary")
     page.select_option("#role", "tool")
-    page.fill("#share-most", "40")
-    expected = [
-        n
-        for n, row in enumerate(store)
-        if any(turn[0] == "tool" for turn in row.turns) and row.loss_mask.sum() / len(row) <= 0.4
-    ]
+    page.fill("#share-least", "20")
+    page.fill("#share-most", "25")
+    with_tool = [n for n, row in enumerate(store) if any(turn[0] == "tool" for turn in row.turns)]
+    shares = {n: float(store[n].loss_mask.mean()) for n in with_tool}
+    expected = [n for n in with_tool if 0.2 <= shares[n] <= 0.25]
+    assert any(share < 0.2 for share in shares.values())
+    assert any(share > 0.25 for share in shares.values())
     wanted = f"{len(expected)} rows of {len(store)}"
     wait_for_status(page, wanted)
     page.select_option("#order", "longest")

@@ -12,7 +12,7 @@ import pytest
 import tokenmill
 from tests.prompts.eager import Eager, eager
 from tokenmill import PromptDataset
-from tokenmill.integrations.miles.conventions import MilesOrder
+from tokenmill.integrations.miles import MilesOrder
 
 DATE = "2026-11-15"
 TOKENIZER = Path(tokenmill.__file__).parent / "examples" / "tokenizer"

@@ -16,7 +16,7 @@ import tokenmill
 from tests.programs import python
 from tests.prompts.making import PROMPTS, TOKENIZER, open_prompts, write_rows
 from tokenmill import CacheError, CorruptionError, NonDeterminismError, PromptDataset
-from tokenmill.integrations.miles.conventions import MilesOrder
+from tokenmill.integrations.miles import MilesOrder
 from tokenmill.integrations.trainers import VERBATIM
 from tokenmill.prompts import lookup
 from tokenmill.prompts.lengths import NO_LENGTH, PAGE, REJECTED, Kept, LengthIndex, publish_index

@@ -18,7 +18,7 @@ import pytest
 
 from tests.prompts.making import write_rows
 from tokenmill import PromptDataset, RowError, UsageError
-from tokenmill.integrations.miles.conventions import MILES, SLIME
+from tokenmill.integrations.miles import MILES, SLIME
 
 Image = pytest.importorskip("PIL.Image")
 pytest.importorskip("transformers")

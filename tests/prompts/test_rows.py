@@ -10,7 +10,7 @@ import pytest
 
 from tests.prompts.making import EXAMPLES, PROMPTS, TOKENIZER, open_prompts, write_rows
 from tokenmill import RowError, SourceError, TemplateError, UsageError
-from tokenmill.integrations.miles.conventions import MILES, SLIME
+from tokenmill.integrations.miles import MILES, SLIME
 from tokenmill.prompts import PromptMaker, PromptSpec, shape_row
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}

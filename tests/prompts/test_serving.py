@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.programs import python
 from tests.prompts.making import PROMPTS, TOKENIZER, open_prompts, write_rows
 from tokenmill import PromptDataset, StateError, UsageError
-from tokenmill.integrations.miles.conventions import MilesOrder
+from tokenmill.integrations.miles import MilesOrder
 from tokenmill.prompts import dataset as dataset_module
 from tokenmill.sampling import FeistelOrder
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.errors import UsageError
-from tokenmill.integrations.miles.conventions import MilesOrder
+from tokenmill.integrations.miles import MilesOrder
 from tokenmill.sampling import (
     ORDERS,
     FeistelOrder,

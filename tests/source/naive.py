@@ -14,14 +14,14 @@ class NaiveRow:
     offset: int
 
 
-def naive_rows(data: bytes) -> list[NaiveRow]:
-    """Every line that holds more than spaces, tabs and carriage returns."""
+def naive_rows(data: bytes, *, at_start: bool = True) -> list[NaiveRow]:
+    """Every line of a file, or of a part of it, with more than spaces, tabs and returns."""
     rows = []
     offset = 0
     for number, piece in enumerate(data.split(b"\n")):
         terminated = offset + len(piece) < len(data)
         text, start = piece, offset
-        if number == 0 and text.startswith(b"\xef\xbb\xbf"):
+        if at_start and number == 0 and text.startswith(b"\xef\xbb\xbf"):
             text, start = text[3:], offset + 3
         if terminated and text.endswith(b"\r"):
             text = text[:-1]

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.source.naive import naive_rows
 from tokenmill.errors import RowError
 from tokenmill.source import limits, open_rows, read_block
 from tokenmill.source.block import PORTION
@@ -207,22 +208,6 @@ def test_row_has_the_value_or_the_refusal_of_the_plain_way(
             assert outcome(error) == wanted
 
 
-def lines_plainly(data: bytes, first: bool) -> list[tuple[int, int, bytes]]:
-    """(line, start, row) of every row, one line after another."""
-    rows, start = [], 0
-    lines = data.split(b"\n")
-    for number, line in enumerate(lines):
-        row, begin = line, start
-        if number < len(lines) - 1 and row.endswith(b"\r"):
-            row = row[:-1]
-        if first and number == 0 and row.startswith(b"\xef\xbb\xbf"):
-            row, begin = row[3:], begin + 3
-        if row.strip(b" \t\r"):
-            rows.append((number, begin, row))
-        start += len(line) + 1
-    return rows
-
-
 PIECES = st.sampled_from(
     [b"\n", b"\r", b"\r\n", b" ", b"\t", b"{}", b"x", b"\xef\xbb\xbf", b"\x0b"]
 )
@@ -236,6 +221,6 @@ def test_rows_of_a_block_of_lines_are_those_of_the_plain_way(
 ) -> None:
     data = b"".join(pieces)
     rows, lines, starts = split_lines(data, 0 if first else 8)
-    assert list(zip(lines.tolist(), starts.tolist(), rows, strict=True)) == lines_plainly(
-        data, first
-    )
+    found = list(zip(rows, (lines + 1).tolist(), starts.tolist(), strict=True))
+    expected = naive_rows(data, at_start=first)
+    assert found == [(row.raw, row.line, row.offset) for row in expected]

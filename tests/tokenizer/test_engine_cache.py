@@ -16,10 +16,9 @@ from tokenmill.tokenizer import (
     LITTLE_WORK,
     Encoder,
     Tokenizer,
-    engine_cache,
+    cache,
     engine_for,
     engines,
-    memo,
 )
 from tokenmill.tokenizer.engines import HfEngine
 from tokenmill.tokenizer.pieces import PieceTable
@@ -92,7 +91,7 @@ def test_threads_that_ask_at_the_same_time_load_once() -> None:
         return made[-1]
 
     threads = [
-        threading.Thread(target=lambda: got.append(engine_cache.once("x", "thing", make)))
+        threading.Thread(target=lambda: got.append(cache.once("x", "thing", make)))
         for _ in range(4)
     ]
     for thread in threads:
@@ -107,9 +106,9 @@ def test_only_the_last_tokenizers_stay_and_failures_do_not() -> None:
     made = []
 
     def make(name: str) -> str:
-        return engine_cache.once(name, "thing", lambda: made.append(name) or name)
+        return cache.once(name, "thing", lambda: made.append(name) or name)
 
-    names = [str(number) for number in range(engine_cache.MOST_TOKENIZERS + 1)]
+    names = [str(number) for number in range(cache.MAX_TOKENIZERS + 1)]
     for name in names:
         make(name)
     make(names[-1])
@@ -119,8 +118,8 @@ def test_only_the_last_tokenizers_stay_and_failures_do_not() -> None:
     assert made == [*names, names[0]]
 
     with pytest.raises(ZeroDivisionError):
-        engine_cache.once("y", "thing", lambda: 1 // 0)
-    assert engine_cache.once("y", "thing", lambda: 2) == 2
+        cache.once("y", "thing", lambda: 1 // 0)
+    assert cache.once("y", "thing", lambda: 2) == 2
 
 
 def test_forked_child_starts_with_nothing_and_encodes() -> None:
@@ -133,7 +132,7 @@ def test_forked_child_starts_with_nothing_and_encodes() -> None:
         go.wait(30)
 
     # Another thread is loading, and holds the locks, while the process forks.
-    busy = threading.Thread(target=engine_cache.once, args=(tokenizer.checksum, "slow", make))
+    busy = threading.Thread(target=cache.once, args=(tokenizer.checksum, "slow", make))
     busy.start()
     inside.wait(30)
     child = os.fork()
@@ -173,13 +172,13 @@ def test_table_is_made_once_per_cache_and_again_where_it_is_damaged(
     own_cache: Path, loads: list[str]
 ) -> None:
     def share() -> Tokenizer:
-        engine_cache.forget()  # as another process
+        cache.clear_cache()  # as another process
         tokenizer = fresh()
-        memo.share_table(tokenizer, own_cache)
+        cache.share_table(tokenizer, own_cache)
         return tokenizer
 
     wanted = share().table.pieces(range(600))
-    memo.share_table(fresh(), own_cache / "other")  # a process that has it leaves it there, too
+    cache.share_table(fresh(), own_cache / "other")  # a process that has it leaves it there, too
     assert list((own_cache / "other" / "tokenizers" / "memo").iterdir())
     assert share().table.pieces(range(600)) == wanted
     assert loads == ["table"]
@@ -218,7 +217,7 @@ def test_cache_that_cannot_be_written_only_costs_making_the_table(tmp_path: Path
     blocked = tmp_path / "file"
     blocked.write_text("a file where the cache should be")
     tokenizer = fresh()
-    memo.share_table(tokenizer, blocked)
+    cache.share_table(tokenizer, blocked)
     assert tokenizer.table.pieces([0]) == [b"<s>"]
 
 
@@ -246,7 +245,7 @@ def test_little_work_starts_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     engine._backend = Backend()
     ids, _ = engine.encode(["Hello world"] * 3)
     assert batches == []
-    monkeypatch.setattr(engine_cache, "LITTLE_WORK", 20)
+    monkeypatch.setattr(engines, "LITTLE_WORK", 20)
     many, _ = engine.encode(["Hello world"] * 3)
     assert batches == [3]
     assert np.array_equal(ids, many)

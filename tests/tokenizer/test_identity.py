@@ -1,4 +1,4 @@
-"""Identity: what must change the key, what must not, and the memo that remembers it."""
+"""Identity: what must change the key, what must not, and the facts that a cache keeps."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 import tokenmill
 from tests.tokenizer.families import family_json
-from tokenmill.tokenizer import load, memo, recall, reload
+from tokenmill.tokenizer import cache, identify, load, recall
 
 PreTrainedTokenizerFast = pytest.importorskip("transformers").PreTrainedTokenizerFast
 
@@ -158,7 +159,7 @@ def test_key_of_every_real_tokenizer_is_that_of_its_object(shared: Path) -> None
         assert other.key == tokenizer.key, name
 
 
-# The memo.
+# Facts in the cache.
 
 
 @pytest.fixture
@@ -181,7 +182,7 @@ def test_recalled_card_equals_the_found_one_and_loads_no_engine(
     directory: Path, own_cache: Path
 ) -> None:
     assert recall(directory, cache_dir=own_cache) is None
-    card = reload(directory, cache_dir=own_cache).card
+    card = identify(directory, cache_dir=own_cache).card
     done = subprocess.run(
         [sys.executable, "-c", RECALL, SOURCE_ROOT, str(directory), str(own_cache)],
         capture_output=True, text=True, check=True,
@@ -189,40 +190,43 @@ def test_recalled_card_equals_the_found_one_and_loads_no_engine(
     recalled, heavy = json.loads(done.stdout)
     assert recalled == json.loads(json.dumps(card.as_dict()))
     assert heavy == []
-    assert card == reload(directory, cache_dir=own_cache).card
+    assert card == identify(directory, cache_dir=own_cache).card
     assert (card.eos_id, card.bos_id, card.pad_id) == (3, 0, None)
 
 
-def test_second_load_comes_from_the_cache_without_comparing(
+def test_facts_hold_for_every_template_without_comparing_again(
     directory: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = reload(directory, cache_dir=own_cache)
-    home = own_cache / "tokenizers" / first.key
-    assert {path.name for path in home.iterdir()} == set(first.files())
+    first = identify(directory, cache_dir=own_cache)
+    copy = own_cache / "tokenizers" / first.key
+    assert {path.name for path in copy.iterdir()} == set(first.files())
 
     def forbidden(*arguments: Any, **more: Any) -> Any:
-        raise AssertionError("loaded again")
+        raise AssertionError("compared again")
 
-    monkeypatch.setattr("tokenmill.tokenizer.loading.load", forbidden)
-    second = reload(directory, cache_dir=own_cache)
-    assert second.key == first.key
-    assert second.template == first.template
-    assert str(home) in str(second.path)
+    monkeypatch.setattr("tokenmill.tokenizer.loading.load_auto", forbidden)
+    for template in ("x{{ mask_token }}", "y"):
+        found = identify(directory, cache_dir=own_cache, chat_template=template)
+        card = recall(directory, cache_dir=own_cache, chat_template=template)
+        direct = load(directory, backend="file", chat_template=template).card
+        assert card == found.card == replace(direct, notes=card.notes)
+        assert (own_cache / "tokenizers" / found.key).is_dir()
+    assert identify(directory, cache_dir=own_cache).card == first.card
 
 
-def test_memo_of_changed_files_arguments_or_versions_is_not_believed(
+def test_facts_of_changed_files_arguments_or_versions_are_not_used(
     directory: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reload(directory, cache_dir=own_cache)
+    identify(directory, cache_dir=own_cache)
     assert recall(directory, cache_dir=own_cache) is not None
     assert recall(directory, cache_dir=own_cache, backend="file") is None
-    assert recall(directory, cache_dir=own_cache, chat_template="x") is None
+    assert recall(directory, cache_dir=own_cache, trust_remote_code=True) is None
     with monkeypatch.context() as patch:
-        patch.setattr(memo, "installed_version", lambda package: "99")
+        patch.setattr(cache, "installed_version", lambda package: "99")
         assert recall(directory, cache_dir=own_cache) is None
     (directory / "chat_template.jinja").write_text("other")
     assert recall(directory, cache_dir=own_cache) is None
-    card = reload(directory, cache_dir=own_cache).card
+    card = identify(directory, cache_dir=own_cache).card
     assert card.template == "other"
 
 
@@ -231,32 +235,27 @@ def test_template_file_is_remembered_by_content(
 ) -> None:
     template = tmp_path / "t.jinja"
     template.write_text("one")
-    one = reload(directory, cache_dir=own_cache, chat_template=template).card
+    one = identify(directory, cache_dir=own_cache, chat_template=template).card
     template.write_text("two")
-    two = reload(directory, cache_dir=own_cache, chat_template=template).card
+    two = identify(directory, cache_dir=own_cache, chat_template=template).card
     assert (one.template, two.template) == ("one", "two")
     assert one.key != two.key
 
 
-def test_damaged_memo_or_stored_tokenizer_is_found_out_again(
-    directory: Path, own_cache: Path
-) -> None:
-    card = reload(directory, cache_dir=own_cache).card
+def test_damaged_facts_are_found_again(directory: Path, own_cache: Path) -> None:
+    card = identify(directory, cache_dir=own_cache).card
     paths = list((own_cache / "tokenizers" / "memo").iterdir())
     (path,) = (path for path in paths if b'"eos_id":3' in path.read_bytes())
     path.write_bytes(path.read_bytes().replace(b'"eos_id":3', b'"eos_id":4'))
     assert recall(directory, cache_dir=own_cache) is None
-    assert reload(directory, cache_dir=own_cache).card == card
+    assert identify(directory, cache_dir=own_cache).card == card
     assert recall(directory, cache_dir=own_cache) == card  # the damaged one made room
-    stored = own_cache / "tokenizers" / card.key / "tokenizer.json"
-    stored.write_bytes(stored.read_bytes()[:-1])
-    assert reload(directory, cache_dir=own_cache).key == card.key
 
 
 def test_cache_that_cannot_be_written_only_costs_time(directory: Path, tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("a file where the cache should be")
-    card = reload(directory, cache_dir=blocked).card
+    card = identify(directory, cache_dir=blocked).card
     assert card.key == load(directory, backend="file").key
 
 
@@ -265,4 +264,4 @@ def test_refused_tokenizer_is_refused_again(shared: Path, own_cache: Path) -> No
 
     for _ in range(2):
         with pytest.raises(TokenizerError, match="tokenizer_backend"):
-            reload(shared / "tokenizers" / "phi-3-mini", cache_dir=own_cache)
+            identify(shared / "tokenizers" / "phi-3-mini", cache_dir=own_cache)

@@ -15,7 +15,7 @@ import tokenizers
 
 from tests.tokenizer.families import family, family_json
 from tokenmill.errors import CorruptionError, TokenizerError, UsageError
-from tokenmill.tokenizer import Encoder, Tokenizer, auto_tokenizer, load
+from tokenmill.tokenizer import Encoder, Tokenizer, load, loading
 
 PreTrainedTokenizerFast = pytest.importorskip("transformers").PreTrainedTokenizerFast
 
@@ -167,7 +167,7 @@ def test_remote_code_is_not_run_and_the_choice_is_named(directory: Path) -> None
 def test_without_transformers_the_file_is_used_and_the_remedy_named(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(auto_tokenizer, "is_installed", lambda: False)
+    monkeypatch.setattr(loading, "is_installed", lambda: False)
     assert load(directory).backend == "file"
     with pytest.raises(TokenizerError, match=r"pip install 'tokenmill\[hf\]'"):
         load(directory, backend="transformers")

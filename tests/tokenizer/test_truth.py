@@ -10,7 +10,7 @@ import pytest
 
 from tests.tokenizer.families import family_json
 from tokenmill.errors import TokenizerError
-from tokenmill.tokenizer import Encoder, auto_tokenizer, load
+from tokenmill.tokenizer import Encoder, load, loading
 
 
 @pytest.fixture
@@ -48,9 +48,9 @@ def test_file_that_autotokenizer_refuses_is_used_only_where_it_is_complete(
     pytest.importorskip("transformers")
 
     def refuses(*_: object, **__: object) -> None:
-        raise auto_tokenizer.AutoTokenizerError("ImportError: some class is missing")
+        raise loading.AutoTokenizerError("ImportError: some class is missing")
 
-    monkeypatch.setattr(auto_tokenizer, "load_auto", refuses)
+    monkeypatch.setattr(loading, "load_auto", refuses)
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
     if model is not None:
         (directory / "config.json").write_text(json.dumps(model))
@@ -103,7 +103,7 @@ def test_tokens_named_beside_the_file_must_be_its_own(
     for file, content in files.items():
         (directory / file).write_text(json.dumps(content))
     if backend == "without transformers":
-        monkeypatch.setattr(auto_tokenizer, "is_installed", lambda: False)
+        monkeypatch.setattr(loading, "is_installed", lambda: False)
     chosen = "file" if backend == "file" else "auto"
     if wrong is None:
         assert load(directory, backend="file").backend == "file"

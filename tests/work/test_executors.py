@@ -23,10 +23,10 @@ from tokenmill.work import (
     LocalExecutor,
     Setup,
     Task,
-    local,
+    executors,
     wire,
 )
-from tokenmill.work.cores import core_of_worker, cpu_quota, usable_cores
+from tokenmill.work.executors import core_of_worker, cpu_quota, usable_cores
 from tokenmill.work.process import WorkerProcess
 
 ENTRY = f"{entries.__name__}:open_worker"
@@ -62,7 +62,7 @@ def test_results_of_every_executor_are_equal(executor: Executor, in_rest: bool) 
 def test_no_tasks_load_and_start_nothing(
     executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "WorkerProcess", None)
+    monkeypatch.setattr(executors, "WorkerProcess", None)
     assert list(executor.run(Setup("no.such.module:x"), [])) == []
 
 
@@ -237,7 +237,7 @@ def test_fewer_tasks_than_workers_start_only_as_many_workers(
             started.append(arguments)
             super().__init__(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(local, "WorkerProcess", Counted)
+    monkeypatch.setattr(executors, "WorkerProcess", Counted)
     assert len(list(LocalExecutor(8).run(SETUP, squares(2)))) == 2
     assert len(started) == 2
 

@@ -9,9 +9,8 @@ import pytest
 
 import tokenmill as tm
 from tests.programs import python
-from tokenmill.errors import CacheError, TokenizerError
-from tokenmill.tokenizer import recall
-from tokenmill.work import identity as identify
+from tokenmill.errors import CacheError, CorruptionError, TokenizerError
+from tokenmill.tokenizer import copy_path, keep_copy, load, load_copy, recall
 
 EXAMPLES = Path(tm.__file__).parent / "examples"
 ROWS = EXAMPLES / "conversations.jsonl"
@@ -35,7 +34,7 @@ def test_real_tokenizer_that_autotokenizer_changes_is_refused_by_a_local_build(
 
 WITHOUT_TORCH = """
 import importlib.util, sys
-from tokenmill.tokenizer.auto_tokenizer import without_torch
+from tokenmill.tokenizer.loading import without_torch
 with without_torch():
     from transformers import AutoTokenizer
     AutoTokenizer.from_pretrained(sys.argv[1])
@@ -51,12 +50,23 @@ def test_transformers_without_torch_loads_tokenizers_and_gives_torch_back() -> N
     assert done.stdout == "True torch\n", done.stderr
 
 
-def test_copy_that_the_disk_cannot_read_is_the_caches_error(
+def test_copy_that_cannot_be_used_is_an_error_that_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise OSError(errno.EIO, "Input/output error")
+    tokenizer = load(EXAMPLES / "tokenizer", backend="file")
+    keep_copy(tokenizer, tmp_path)
+    path, card = copy_path(tmp_path, tokenizer.card), tokenizer.card.as_dict()
+    assert load_copy(path, card).key == tokenizer.key
+    file = path / "tokenizer.json"
+    file.chmod(0o644)
+    for damaged in (tokenizer.data[:-9], tokenizer.data.replace(b'"merges"', b'"mergez"', 1)):
+        file.write_bytes(damaged)
+        with pytest.raises(CorruptionError, match="copy"):
+            load_copy(path, card)
 
-    monkeypatch.setattr("tokenmill.tokenizer.load", broken)
+    def broken(*_: object) -> bytes:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Path, "read_bytes", broken)
     with pytest.raises(CacheError, match="cannot be read"):
-        identify.load_copy(tmp_path, {})
+        load_copy(path, card)

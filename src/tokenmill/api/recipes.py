@@ -267,7 +267,7 @@ def explain_recipe(
     from tokenmill.build.plan import explain
     from tokenmill.build.run import plan
     from tokenmill.work import executor_for
-    from tokenmill.work.inputs import cache_of
+    from tokenmill.work.blocks import cache_of
 
     recipe, options = resolve_call(sources, tokenizer, given)
     cache = cache_of(options.cache_dir)

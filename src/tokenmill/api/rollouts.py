@@ -83,7 +83,7 @@ def from_rollouts(
         A store; a view of it with ``where``, a store of groups with ``pairs``.
     """
     from tokenmill.build.recorded import RECORDED, attach_recorded
-    from tokenmill.work.inputs import cache_of, open_sources
+    from tokenmill.work.blocks import cache_of, open_sources
 
     if pairs not in (None, "best_worst"):
         raise UsageError(f"pairs={pairs!r}: choose best_worst, or leave it out")
@@ -186,7 +186,7 @@ def _as_rollout(row: Row) -> dict[str, Any]:
 def _readable(sources: Any, cache_dir: str | os.PathLike[str] | None) -> tuple[Any, dict[str, str]]:
     """Sources that can be read as rows, and the dumps that were turned into rows for it."""
     from tokenmill.integrations.miles.saved import DUMP_ENDINGS, rows_of_dump
-    from tokenmill.work.inputs import cache_of
+    from tokenmill.work.blocks import cache_of
 
     listed = [sources] if isinstance(sources, str | os.PathLike) else sources
     if not isinstance(listed, Sequence):

@@ -2,7 +2,7 @@
 
 An `Expander` stands between the two rooms of a pipeline. `expand` looks at the pictures of every
 rendered text (headers only), has the processor's expansion put in for each image token, runs of one
-token in it folded (`tokenmill.build.runs`), and moves the trained spans and turn ends behind it;
+token in it folded (`Folding`), and moves the trained spans and turn ends behind it;
 `settle` finds in the encoded tokens where each picture lies, takes those tokens out of training,
 and has some rows done by the processor itself.
 
@@ -20,11 +20,12 @@ Pictures are read one at a time and let go; nothing of their pixels is kept.
 from __future__ import annotations
 
 import bisect
+import functools
 import operator
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import msgspec
@@ -32,7 +33,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.build.externals import Digests, Externals, Unhashed, digest_of
-from tokenmill.build.runs import FoldedRun, Folding, unfolded
 from tokenmill.chat import Rendering
 from tokenmill.chat.pictures import MediaTokens, Picture, Place
 from tokenmill.errors import RowError, SourceChanged
@@ -56,21 +56,79 @@ AUDIT_ASKED_ONE_IN = 128  # rows whose expansion was asked with blank pictures, 
 AUDIT_COMPUTED_ONE_IN = 1024
 """Rows whose expansion was computed from sizes, by content. A row of the processor costs as much as
 a hundred others and more, so that one in 128 would be half of a preparation's time."""
+_MAX_FOLDED = 128  # expansions; one of a large picture has 200 kB
 _json = msgspec.json.Encoder()
 
 
-class TextMedia(NamedTuple):
-    """What is known of the pictures of one text.
+class FoldedRun(NamedTuple):
+    """A run of one token in a folded text."""
 
-    Attributes:
-        told: JSON text of them, as `tokenmill.store.record.Media` reads it.
-        pictures: How many.
-        patches: What they cost a vision model.
+    at: int  # the character where its one token begins
+    token: int
+    length: int  # tokens
+
+
+class Folding:
+    """Leaves one token of each run in a text.
+
+    An expansion is mostly one token, thousands of times over. Where that token is split off before
+    a tokenizer looks at the rest of a text (`Processor.repeatable`), the text around it is encoded
+    alike however often it occurs.
+
+    Args:
+        tokens: Text and id of those that may be folded.
     """
 
-    told: str
+    def __init__(self, tokens: Mapping[str, int]) -> None:
+        self._tokens = dict(tokens)
+        self._pattern = re.compile(rf"({'|'.join(map(re.escape, tokens))})\1+")
+        self._known = functools.lru_cache(_MAX_FOLDED)(self._fold)
+
+    def fold(self, text: str) -> tuple[str, list[FoldedRun]]:
+        """A text with one token of each run, and the runs."""
+        return self._known(text) if self._tokens else (text, [])
+
+    def _fold(self, text: str) -> tuple[str, list[FoldedRun]]:
+        folded, runs, last = "", [], 0
+        for found in self._pattern.finditer(text):
+            token = found[1]
+            folded += text[last : found.start()]
+            runs.append(FoldedRun(len(folded), self._tokens[token], len(found[0]) // len(token)))
+            folded += token
+            last = found.end()
+        return folded + text[last:], runs
+
+
+def unfolded(encoded: Encoded, folded: Iterable[tuple[int, int, FoldedRun]]) -> Encoded | None:
+    """The batch with its runs at their full length; None where one is not what it should be.
+
+    Args:
+        encoded: What the folded texts gave.
+        folded: Per run its row, the number of the row's turn end that is where it begins, and it.
+    """
+    found = list(folded)
+    if not found:
+        return encoded
+    rows, marks, runs = zip(*found, strict=True)
+    _, tokens, lengths = zip(*runs, strict=True)
+    numbers = np.asarray(rows)
+    ends = encoded.turn_ends[encoded.turn_starts[numbers] + np.asarray(marks)]
+    places = encoded.row_starts[numbers] + ends
+    if (places >= encoded.row_starts[numbers + 1]).any():
+        return None
+    if not np.array_equal(encoded.ids[places], tokens):
+        return None
+    repeats = np.ones(len(encoded.ids), np.int64)
+    repeats[places] = lengths
+    return encoded.repeated(repeats)
+
+
+class TextMedia(NamedTuple):
+    """What is known of the images of one text."""
+
+    told: str  # JSON text of `tokenmill.store.record.Media`
     pictures: int
-    patches: int
+    patches: int  # what they cost a vision model
 
 
 _NONE = TextMedia("[]", 0, 0)
@@ -78,28 +136,15 @@ _NONE = TextMedia("[]", 0, 0)
 
 @dataclass(slots=True)
 class _Shown:
-    """A text with pictures on its way.
+    """A text with images on its way."""
 
-    Attributes:
-        rendered: The text before expansion.
-        pictures: What the row says of them.
-        references: Where they are.
-        facts: What they are.
-        answers: What the processor makes of them.
-        computed: Whether it computed that from their sizes.
-        starts: Where the starts of their expansions are among the marks that were encoded.
-        stops: Where the ends are.
-        runs: What was folded in the text.
-        run_starts: Where the starts of the runs are.
-    """
-
-    rendered: str
+    rendered: str  # before expansion
     pictures: Sequence[Picture]
     references: list[Reference]
     facts: list[PictureFacts]
-    answers: Answers
-    computed: bool
-    starts: list[int]
+    answers: Answers  # the processor's
+    computed: bool  # whether it computed them from the sizes
+    starts: list[int]  # of expansions, as indices into the marks that were encoded
     stops: list[int]
     runs: Sequence[FoldedRun]
     run_starts: list[int]
@@ -117,16 +162,7 @@ class Expansion:
 
 
 class Expander:
-    """Expands the texts of blocks.
-
-    Args:
-        processor: The user's.
-        tokens: What stands for media in texts.
-        media_token_ids: Tokens that are never trained.
-        externals: Opens pictures, and knows the digests of those outside of rows, if a slice is
-            made of them.
-        engine: `LEARNED`, or `BY_PROCESSOR` for the reference.
-    """
+    """Expands the texts of blocks, by `LEARNED` answers or `BY_PROCESSOR`, the reference."""
 
     def __init__(
         self,
@@ -146,7 +182,7 @@ class Expander:
         self._digests: Digests = {}
         self.engine_seconds = 0.0
 
-    @cached_property
+    @functools.cached_property
     def _folding(self) -> Folding:  # the processor is asked when there is a picture
         return Folding(self._processor.repeatable if self.engine == LEARNED else {})
 
@@ -242,17 +278,10 @@ class Expander:
     def settle(
         self, made: Expansion, encoded: Encoded, digests: NDArray[np.uint64], notes: Counter[str]
     ) -> tuple[Encoded, dict[int, TextMedia]]:
-        """Tell pictures and turns apart again, and compare some rows with the processor.
+        """Return the batch with its own turn ends and no image trained, and each text's images.
 
-        Args:
-            made: What was encoded.
-            encoded: Its tokens; the turn ends among them are the marks.
-            digests: One number for each text, of its content.
-            notes: Receives what was audited.
-
-        Returns:
-            The batch with its own turn ends and no token of media trained, and what is known of
-            the pictures of each text.
+        The turn ends of `encoded` are the marks of `made`. Some rows, chosen by `digests`, are
+        compared with the processor.
 
         Raises:
             ExpansionDiffers: A learned expansion gave other ids than the processor.

@@ -33,7 +33,7 @@ from tokenmill.source import Block, BlockRows
 from tokenmill.store.columns import GroupColumns, SliceColumns, weights_or_none
 from tokenmill.store.record import RejectedRow, role_type
 from tokenmill.tokenizer import Encoded, Encoder, Tokenizer
-from tokenmill.tokenizer.tokenized import read_tokenized
+from tokenmill.tokenizer.encoded import read_tokenized
 
 _DETAIL_CHARS = 300  # a rejection's detail is for a person; a template can raise a whole document
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)  # parts of one row are not all audited, or none

@@ -29,7 +29,7 @@ from tokenmill.store import FORMAT, CacheLayout
 from tokenmill.store.commit import Placement
 from tokenmill.store.manifest import read_manifest
 from tokenmill.tokenizer import IdentityCard
-from tokenmill.work.inputs import source_documents
+from tokenmill.work.blocks import source_documents
 from tokenmill.work.processor import ProcessorCard
 
 Document = dict[str, Any]

@@ -37,9 +37,15 @@ from tokenmill.store.ahead import ahead
 from tokenmill.store.commit import Placement, commit_store
 from tokenmill.store.slices import quarantine_of, quarantine_slice, read_record
 from tokenmill.work import Executor, InlineExecutor, executor_for
-from tokenmill.work.blocks import BlockJob, BlockTask, MissingBlocks, size_of
+from tokenmill.work.blocks import (
+    BlockJob,
+    BlockTask,
+    MissingBlocks,
+    cache_of,
+    open_sources,
+    size_of,
+)
 from tokenmill.work.identity import identity_card
-from tokenmill.work.inputs import cache_of, open_sources
 from tokenmill.work.processor import ProcessorCard, processor_card, tokenizer_choice
 from tokenmill.work.progress import Progress, open_progress
 
@@ -344,8 +350,10 @@ class Builder:
                     os.scandir(record.parent).close()
             return not record.exists()
 
+        # The limited copy is looked for after the slice: its record says whether there is one.
         return sum(
-            is_missing(key) or is_missing(self._key_in_store(key)) for key, _ in self._plan.walk()
+            is_missing(key) or (key != (own := self._key_in_store(key)) and is_missing(own))
+            for key, _ in self._plan.walk()
         )
 
 

@@ -30,9 +30,8 @@ from tokenmill.store import CacheLayout
 from tokenmill.store.columns import SliceColumns
 from tokenmill.store.slice_writer import encode_slice, publish_slice, replace_slice
 from tokenmill.store.slices import quarantine_slice, slice_is_intact
-from tokenmill.tokenizer import Tokenizer
+from tokenmill.tokenizer import Tokenizer, load_copy
 from tokenmill.work.blocks import block_of
-from tokenmill.work.identity import load_copy
 from tokenmill.work.processor import ProcessorCard, load_processor
 from tokenmill.work.tasks import Rest, Work
 

@@ -71,7 +71,7 @@ FILTERS: dict[str, type | None] = {
     "items": None, "select": None, "reject": None, "selectattr": None, "rejectattr": None,
     "map": None, "unique": None, "min": None, "max": None, "int": None, "float": float,
     "abs": None, "round": None, "attr": None, "groupby": None, "escape": None, "e": None,
-    "safe": None, "indent": str, "bool": bool,
+    "safe": None, "indent": str,
 }  # fmt: skip
 # Filters that make a word of what is no text.
 AS_WORDS = {
@@ -82,6 +82,7 @@ AS_WORDS = {
 FUNCTIONS = {"raise_exception", "strftime_now", "namespace", "dict", "range"}
 MOST_PARTS = 256  # of a text that is put together before it becomes one
 LAZY = {"items", "select", "reject", "selectattr", "rejectattr", "map", "unique", "reverse"}
+ITERATING = {*LAZY, "dictsort", "groupby", "join", "list", "max", "min", "sort"}
 ARITHMETIC = (nodes.Add, nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod)
 MAKING = (nodes.BinExpr, nodes.Call, nodes.Concat, nodes.Filter)
 Known = TypeVar("Known")
@@ -792,6 +793,9 @@ class Expressions(Recorder):
         sources = frozenset().union(sources_of(value), *(sources_of(item) for item in arguments))
         codes = [self._code(value), *map(self._code, given)]
         codes += [f"{key}={self._code(item)}" for key, item in named.items()]
+        if name in ITERATING and self._sized(value):
+            names = sum(len(item) for item in arguments if isinstance(item, str))
+            self._emit("iterate", codes[0], 3 + (names >> 4))
         kind = FILTERS[name]
         if name in ("trim", "upper", "lower") and self._kind(value) is str and not arguments:
             method = "strip" if name == "trim" else name
@@ -800,8 +804,6 @@ class Expressions(Recorder):
             code, sources = f"len({codes[0]})", NOTHING
         else:
             code = f"F_{name}({', '.join(codes)})"
-        if kind is bool:
-            return self._ask(code, call())
         if name in ("safe", "escape", "e", "reverse") and self._kind(value) not in (str, list):
             raise Untraceable(f"{name} of something else than a text")
         made = self._attempt(code, call, sources, kind, fresh=name in LAZY)

@@ -55,6 +55,7 @@ CODE = {
     "set": "{0}.values[{1!r}] = {2}; {0}.owners[{1!r}] = {3}",
     "none": "R.nones += 1",
     "charge": "R.work += len({0}) >> 4",
+    "iterate": "R.work += {1} * len({0})",
     "keep": "R.kept.append([])",
     "kept": "R.kept[-1].append(item)",
     "stand": "k = R.owner_of(id({0}))\nif k is not None: R.me = k; R.marks.append((len(out), k))",

@@ -20,7 +20,7 @@ import re
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import jinja2
 import jinja2.compiler
@@ -121,6 +121,7 @@ class Counter:
         self.size = BASE_SIZE + SIZE_PER_CHARACTER * characters
 
     def count(self, steps: int, size: int = 0) -> None:
+        """Take steps and bytes from what is left."""
         self.steps -= steps
         self.size -= size
         if self.steps < 0:
@@ -293,9 +294,9 @@ Guard = Callable[[Counter, list[Any], dict[str, Any]], None]
 class Rule(NamedTuple):
     """How a filter, method or test is counted."""
 
-    reads: str = "text"
-    """What it reads of its value: the "text", the "items" one by one, a "list" of them at once,
-    "all" that is inside them, "nothing" that depends on the size."""
+    reads: Literal["text", "items", "list", "all", "nothing"] = "text"
+    """What it reads of its value: its text, its items one by one, a list of its items at once, all
+    that is inside them, or nothing that depends on the size."""
     guard: Guard | None = None
     growth: int = 1  # how much larger the result can be than what is read
     converts: bool = True  # whether the value becomes a text first
@@ -427,7 +428,7 @@ def _remainder(counter: Counter, values: list[Any], named: dict[str, Any]) -> No
     counter.binary("%", values[0], values[1] if len(values) > 1 else 2)
 
 
-_NOTHING, _ITEMS, _ALL, _COPY = map(Rule, ("nothing", "items", "all", "text"))
+_NOTHING, _ITEMS, _ALL, _COPY = Rule("nothing"), Rule("items"), Rule("all"), Rule("text")
 _CASE, _PREDICATE = Rule(growth=CASED), Rule(growth=0)
 _TEXT_METHODS: dict[str, Rule] = {
     **dict.fromkeys((
@@ -556,11 +557,20 @@ class _CountingGenerator(jinja2.compiler.CodeGenerator):
         self.writeline("environment.counter.count({}, {})".format(*body_cost(nodes)))
         super().blockvisit(nodes, frame)
 
+    def _count_before(self, node: jinja2.nodes.Node) -> None:
+        """Count an expression outside a body each time that it is evaluated."""
+        steps, size = body_cost([node])
+        self._calls[id(node)] = f"(environment.counter.count({steps}, {size}) or "
+
     def visit_For(self, node: jinja2.nodes.For, frame: Any) -> None:  # noqa: N802
         if node.test is not None:
-            steps, size = body_cost([node.test])
-            self._calls[id(node.test)] = f"(environment.counter.count({steps}, {size}) or "
+            self._count_before(node.test)
         super().visit_For(node, frame)
+
+    def macro_body(self, node: Any, frame: Any) -> Any:
+        for default in node.defaults:
+            self._count_before(default)
+        return super().macro_body(node, frame)
 
     def visit_Dict(self, node: jinja2.nodes.Dict, frame: Any) -> None:  # noqa: N802
         for pair in node.items:

@@ -533,7 +533,9 @@ class Tracer(Expressions):
             if parameter in arguments:
                 value = arguments[parameter]
             elif parameter in defaults:
-                value = self._value(defaults[parameter])
+                default = defaults[parameter]
+                self._emit("body", *self._names.cost([default]))
+                value = self._value(default)
             else:
                 value = Undefined(name=parameter)
             self._frame.scopes[-1][parameter] = value
@@ -671,6 +673,8 @@ class TracedTemplate:
         memo: Memo | None = None
         if tools:
             tools, memo = self._interned(tools)
+        counter = self.reference.environment.counter
+        counter.start(0)  # filters that others call by name count, such as map("upper")
         try:
             return tracer.program.run(given, tools, memo)
         except Unlearned:
@@ -748,6 +752,7 @@ class TracedTemplate:
             self._start()
             assert isinstance(self._tracer, Tracer)
             tracer = self._tracer
+        self.reference.environment.counter.start(0)
         try:
             tracer.learn(given, tools)
             run = tracer.program.run(given, tools)

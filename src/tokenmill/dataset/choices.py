@@ -24,7 +24,7 @@ from tokenmill.dataset.index import CHUNK, Index, Joined, Range, Selected, Shuff
 from tokenmill.dataset.view import View, as_view
 from tokenmill.dataset.where import NAMES, NamedColumns, Where, names_in
 from tokenmill.errors import CacheError, UsageError
-from tokenmill.sampling import Int64Array
+from tokenmill.sampling import Int64Array, check_seed
 from tokenmill.store import Store
 from tokenmill.store.sidecars import column_of
 
@@ -327,8 +327,7 @@ def split(data: Store | View, parts: Mapping[str, float], *, seed: int = 0) -> t
     view = as_view(data)
     if not isinstance(parts, Mapping) or not parts:
         raise UsageError("split wants shares by name, such as {'train': 0.98, 'val': 0.02}")
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= _MASK:
-        raise UsageError(f"seed must be a whole number between 0 and 2**64 - 1, not {seed!r}")
+    seed = check_seed(seed)
     shares = []
     for name, share in parts.items():
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:

@@ -262,11 +262,14 @@ def carried_names(view: View) -> list[str]:
 
 def raw_columns(view: View, taken: Collection[str]) -> list[Column]:
     """Return the carried columns as JSON values."""
+    return [
+        _column(_title(name, taken), pa.null(), _carried(name, lambda t: msgspec.Raw(t.encode())))
+        for name in carried_names(view)
+    ]
 
-    def value(name: str) -> Callable[[Record], msgspec.Raw | None]:
-        return lambda r: msgspec.Raw(r.carried[name].encode()) if name in r.carried else None
 
-    return [_column(_title(name, taken), pa.null(), value(name)) for name in carried_names(view)]
+def _carried(name: str, convert: Callable[[str], Any]) -> Callable[[Record], Any]:
+    return lambda record: convert(record.carried[name]) if name in record.carried else None
 
 
 def carried_columns(
@@ -288,22 +291,14 @@ def carried_columns(
         kind, title = _arrow_type(kinds - {"null"}), _title(name, taken)
         if kind is None:
             field = pa.field(title, pa.string(), metadata={b"tokenmill": b"json"})
-            columns.append(Column(field, _carried_text(name)))
+            columns.append(Column(field, _carried(name, str)))
         else:
-            columns.append(_column(title, kind, _carried_value(name)))
+            columns.append(_column(title, kind, _carried(name, msgspec.json.decode)))
     return columns
 
 
 def _title(name: str, taken: Collection[str]) -> str:
     return f"carried.{name}" if name in taken else name
-
-
-def _carried_text(name: str) -> Callable[[Record], str | None]:
-    return lambda record: record.carried.get(name)
-
-
-def _carried_value(name: str) -> Callable[[Record], Any]:
-    return lambda record: msgspec.json.decode(record.carried.get(name) or "null")
 
 
 def _arrow_type(kinds: set[str]) -> pa.DataType | None:

@@ -31,7 +31,7 @@ from tokenmill.sampling import FeistelOrder, Int64Array, make_order, unroll
 from tokenmill.source import Rows
 from tokenmill.source.index import Shelf
 from tokenmill.store import Row, Store, StoreLayout
-from tokenmill.work.inputs import source_documents
+from tokenmill.work.blocks import source_documents
 
 if TYPE_CHECKING:
     from tokenmill.build.recipe import Recipe, RunOptions

@@ -161,7 +161,7 @@ class Loader:
                 stacklevel=2,
             )
         self.cursor = Cursor()
-        self._first_epoch = 0  # of the run: `repeat` counts its epochs from here
+        self.first_epoch = 0  # of the run: `repeat` counts its epochs from here
 
     def __iter__(self) -> LoaderIterator:
         """The rest of the current epoch; after the end of an epoch, the next one."""
@@ -202,11 +202,11 @@ class Loader:
         """
         epoch = self.stream.checked_epoch(epoch)
         if epoch != self.cursor.epoch:
-            self.cursor, self._first_epoch = Cursor(epoch), epoch
+            self.cursor, self.first_epoch = Cursor(epoch), epoch
 
     def state_dict(self) -> dict[str, Any]:
         """The position, counting what was handed out; the same on every rank."""
-        return self.stream.spec.save(self.cursor, self._first_epoch)
+        return self.stream.spec.save(self.cursor, self.first_epoch)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to a saved position.
@@ -216,7 +216,7 @@ class Loader:
         """
         cursor, first_epoch = self.stream.spec.load(state)
         self.stream.check(cursor)
-        self.cursor, self._first_epoch = cursor, first_epoch
+        self.cursor, self.first_epoch = cursor, first_epoch
 
     def served(self) -> dict[str, dict[str, int]]:
         """What each source of a mixture served so far; a plain dataset is one source, ``data``.
@@ -226,12 +226,6 @@ class Loader:
         ``drop_last=True`` leaves out of an epoch is included.
         """
         return self.stream.served(self.cursor)
-
-    def end_of(self, *, repeat: bool, epochs: int | None) -> int | None:
-        """The first epoch after a loop from here; None where it never ends."""
-        if not repeat:
-            return self.cursor.epoch + 1
-        return None if epochs is None else self._first_epoch + epochs
 
     def steps(
         self, cursor: Cursor, end: int | None, *, repeat: bool = False
@@ -266,14 +260,6 @@ class Loader:
             f"{samples}: take a smaller batch, or loop over single epochs with drop_last=False"
         )
 
-    def open(
-        self, cursor: Cursor, end: int | None, *, repeat: bool
-    ) -> Iterator[tuple[Any, Cursor]]:
-        """Batches from a cursor to the epoch ``end``, each with the next cursor."""
-        steps = self.steps(cursor, end, repeat=repeat)
-        batches = ((self.filler.fill(step), next_cursor) for step, next_cursor in steps)
-        return Prefetcher(batches, self.prefetch) if self.prefetch else batches
-
 
 class LoaderIterator(Iterator[Any]):
     """A loop over a loader: dicts of arrays; with ``micro_batches``, lists of them."""
@@ -287,13 +273,20 @@ class LoaderIterator(Iterator[Any]):
 
     def _start(self) -> Iterator[tuple[Any, Cursor]]:
         self.close()
+        loader = self._loader
         self._process = os.getpid()
-        self._cursor = self._loader.cursor
-        self._end = self._loader.end_of(repeat=self._repeat, epochs=self._epochs)
+        self._cursor = loader.cursor
+        self._end: int | None = loader.cursor.epoch + 1
+        if self._repeat:
+            self._end = None if self._epochs is None else loader.first_epoch + self._epochs
         return self._open(self._cursor, self._end)
 
     def _open(self, cursor: Cursor, end: int | None) -> Iterator[tuple[Any, Cursor]]:
-        return self._loader.open(cursor, end, repeat=self._repeat)
+        """Batches from a cursor to the epoch ``end``, each with the next cursor."""
+        loader = self._loader
+        steps = loader.steps(cursor, end, repeat=self._repeat)
+        batches = ((loader.filler.fill(step), next_cursor) for step, next_cursor in steps)
+        return Prefetcher(batches, loader.prefetch) if loader.prefetch else batches
 
     def __next__(self) -> Any:
         if self._ended:

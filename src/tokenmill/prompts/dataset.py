@@ -43,7 +43,7 @@ from tokenmill.sampling import (
 )
 from tokenmill.source import Rows
 from tokenmill.work import Executor, executor_for
-from tokenmill.work.inputs import Source, cache_of, open_sources
+from tokenmill.work.blocks import Source, cache_of, open_sources
 
 if TYPE_CHECKING:
     from tokenmill.prompts.media import AskedMedia, PromptPictures

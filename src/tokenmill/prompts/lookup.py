@@ -38,11 +38,10 @@ from tokenmill.prompts.media import AskedMedia, PromptPictures
 from tokenmill.prompts.spec import PromptSpec
 from tokenmill.source import Block, Rows
 from tokenmill.source.index import Shelf
-from tokenmill.tokenizer import IdentityCard
+from tokenmill.tokenizer import IdentityCard, load_copy
 from tokenmill.work import Executor
-from tokenmill.work.blocks import BlockJob, BlockTask, MissingBlocks, size_of
-from tokenmill.work.identity import identity_card, load_copy
-from tokenmill.work.inputs import source_documents
+from tokenmill.work.blocks import BlockJob, BlockTask, MissingBlocks, size_of, source_documents
+from tokenmill.work.identity import identity_card
 
 if TYPE_CHECKING:
     from tokenmill.prompts.measure import Measurer  # a hit must not pay for engines

@@ -30,9 +30,8 @@ from tokenmill.prompts.rendering import PromptMaker
 from tokenmill.prompts.shaping import Messages, Shaped, shape_row
 from tokenmill.prompts.spec import PromptSpec
 from tokenmill.source import Block, read_block
-from tokenmill.tokenizer import Encoder
+from tokenmill.tokenizer import Encoder, load_copy
 from tokenmill.work.blocks import block_of
-from tokenmill.work.identity import load_copy
 
 _DETAIL_CHARS = 300  # a rejection's detail is for a person; a template can raise a whole document
 

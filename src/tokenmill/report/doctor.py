@@ -29,7 +29,7 @@ from tokenmill.files import Staging, default_cache_dir, filesystem_kind, is_netw
 from tokenmill.source import open_rows
 from tokenmill.tokenizer import Tokenizer, choose_engine, load
 from tokenmill.tokenizer.parity_texts import parity_texts
-from tokenmill.work.cores import allowed_cores, cpu_quota, usable_cores
+from tokenmill.work.executors import allowed_cores, cpu_quota, usable_cores
 
 STATUSES = ("ok", "note", "warning", "fail")
 NOTHING = "nothing to do"

@@ -23,10 +23,10 @@ from tokenmill.rollouts.formats import reread
 from tokenmill.rollouts.trajectory import Trajectory
 from tokenmill.rollouts.verdict import CLASSES, Judge
 from tokenmill.source import Block, BlockRows, read_block
+from tokenmill.tokenizer import load_copy
 from tokenmill.work import Executor
-from tokenmill.work.blocks import BlockJob, BlockTask, block_of, size_of
-from tokenmill.work.identity import identity_card, load_copy
-from tokenmill.work.inputs import cache_of, open_sources
+from tokenmill.work.blocks import BlockJob, BlockTask, block_of, cache_of, open_sources, size_of
+from tokenmill.work.identity import identity_card
 from tokenmill.work.progress import open_progress
 
 ENTRY = "tokenmill.report.drift:open_checker"

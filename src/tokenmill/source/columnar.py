@@ -153,41 +153,31 @@ class ColumnReader:
 
     def digest(self) -> str:
         """The digest of the content, computed once per state of the file."""
-        if not self._digest:
-            self._digest = self._remembered_digest() or self._hash()
-        return self._digest
-
-    def _digest_name(self) -> str:
-        return key(
+        if self._digest:
+            return self._digest
+        entry = self.entry
+        name = key(
             {
                 "what": "file hashed",
                 "format": INDEX_FORMAT,
-                "location": self.entry.location,
-                "signature": [*self.entry.signature, *filter(None, [self.entry.version])],
+                "location": entry.location,
+                "signature": [*entry.signature, *filter(None, [entry.version])],
             }
         )
-
-    def _remembered_digest(self) -> str:
-        """The digest in the note of this state of the file, or empty."""
-        if self.entry.is_remote and not self.entry.settled:
-            return ""
-        note = self._shelf.note(self._digest_name())
-        if note is None:
-            return ""
-        self._settled = True
-        return str(note["digest"])
-
-    def _hash(self) -> str:
-        file = self.entry.open()
-        digest = content_digest(file, self.entry.kind)
-        self._settled = self.entry.settled or has_settled(file)
+        note = None if entry.is_remote and not entry.settled else self._shelf.note(name)
+        if note is not None:
+            self._digest, self._settled = str(note["digest"]), True
+            return self._digest
+        file = entry.open()
+        self._digest = content_digest(file, entry.kind)
+        self._settled = entry.settled or has_settled(file)
         if self._settled:
             try:
-                self._shelf.write_note(self._digest_name(), {"digest": digest})
+                self._shelf.write_note(name, {"digest": self._digest})
             except CacheError as error:
                 if not is_forbidden(error):
                     raise
-        return digest
+        return self._digest
 
     def source_file(self) -> SourceFile:
         entry = self.entry

@@ -67,30 +67,27 @@ _HUB_DATASET = re.compile(
 _BOUND = re.compile(r"^(?P<number>-?\d+(?:_\d+)*)(?P<percent>%?)$")
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
+class Bound(NamedTuple):
     """One end of a slice: a row number, or a percentage of the rows."""
 
     number: int
-    percent: bool = False
+    is_percent: bool
 
     def rows(self, total: int) -> int:
         """The bound in rows, possibly negative."""
-        return round(self.number * total / 100.0) if self.percent else self.number
+        return round(self.number * total / 100.0) if self.is_percent else self.number
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(NamedTuple):
     """A slice of a concatenation."""
 
-    start: Bound | None = None
-    stop: Bound | None = None
+    start: Bound | None
+    stop: Bound | None
 
     def resolve(self, total: int) -> tuple[int, int]:
         """First row and behind the last row, of a number of rows."""
-        start = None if self.start is None else self.start.rows(total)
-        stop = None if self.stop is None else self.stop.rows(total)
-        first, last, _ = slice(start, stop).indices(total)
+        bounds = (None if bound is None else bound.rows(total) for bound in self)
+        first, last, _ = slice(*bounds).indices(total)
         return first, max(first, last)
 
 

@@ -23,7 +23,7 @@ INDEX_FORMAT = 2  # version of everything that this package publishes under rows
 # --- bounds -----------------------------------------------------------------------------------
 MAX_ROW = 64 * MIB  # bytes of one row: beyond it the row is rejected unread (reason "limit")
 MAX_NESTING = 256  # levels of one row: well inside what every parser and template can walk
-MAX_ARRAY_GAP = 1 * MIB  # bytes of white space between two elements of a JSON array
+MAX_ARRAY_GAP = 1 * MIB  # bytes of white space before a JSON array, and around a long element
 MAX_EXPANSION = 1000  # decompressed bytes per compressed byte (text reaches about 20 to 100) ...
 FREE_EXPANSION = 64 * MIB  # ... counted only beyond this many decompressed bytes
 MAX_DECOMPRESSED = 1 << 42  # bytes of one decompressed file: 4 TiB

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -164,31 +164,32 @@ def _opened(found: Found, *, again: bool) -> LocalFile | RemoteFile:
     return file
 
 
-class _Seen(NamedTuple):
-    signature: tuple[int, int, int, int]
-    version: str
-    settled: bool
-
-    @classmethod
-    def of(cls, file: LocalFile | RemoteFile) -> _Seen:
-        if isinstance(file, LocalFile):
-            return cls(file.signature, "", file.signature.settled(file.opened_ns))
-        seen = file.version
-        return cls((seen.size, 0, 0, 0), seen.token, seen.settled)
+def _state(file: LocalFile | RemoteFile) -> dict[str, Any]:
+    """What a `FileEntry` says about the state of its file."""
+    if isinstance(file, LocalFile):
+        settled = file.signature.settled(file.opened_ns)
+        return {"signature": tuple(file.signature), "version": "", "settled": settled}
+    version = file.version
+    return {
+        "signature": (version.size, 0, 0, 0),
+        "version": version.token,
+        "settled": version.settled,
+    }
 
 
 def _note_key(found: Found, file: LocalFile | RemoteFile) -> str:
-    remote = is_remote(found.place)
-    state = _Seen.of(file)
-    document = {
-        "what": "file seen",
-        "format": INDEX_FORMAT,
-        "location": found.place if remote else os.path.realpath(found.path),
-        "family": found.family,
-        "compression": found.compression,
-        "signature": list(state.signature),
-    }
-    return key({**document, "version": state.version} if remote else document)
+    state = _state(file)
+    return key(
+        {
+            "what": "file seen",
+            "format": INDEX_FORMAT,
+            "location": found.place if is_remote(found.place) else os.path.realpath(found.path),
+            "family": found.family,
+            "compression": found.compression,
+            "signature": list(state["signature"]),
+            "version": state["version"],
+        }
+    )
 
 
 def _remembered(found: Found, file: LocalFile | RemoteFile, shelf: Shelf) -> FileEntry | None:
@@ -219,15 +220,7 @@ def _read(found: Found, file: LocalFile | RemoteFile, shelf: Shelf, repair: bool
     else:
         facts = _index(found, file, shelf, repair)
     file.check()
-    state = _Seen.of(file)
-    entry = FileEntry(
-        path=found.path,
-        location=_location(found),
-        signature=state.signature,
-        settled=state.settled,
-        version=state.version,
-        **facts,
-    )
+    entry = FileEntry(path=found.path, location=_location(found), **_state(file), **facts)
     if entry.settled:
         remember(found, file, shelf, entry)
     return entry

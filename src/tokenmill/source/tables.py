@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import itertools
 import math
 import os
@@ -100,14 +101,16 @@ def arrow_errors(path: str) -> Iterator[None]:
 class Table:
     """An opened Parquet or Arrow file: its groups and its schema."""
 
-    def __init__(self, location: str | RemoteFile, path: str) -> None:
-        self.path = path
-        self.location = location
-        self.groups: list[RowGroup] = []
-        self.schema: Any = None
+    schema: Any
 
-    def _ready(self) -> None:
-        self.starts = [0, *accumulate(group.rows for group in self.groups)]
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.groups: list[RowGroup] = []
+
+    @functools.cached_property
+    def starts(self) -> list[int]:
+        """The first row of each group, and the number of rows."""
+        return list(accumulate((group.rows for group in self.groups), initial=0))
 
     @property
     def rows(self) -> int:
@@ -136,7 +139,8 @@ class ParquetTable(Table):
     """A Parquet file; groups come from the footer."""
 
     def __init__(self, location: str | RemoteFile, path: str) -> None:
-        super().__init__(location, path)
+        super().__init__(path)
+        self.location = location
         with arrow_errors(path):
             file = self._file(None)
             footer = self._footer = file.metadata
@@ -144,7 +148,6 @@ class ParquetTable(Table):
                 group = footer.row_group(number)
                 self.groups.append(RowGroup(group.num_rows, group.total_byte_size))
             self.schema = file.schema_arrow
-        self._ready()
 
     def _file(self, footer: Any) -> Any:
         if isinstance(self.location, str):
@@ -165,10 +168,9 @@ class ParquetTable(Table):
 class ArrowTable(Table):
     """A local Arrow IPC file or stream; groups come from the metadata of the batches."""
 
-    location: str
-
     def __init__(self, location: str, path: str) -> None:
-        super().__init__(location, path)
+        super().__init__(path)
+        self.location = location
         with arrow_errors(path):
             with open(location, "rb") as file:
                 self._is_file = file.read(len(ARROW_FILE)) == ARROW_FILE
@@ -182,7 +184,6 @@ class ArrowTable(Table):
                 self.schema = reader.schema
                 for batch in self._all(reader):
                     self.groups.append(RowGroup(batch.num_rows, batch.nbytes))
-        self._ready()
         self._spare: list[tuple[int, int, Any]] = []  # (process, next batch, reader)
 
     def _reader(self) -> Any:
@@ -268,7 +269,7 @@ class SpannedTable(Table):
     def __init__(
         self, file: RemoteFile, path: str, spans: Sequence[Span], first_row: int = 0
     ) -> None:
-        super().__init__(file, path)
+        super().__init__(path)
         self._file = file
         head, *self._spans = spans
         with arrow_errors(path):

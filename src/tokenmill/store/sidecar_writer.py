@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -107,6 +107,19 @@ def _as_array(given: npt.ArrayLike) -> npt.NDArray[Any]:
     return array.reshape(-1)
 
 
+def _row_by_row(
+    values: Sequence[npt.ArrayLike], rows: Sequence[int] | Int64, lengths: Any, convert: _Converter
+) -> Iterator[Float32]:
+    """Convert a list with one array for each row."""
+    if len(values) != len(rows):
+        raise UsageError(f"{len(values)} arrays of values for {len(rows)} rows")
+    for row, length, given in zip(rows, lengths, values, strict=True):
+        piece = convert(given)
+        if piece.size != length:
+            raise UsageError(f"{piece.size} values for row {row}, which has {length} tokens")
+        yield piece
+
+
 def _in_order(values: Values, per: Per, store: Store) -> Iterator[Float32]:
     """Convert values of all rows to float32 arrays that follow one another."""
     starts = RowStarts(store.lengths)
@@ -116,29 +129,29 @@ def _in_order(values: Values, per: Per, store: Store) -> Iterator[Float32]:
         return f"row {place}" if per == "row" else f"row {starts.row_at(place)} (token {place})"
 
     convert = _Converter(describe)
-    if isinstance(values, list | tuple) and per == "row" and not any(map(np.ndim, values[:1])):
-        values = _as_array(values)
+    if isinstance(values, list | tuple):
+        if per == "token":
+            yield from _row_by_row(values, range(len(store)), store.lengths, convert)
+            return
+        if not any(map(np.ndim, values[:1])):
+            values = _as_array(values)
     is_array = hasattr(values, "ndim") and hasattr(values, "shape")
-    one_per_row = isinstance(values, list | tuple) and per == "token"
-    pieces: Iterable[Any]
+    pieces: Iterable[Any] = ()
     if is_array:
         whole: Any = values  # also a memory map or a tensor: sliced, so that it stays there
-        if whole.ndim == 1 and len(whole) != expected:
+        if whole.ndim != 1:
+            whole = convert(whole)  # a single value; refused otherwise
+            convert.taken = 0
+        if len(whole) != expected:
             raise _wrong_count(len(whole), expected, per)
-        steps = range(0, len(whole), CHUNK_VALUES) if whole.ndim == 1 else ()
-        pieces = (whole[at : at + CHUNK_VALUES] for at in steps) if whole.ndim == 1 else [whole]
-    elif one_per_row and len(values) != len(store):  # type: ignore[arg-type]
-        raise UsageError(f"{len(values)} arrays of values for {len(store)} rows")  # type: ignore[arg-type]
+        pieces = (whole[at : at + CHUNK_VALUES] for at in range(0, len(whole), CHUNK_VALUES))
     elif isinstance(values, Iterable) and not isinstance(values, str | bytes | dict):
         pieces = values
     else:
         raise UsageError(f"values are arrays or an iterable of them, not {type(values).__name__}")
-    for number, given in enumerate(pieces):
+    for given in pieces:
         piece = convert(given)
         end = convert.taken
-        if one_per_row and starts.start(number + 1) != end:
-            length = starts.start(number + 1) - starts.start(number)
-            raise UsageError(f"{piece.size} values for row {number}, which has {length} tokens")
         if end > expected:
             raise _wrong_count(end, expected, per, " or more")
         if per == "token" and not is_array and end < expected:
@@ -224,7 +237,7 @@ def attach_values(store: Store, name: str, values: Values, *, made_by: str, per:
 def publish_values(
     store: Store, identity: Identity, per: Per, pieces: Iterable[Float32]
 ) -> Sidecar:
-    """Publish values in row order; an intact sidecar that is there must have the same ones."""
+    """Publish values in row order; an intact published sidecar must have the same ones."""
 
     def record(write: Callable[[memoryview], None]) -> Record:
         writer = _BlockWriter(write)
@@ -310,7 +323,6 @@ class _RowValues:
         return starts
 
     def take(self, places: Int64) -> _RowValues:
-        """Some of the rows, in the order given."""
         lengths = self.lengths[places]
         begin = np.cumsum(lengths) - lengths
         taken = np.repeat(self.starts[places] - begin, lengths) + np.arange(lengths.sum())
@@ -408,8 +420,8 @@ class SidecarWriter:
     def share(self, rank: int, world_size: int) -> Int64:
         """The missing rows that one of several processes computes.
 
-        By row number, so that the shares fit together whenever each process looks: a plain
-        ``missing[rank::world_size]`` of processes that look at different times omits rows.
+        By row number: ``missing[rank::world_size]`` of processes that look at different times omits
+        rows.
         """
         if not 0 <= rank < world_size:
             raise UsageError(f"rank is {rank}; it is from 0 to {world_size - 1}")
@@ -418,12 +430,10 @@ class SidecarWriter:
         return mine
 
     def write(self, rows: SupportsIndex | slice | Iterable[SupportsIndex], values: Values) -> None:
-        """Take the values of some rows.
+        """Take the values of some rows, given by number, slice or numbers in any order.
 
-        Args:
-            rows: A row number, a slice, or numbers in any order.
-            values: One per row; per token, for several rows, a list with one array for each, or all
-                of them one after the other.
+        Per token, several rows have a list with one array for each, or all values one after the
+        other.
         """
         held = self._converted(self._numbers(rows), values)
         self._held.append(held)
@@ -433,11 +443,7 @@ class SidecarWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Publish what was taken as a part, so that it survives this process.
-
-        Raises:
-            NonDeterminismError: A row was written before, with other values.
-        """
+        """Publish what was taken as a part; a row written before must have the same values."""
         held, self._held, self._held_bytes = self._held, [], 0
         self._flushed = time.monotonic()
         if not held:
@@ -452,12 +458,7 @@ class SidecarWriter:
             self._look()
 
     def publish(self) -> Sidecar:
-        """Merge all parts and publish the sidecar.
-
-        Raises:
-            UsageError: Rows are missing.
-            NonDeterminismError: A row was written twice, with different values.
-        """
+        """Merge all parts and publish the sidecar; no row may be missing."""
         self.flush()
         missing = self.missing
         if missing.size:
@@ -489,7 +490,6 @@ class SidecarWriter:
         return np.where(numbers < 0, numbers + size, numbers)
 
     def _lengths(self, rows: Int64) -> Int64:
-        """How many values each of some rows has."""
         if self.per == "row":
             return np.ones(rows.size, dtype=np.int64)
         return np.asarray(self._store.lengths[rows], dtype=np.int64)
@@ -510,19 +510,10 @@ class SidecarWriter:
                     f"{self.per}s"
                 )
             return _RowValues(rows, lengths, found)
-        if len(values) != rows.size:
-            raise UsageError(f"{len(values)} arrays of values for {rows.size} rows")
-        pieces = []
-        for row, length, given in zip(rows.tolist(), lengths.tolist(), values, strict=True):
-            pieces.append(convert(given))
-            if pieces[-1].size != length:
-                raise UsageError(
-                    f"{pieces[-1].size} values for row {row}, which has {length} {self.per}s"
-                )
+        pieces = list(_row_by_row(values, rows, lengths, convert))
         return _RowValues(rows, lengths, np.concatenate(pieces))
 
     def _look(self) -> None:
-        """Read what was published since the last look."""
         if self.sidecar is not None:
             return
         self.sidecar = find(self._store, self.identity)
@@ -548,7 +539,6 @@ class SidecarWriter:
         return rows
 
     def _ascending(self, given: _RowValues) -> _RowValues:
-        """In the order of the rows, each once."""
         order = np.argsort(given.rows, kind="stable")
         again = np.flatnonzero(np.diff(given.rows[order]) == 0)
         self._require_equal(given.take(order[again]), given.take(order[again + 1]))

@@ -16,23 +16,19 @@ from typing import TYPE_CHECKING
 from tokenmill.optional import first_use
 
 if TYPE_CHECKING:
+    from tokenmill.tokenizer.cache import (
+        LITTLE_WORK,
+        copy_path,
+        engine_for,
+        keep_copy,
+        load_copy,
+        recall,
+    )
     from tokenmill.tokenizer.encoded import Encoded
     from tokenmill.tokenizer.encoder import Encoder
-    from tokenmill.tokenizer.engine_cache import LITTLE_WORK, engine_for
     from tokenmill.tokenizer.engines import ENGINES, choose_engine
     from tokenmill.tokenizer.identity import IdentityCard
-    from tokenmill.tokenizer.loading import BACKENDS, load
-    from tokenmill.tokenizer.location import is_installed, locate
-    from tokenmill.tokenizer.memo import (
-        answer_key,
-        memo_key,
-        recall,
-        recall_answer,
-        reload,
-        remember,
-        remember_card,
-        share_table,
-    )
+    from tokenmill.tokenizer.loading import BACKENDS, identify, load
     from tokenmill.tokenizer.tokenizer import Tokenizer
 
 __all__ = [
@@ -43,30 +39,23 @@ __all__ = [
     "Encoder",
     "IdentityCard",
     "Tokenizer",
-    "answer_key",
     "choose_engine",
+    "copy_path",
     "engine_for",
-    "is_installed",
+    "identify",
+    "keep_copy",
     "load",
-    "locate",
-    "memo_key",
+    "load_copy",
     "recall",
-    "recall_answer",
-    "reload",
-    "remember",
-    "remember_card",
-    "share_table",
 ]
 
 __getattr__ = first_use(
     __name__,
+    cache="LITTLE_WORK copy_path engine_for keep_copy load_copy recall",
     encoded="Encoded",
     encoder="Encoder",
-    engine_cache="LITTLE_WORK engine_for",
     engines="ENGINES choose_engine",
     identity="IdentityCard",
-    loading="BACKENDS load",
-    location="is_installed locate",
-    memo="answer_key memo_key recall recall_answer reload remember remember_card share_table",
+    loading="BACKENDS identify load",
     tokenizer="Tokenizer",
 )

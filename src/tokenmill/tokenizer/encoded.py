@@ -1,7 +1,19 @@
 """Encoded rows: ids and masks of a batch, flat.
 
-The encoder makes an `Encoded` of a batch of texts, and `tokenized` of rows that bring their ids. A
-rejected row stays in it as an empty one, so that index *i* still means text *i*.
+The encoder makes an `Encoded` of a batch of texts, and `read_tokenized` of rows that bring their
+ids. A rejected row stays in it as an empty one, so that index *i* still means text *i*.
+
+A row of ``format="tokens"`` holds ``input_ids`` and says in *mask columns* which of them are
+trained, in the words of the libraries that write such rows:
+
+    labels              -100 where untrained, else the token itself, unshifted
+    loss_mask           0 or 1 per token; with ``num_actions`` (SkyRL's cache) only of the last ones
+    completion_mask     0 or 1 per token: TRL's prompt and completion
+    assistant_masks     0 or 1 per token: the assistant's; TRL trains where both of these are 1
+
+``attention_mask`` marks padding, which is cut off. Nothing is guessed: a row whose columns are not
+equally long, hold other values, contradict each other, or say that it is several sequences or has
+images, is rejected with its reason. Whether the ids are those of its text cannot be known here.
 """
 
 from __future__ import annotations
@@ -10,9 +22,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from tokenmill.errors import RowError
+
+IGNORE = -100
+PICTURES = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")
+
+Mask = list[int | bool | float]
+Bits = NDArray[np.uint8]
 
 
 def starts_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -24,25 +44,15 @@ def starts_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A batch of rows as tokens.
+    """A batch of rows as tokens: row *i* is ``ids[row_starts[i]:row_starts[i + 1]]``."""
 
-    Attributes:
-        ids: int32, all rows one after the other.
-        row_starts: int64, one more than rows: row *i* is ``ids[row_starts[i]:row_starts[i + 1]]``.
-        mask: uint8 per token, 1 where trained.
-        turn_ends: int32, per turn the number of tokens of its row up to its end.
-        turn_starts: int64, one more than rows: where each row's turns start in ``turn_ends``.
-        rejected: (row, why) of rows that hold nothing here, by row.
-        notes: Counters for the store's proof: engine, audited, mismatches, …
-    """
-
-    ids: np.ndarray
-    row_starts: np.ndarray
-    mask: np.ndarray
-    turn_ends: np.ndarray
-    turn_starts: np.ndarray
-    rejected: list[tuple[int, RowError]] = field(default_factory=list)
-    notes: dict[str, Any] = field(default_factory=dict)
+    ids: np.ndarray  # int32, all rows one after the other
+    row_starts: np.ndarray  # int64, one more than rows
+    mask: np.ndarray  # uint8 per token, 1 where trained
+    turn_ends: np.ndarray  # int32, per turn the number of tokens of its row up to its end
+    turn_starts: np.ndarray  # int64, one more than rows, into `turn_ends`
+    rejected: list[tuple[int, RowError]] = field(default_factory=list)  # by row
+    notes: dict[str, Any] = field(default_factory=dict)  # for the proof: engine, audited, …
 
     def __len__(self) -> int:
         return len(self.row_starts) - 1
@@ -103,3 +113,178 @@ class Encoded:
         tokens = slice(self.row_starts[number], self.row_starts[number + 1])
         turns = slice(self.turn_starts[number], self.turn_starts[number + 1])
         return self.ids[tokens], self.mask[tokens], self.turn_ends[turns]
+
+
+# Rows that bring their ids
+
+
+class _Columns(msgspec.Struct):
+    """What is read of a row; whatever else it has is not looked at."""
+
+    input_ids: list[int]
+    attention_mask: Mask | None = None
+    labels: list[int] | None = None
+    loss_mask: Mask | None = None
+    completion_mask: Mask | None = None
+    assistant_masks: Mask | None = None
+    num_actions: int | None = None
+    position_ids: list[int] | None = None
+    seq_lengths: list[int] | None = None
+    cu_seqlens: list[int] | None = None
+
+
+def read_tokenized(
+    rows: Sequence[dict[str, Any]], vocabulary: int, *, everything: bool = False
+) -> Encoded:
+    """Read ids, which are below `vocabulary`, and masks; a row that breaks a rule is rejected.
+
+    With `everything` every token is trained, whatever the row's masks say.
+    """
+    ids, masks, rejected = [], [], []
+    for number, row in enumerate(rows):
+        try:
+            tokens, mask = _read(row, vocabulary, everything)
+        except RowError as error:
+            rejected.append((number, error))
+            tokens, mask = np.zeros(0, np.int32), np.zeros(0, np.uint8)
+        ids.append(tokens)
+        masks.append(mask)
+    return Encoded(
+        ids=np.concatenate([*ids, np.zeros(0, np.int32)]),
+        row_starts=starts_of([len(tokens) for tokens in ids]),
+        mask=np.concatenate([*masks, np.zeros(0, np.uint8)]),
+        turn_ends=np.zeros(0, np.int32),
+        turn_starts=np.zeros(len(rows) + 1, np.int64),
+        rejected=rejected,
+    )
+
+
+def _read(row: dict[str, Any], vocabulary: int, everything: bool) -> tuple[NDArray[np.int32], Bits]:
+    if row.get("input_ids") is None:
+        known = ", ".join(sorted(map(str, row))[:8]) or "none"
+        raise RowError(f"no column 'input_ids' in this row; its columns are {known}")
+    for name in PICTURES:
+        if row.get(name):
+            raise RowError(f"{name!r}: the row has pictures, and a store holds tokens alone")
+    try:
+        columns = msgspec.convert(row, _Columns)
+        ids = np.array(columns.input_ids, np.int64)
+    except msgspec.ValidationError as error:
+        raise RowError(str(error).replace("$.", "")) from error
+    except OverflowError as error:
+        raise RowError("an id is no number of 64 bits") from error
+    outside = np.flatnonzero((ids < 0) | (ids >= vocabulary))
+    if len(outside):
+        place = int(outside[0])
+        raise RowError(
+            f"input_ids[{place}] is {ids[place]}; the tokenizer's ids are below {vocabulary}"
+        )
+    real = _without_padding(columns, len(ids))
+    _require_one_sequence(columns, real)
+    mask = np.ones(len(ids), np.uint8) if everything else _trained(columns, ids)
+    if not everything and (mask[: real.start].any() or mask[real.stop :].any()):
+        raise _contradiction("attention_mask calls a token padding that is trained")
+    return ids[real].astype(np.int32), mask[real]
+
+
+def _without_padding(columns: _Columns, length: int) -> slice:
+    """Where the row's own tokens are."""
+    if columns.attention_mask is None:
+        return slice(0, length)
+    attended = np.flatnonzero(_bits("attention_mask", columns.attention_mask, length))
+    if not len(attended):
+        raise RowError("attention_mask calls every token padding")
+    first, last = int(attended[0]), int(attended[-1])
+    if last - first + 1 != len(attended):
+        raise RowError("attention_mask has zeros between ones: padding stands at the ends")
+    return slice(first, last + 1)
+
+
+def _require_one_sequence(columns: _Columns, real: slice) -> None:
+    """A pack of several sequences is no row: attention would run across them."""
+    length = real.stop - real.start
+    positions = columns.position_ids
+    if positions is not None and positions[real] != list(range(length)):
+        raise RowError("position_ids do not count from 0: several sequences, or positions changed")
+    if columns.seq_lengths is not None and columns.seq_lengths != [length]:
+        raise RowError(f"seq_lengths: {len(columns.seq_lengths)} sequences in one row; unpack them")
+    if columns.cu_seqlens is not None and columns.cu_seqlens != [0, length]:
+        raise RowError("cu_seqlens: several sequences in one row; unpack them")
+
+
+def _trained(columns: _Columns, ids: NDArray[np.int64]) -> Bits:
+    """The mask that the columns agree on."""
+    stated: dict[str, Bits] = {}
+    if columns.labels is not None:
+        stated["labels"] = _labelled(columns.labels, ids)
+    if columns.loss_mask is not None:
+        stated["loss_mask"] = _loss_mask(columns, len(ids))
+    halves = {
+        name: _bits(name, values, len(ids))
+        for name in ("completion_mask", "assistant_masks")
+        if (values := getattr(columns, name)) is not None
+    }
+    if halves:
+        stated[" and ".join(halves)] = np.bitwise_and.reduce(list(halves.values()))
+    if not stated:
+        raise RowError(
+            "nothing says what is trained: no labels, loss_mask, completion_mask or "
+            "assistant_masks; train_on='everything' trains such rows whole"
+        )
+    (first, mask), *others = stated.items()
+    for name, other in others:
+        # Nothing predicts the first token, so some write it untrained whatever it is.
+        differs = np.flatnonzero(mask[1:] != other[1:])
+        if len(differs):
+            raise _contradiction(f"{first} and {name} differ at token {differs[0] + 1}")
+        mask = mask & other
+    return mask
+
+
+def _labelled(values: list[int], ids: NDArray[np.int64]) -> Bits:
+    _require_length("labels", len(values), len(ids))
+    try:
+        labels = np.array(values, np.int64)
+    except OverflowError as error:
+        raise RowError("a label is no number of 64 bits") from error
+    trained = labels != IGNORE
+    wrong = np.flatnonzero(trained & (labels != ids))
+    if len(wrong):
+        place = int(wrong[0])
+        raise _contradiction(
+            f"labels[{place}] is {labels[place]}, neither -100 nor the token {ids[place]}; "
+            "labels here are unshifted"
+        )
+    return np.asarray(trained, np.uint8)
+
+
+def _loss_mask(columns: _Columns, length: int) -> Bits:
+    values, last = columns.loss_mask, columns.num_actions
+    assert values is not None
+    if last is None:
+        return _bits("loss_mask", values, length)
+    if not 0 <= last <= length or len(values) not in (last, length):
+        raise RowError(
+            f"loss_mask has {len(values)} values, num_actions is {last}, input_ids has {length}"
+        )
+    before = np.zeros(length - len(values), np.uint8)
+    return np.concatenate([before, _bits("loss_mask", values, len(values))])
+
+
+def _bits(name: str, values: Sequence[float], length: int) -> Bits:
+    _require_length(name, len(values), length)
+    given = np.array(values, np.float64)
+    bits = given != 0
+    wrong = np.flatnonzero(bits & (given != 1))
+    if len(wrong):
+        raise RowError(f"{name}[{wrong[0]}] is {values[int(wrong[0])]}; a mask is 0 or 1")
+    return np.asarray(bits, np.uint8)
+
+
+def _require_length(name: str, found: int, wanted: int) -> None:
+    if found != wanted:
+        raise RowError(f"{name} has {found} values, input_ids has {wanted}")
+
+
+def _contradiction(message: str) -> RowError:
+    return RowError(message, reason="mask_unproven")

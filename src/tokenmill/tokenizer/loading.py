@@ -1,7 +1,4 @@
-"""Loading: from whatever names a tokenizer to a `Tokenizer`.
-
-A path or hub id leads to a `Location` with files; an object, be it a `tokenizers.Tokenizer` or a
-tokenizer of transformers, is taken as it is.
+"""Load a tokenizer from a path, a hub id or an object, and compare it with AutoTokenizer.
 
 Who encodes (``backend``): ``file`` is the tokenizer.json, ``transformers`` is what AutoTokenizer
 makes of the directory, ``auto`` is the file, after AutoTokenizer, where transformers is
@@ -16,35 +13,55 @@ the file as it stands, and the file knows every token that is named beside it.
 That last part holds for ``file``, too: a token that tokenizer_config.json, added_tokens.json or
 special_tokens_map.json name, and that tokenizer.json does not know or knows under another id, would
 be encoded as ordinary text. Only who names the tokenizer.json itself takes it as it stands.
+
+This is the only module of the package that imports transformers. Code that a directory brings along
+runs only with ``trust_remote_code``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tokenmill.collector import without_collector
 from tokenmill.errors import TokenizerError, UsageError
-from tokenmill.tokenizer import auto_tokenizer, memo
-from tokenmill.tokenizer.backend import (
+from tokenmill.optional import transformers_muted
+from tokenmill.tokenizer.cache import (
+    Comparison,
+    Facts,
+    facts_key,
+    keep_copy,
+    read_fact,
+    write_fact,
+)
+from tokenmill.tokenizer.directory import (
+    INSTALL,
+    Location,
+    NamedToken,
+    brings_code,
+    choose_template,
+    is_installed,
+    locate,
+    named_tokens,
+    read_special_tokens,
+    read_template,
+    states_a_class,
+)
+from tokenmill.tokenizer.identity import (
+    ALWAYS_COUNTED,
+    Template,
     added_tokens,
     read_head,
     refuse_randomness,
     skim_backend,
     vocabulary,
 )
-from tokenmill.tokenizer.location import INSTALL, Location, locate
-from tokenmill.tokenizer.templates import (
-    NamedToken,
-    brings_code,
-    choose_template,
-    named_tokens,
-    read_special_tokens,
-    read_template,
-    states_a_class,
-)
-from tokenmill.tokenizer.tokenizer import COPY, Tokenizer
+from tokenmill.tokenizer.parity_texts import parity_texts, vocabulary_texts
+from tokenmill.tokenizer.tokenizer import COPY, Tokenizer, check_copy
 
 BACKENDS = ("auto", "file", "transformers")
 
@@ -58,7 +75,6 @@ def load(
     backend: str = "auto",
     chat_template: Any = None,
     trust_remote_code: bool = False,
-    cache_dir: Path | None = None,
 ) -> Tokenizer:
     """Load a tokenizer.
 
@@ -69,7 +85,6 @@ def load(
         chat_template: Instead of the tokenizer's own: Jinja source, the path of a file, the name
             of one of its own templates, or several sources by name.
         trust_remote_code: Whether AutoTokenizer may run code that the directory brings along.
-        cache_dir: Where AutoTokenizer's answers are remembered; None for nowhere.
 
     Raises:
         TokenizerError: It cannot be loaded, it is unclear who encodes, or files of the directory
@@ -78,8 +93,9 @@ def load(
     if backend not in BACKENDS:
         raise UsageError(f"tokenizer_backend={backend!r}: choose one of {', '.join(BACKENDS)}")
     if isinstance(source, str | os.PathLike):
-        call = _Call(source, chat_template is not None, trust_remote_code, cache_dir)
-        tokenizer = _load_place(locate(source), backend, call)
+        place = locate(source)
+        tokenizer, comparison = _load_place(place, backend, trust_remote_code)
+        comparison.refuse(place.directory, template_given=chat_template is not None)
     else:
         tokenizer = _adopt_object(source)
         refuse_randomness(read_head(tokenizer.data), path=tokenizer.path)
@@ -87,21 +103,39 @@ def load(
     return tokenizer
 
 
-class _Call(NamedTuple):
-    """What loading by name was asked to do; see `load`."""
+@without_collector()
+def identify(
+    source: Any,
+    *,
+    cache_dir: str | os.PathLike[str],
+    backend: str = "auto",
+    chat_template: Any = None,
+    trust_remote_code: bool = False,
+) -> Tokenizer:
+    """Load a tokenizer, publish its facts in the cache and keep a copy of it there."""
+    root, place = Path(cache_dir), locate(source)
+    name = facts_key(source, backend=backend, trust_remote_code=trust_remote_code)
+    known = read_fact(root, name, Facts)
+    tokenizer, comparison = _load_place(place, backend, trust_remote_code, known)
+    facts = Facts(tokenizer.card, comparison)
+    write_fact(root, name, facts)
+    card = facts.card_for(chat_template, place.directory)
+    tokenizer = _adopt_object(tokenizer)
+    tokenizer.template = card.template
+    tokenizer.__dict__["card"] = card
+    keep_copy(tokenizer, root)
+    return tokenizer
 
-    source: str | os.PathLike[str]
-    template_given: bool
-    trust_remote_code: bool
-    cache_dir: Path | None
 
-
-def _load_place(place: Location, backend: str, call: _Call) -> Tokenizer:
+def _load_place(
+    place: Location, backend: str, trust_remote_code: bool, known: Facts | None = None
+) -> tuple[Tokenizer, Comparison]:
+    """Load a tokenizer's files and compare it with AutoTokenizer, unless that is known."""
     if backend == "transformers":
-        return _load_auto(place, call.trust_remote_code)
+        return _load_with_auto(place, trust_remote_code), Comparison()
     if not place.file.is_file():
-        if backend == "auto" and auto_tokenizer.is_installed():
-            return _load_auto(place, call.trust_remote_code)
+        if backend == "auto" and is_installed():
+            return _load_with_auto(place, trust_remote_code), Comparison()
         remedy = f"; to convert what is there: {INSTALL}" if backend == "auto" else ""
         raise TokenizerError(f"there is no tokenizer.json{remedy}", path=place.directory)
     try:
@@ -110,7 +144,7 @@ def _load_place(place: Location, backend: str, call: _Call) -> Tokenizer:
         raise TokenizerError(f"cannot read it: {error.strerror}", path=place.file) from error
     is_copy = COPY.summary_of(place.directory).is_file() and not place.named
     if is_copy:
-        _check_copy(place.directory)
+        check_copy(place.directory)
     ours = Tokenizer(
         data,
         template=read_template(place.directory),
@@ -118,11 +152,14 @@ def _load_place(place: Location, backend: str, call: _Call) -> Tokenizer:
         backend="file",
         path=place.file,
     )
-    if not is_copy:  # what was copied had been looked at, and is unchanged
+    if not is_copy:  # a copy was examined before, and is unchanged
         _examine(place, ours)
-    if backend == "auto" and not place.named and auto_tokenizer.is_installed():
-        _refuse_ambiguity(place, ours, call)
-    return ours
+    if backend != "auto" or place.named or not is_installed():
+        return ours, Comparison()
+    if known is not None:
+        ours.notes.update(known.card.notes)
+        return ours, known.comparison
+    return ours, _compare(place, ours, trust_remote_code)
 
 
 def _examine(place: Location, ours: Tokenizer) -> None:
@@ -189,65 +226,36 @@ def _ordinary_tokens(texts: set[str], ours: Tokenizer) -> dict[str, int]:
     }
 
 
-def _check_copy(directory: Path) -> None:
-    """A copy that tokenmill made must be as it was made; a flipped bit would be other ids."""
-    # Of any cache or of none: links within it are its owner's choice.
-    sealed = COPY.admit(directory, root=Path(directory.anchor))
-    for name, expected in sealed.convert(dict[str, str]).items():
-        sealed.require(os.path.basename(name), checksum=expected)
-
-
-def _load_auto(place: Location, trust_remote_code: bool) -> Tokenizer:
+def _load_with_auto(place: Location, trust_remote_code: bool) -> Tokenizer:
     try:
-        auto = auto_tokenizer.load_auto(place.directory, trust_remote_code=trust_remote_code)
-    except auto_tokenizer.AutoTokenizerError as error:
+        auto = load_auto(place.directory, trust_remote_code=trust_remote_code)
+    except AutoTokenizerError as error:
         raise TokenizerError(
             f"AutoTokenizer cannot load it: {error}", path=place.directory
         ) from error
-    adopted = auto_tokenizer.adopt(auto, path=place.directory)
+    adopted = adopt(auto, path=place.directory)
     refuse_randomness(read_head(adopted.data), path=str(place.directory))
     return adopted
 
 
-def _refuse_ambiguity(place: Location, ours: Tokenizer, call: _Call) -> None:
-    """Compare with AutoTokenizer, unless it was asked before."""
-    name = None
-    if call.cache_dir is not None:
-        name = memo.answer_key(
-            call.source,
-            template_given=call.template_given,
-            trust_remote_code=call.trust_remote_code,
-        )
-    answer = memo.recall_answer(call.cache_dir, name) if call.cache_dir and name else None
-    if answer is None:
-        answer = _ask_auto(place, ours, call)
-        if answer is None:
-            return
-        if call.cache_dir and name:
-            memo.remember_answer(call.cache_dir, name, answer)
-    answer.refuse_difference(place.directory)
-    ours.notes["auto_tokenizer"] = "encodes alike"
-
-
-def _ask_auto(place: Location, ours: Tokenizer, call: _Call) -> memo.AutoAnswer | None:
-    """AutoTokenizer's answer; None where it has none and there is nothing it could change."""
+def _compare(place: Location, ours: Tokenizer, trust_remote_code: bool) -> Comparison:
+    """Compare with AutoTokenizer, which must load the directory unless the file is complete."""
     try:
-        auto = auto_tokenizer.load_auto(place.directory, trust_remote_code=call.trust_remote_code)
-    except auto_tokenizer.AutoTokenizerError as error:
+        auto = load_auto(place.directory, trust_remote_code=trust_remote_code)
+    except AutoTokenizerError as error:
         reason = str(error).splitlines()[0][:200]
         if not brings_code(place.directory) and not states_a_class(place.directory):
             ours.notes["auto_tokenizer"] = f"not compared: {reason}"
-            return None
-        code = "" if call.trust_remote_code else _TRUST
+            return Comparison()
+        code = "" if trust_remote_code else _TRUST
         raise TokenizerError(
             f"AutoTokenizer cannot load it ({reason}), so it is unknown whether it would encode"
             f" like the tokenizer.json beside it. Choose {code}tokenizer_backend='file' to encode"
             " with tokenizer.json as it stands",
             path=place.directory,
         ) from error
-    return memo.AutoAnswer(
-        auto_tokenizer.difference(auto, ours, template_matters=not call.template_given)
-    )
+    ours.notes["auto_tokenizer"] = "encodes alike"
+    return compare(auto, ours)
 
 
 def _adopt_object(source: Any) -> Tokenizer:
@@ -261,10 +269,124 @@ def _adopt_object(source: Any) -> Tokenizer:
             notes=source.notes,
         )
     if hasattr(source, "special_tokens_map") and hasattr(source, "encode"):
-        return auto_tokenizer.adopt(source)
+        return adopt(source)
     if hasattr(source, "to_str") and hasattr(source, "encode_batch"):
         return Tokenizer(source.to_str().encode("utf-8"), backend="file")
     raise UsageError(
         f"a {type(source).__name__} is no tokenizer: give a directory, a tokenizer.json, a hub id,"
         " a tokenizers.Tokenizer or a transformers tokenizer"
     )
+
+
+# AutoTokenizer
+
+
+class AutoTokenizerError(Exception):
+    """AutoTokenizer itself cannot load this directory; the message says why."""
+
+
+@contextlib.contextmanager
+def without_torch() -> Iterator[None]:
+    """Import transformers as if torch were not installed, which halves the time.
+
+    Only for a process of our own that ends afterwards: another one may need torch later.
+    """
+    if "torch" in sys.modules or "transformers" in sys.modules:
+        yield
+        return
+    sys.modules["torch"] = None  # type: ignore[assignment]  # "not found", for every import
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]
+
+
+def load_auto(directory: Path, *, trust_remote_code: bool) -> Any:
+    """Load a directory with AutoTokenizer.
+
+    Raises:
+        TokenizerError: transformers is not installed.
+        AutoTokenizerError: AutoTokenizer refuses or fails.
+    """
+    if not is_installed():
+        raise TokenizerError(f"tokenizer_backend='transformers' needs transformers: {INSTALL}")
+    with transformers_muted():
+        from transformers import AutoTokenizer
+
+        try:
+            return AutoTokenizer.from_pretrained(
+                str(directory), trust_remote_code=trust_remote_code, local_files_only=True
+            )
+        except Exception as error:
+            raise AutoTokenizerError(f"{type(error).__name__}: {error}") from error
+
+
+def adopt(tokenizer: Any, *, path: Path | None = None) -> Tokenizer:
+    """Return a transformers tokenizer as ours: its backend encodes, its template renders."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or not hasattr(backend, "to_str"):
+        raise TokenizerError(
+            f"{type(tokenizer).__name__} encodes in Python and has no fast backend, so its masks"
+            " cannot be proven; use its tokenizer.json with tokenizer_backend='file'",
+            path=path,
+        )
+    if getattr(tokenizer, "split_special_tokens", False):
+        raise TokenizerError(
+            "split_special_tokens=True encodes control tokens as text; switch it off", path=path
+        )
+    template = getattr(tokenizer, "chat_template", None)
+    if isinstance(template, list | tuple):
+        template = {entry["name"]: entry["template"] for entry in template}
+    special = {
+        name: str(token)
+        for name, token in tokenizer.special_tokens_map.items()
+        if not isinstance(token, list | tuple)
+    }
+    return Tokenizer(
+        backend.to_str().encode("utf-8"),
+        template=template,
+        special_tokens=special,
+        backend="transformers",
+    )
+
+
+def compare(auto: Any, ours: Tokenizer) -> Comparison:
+    """Find how AutoTokenizer would encode or render differently from a tokenizer.json."""
+    theirs = adopt(auto) if getattr(auto, "backend_tokenizer", None) is not None else None
+    text = _text_encoded_differently(auto, theirs, ours)
+    encoding = None if text is None else f"it encodes {text[:80]!r} differently"
+    template = getattr(auto, "chat_template", None)
+    if template is not None and theirs is not None and theirs.template != ours.template:
+        return Comparison(encoding, "it has another chat template")
+    special = theirs.special_tokens if theirs else {}
+    return Comparison(
+        encoding, _special_token_difference(special, ours.special_tokens, ours.template)
+    )
+
+
+def _text_encoded_differently(auto: Any, theirs: Tokenizer | None, ours: Tokenizer) -> str | None:
+    if theirs is not None and theirs.backend_digest == ours.backend_digest:
+        return None
+    added = {*ours.added_contents, *ours.special_tokens.values()}
+    if theirs is not None:
+        added |= {*theirs.added_contents, *theirs.special_tokens.values()}
+    texts = parity_texts(added)
+    texts += vocabulary_texts(ours.pieces(range(len(ours.table))))
+    reference = ours.reference.encode_batch(texts, add_special_tokens=False)
+    with transformers_muted():
+        for text, encoding in zip(texts, reference, strict=True):
+            if auto.encode(text, add_special_tokens=False) != encoding.ids:
+                return text
+    return None
+
+
+def _special_token_difference(
+    theirs: dict[str, str], ours: dict[str, str], template: Template
+) -> str | None:
+    sources = template.values() if isinstance(template, dict) else [template or ""]
+    for name in sorted({*theirs, *ours}):
+        if theirs.get(name) == ours.get(name):
+            continue
+        if name in ALWAYS_COUNTED or any(name in source for source in sources):
+            return f"its {name} is {theirs.get(name)!r}, the directory says {ours.get(name)!r}"
+    return None

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from tokenmill.fingerprint import canonical
-from tokenmill.tokenizer.backend import added_tokens, components, prepend_scheme, vocabulary
+from tokenmill.tokenizer.identity import added_tokens, components, prepend_scheme, vocabulary
 
 TABLE_FORMAT = 1  # raised when a table's bytes change, or what is put into them
 

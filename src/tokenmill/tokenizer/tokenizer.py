@@ -3,7 +3,7 @@
 `load` makes a `Tokenizer`, whoever encodes or shows tokens uses it. It holds the bytes of one
 tokenizer.json and makes everything else from them when it is first asked for: the reference
 (`tokenizers.Tokenizer`), the piece table, the identity. The first two are shared by all of the
-process that hold the same bytes (`engine_cache`). So it costs little to make, and little to send to
+process that hold the same bytes (`cache.once`). So it costs little to make, and little to send to
 another process: one read from a file travels as the file's path and checksum, and is refused there
 if the file has changed meanwhile.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,17 +23,19 @@ from tokenmill import fingerprint
 from tokenmill.collector import without_collector
 from tokenmill.errors import TokenizerError
 from tokenmill.files.sealed import SealedKind
-from tokenmill.tokenizer import engine_cache
-from tokenmill.tokenizer.backend import (
+from tokenmill.tokenizer.cache import once
+from tokenmill.tokenizer.identity import (
+    IdentityCard,
+    Template,
     added_tokens,
     backend_digest,
+    identity_document,
     parse_backend,
     read_head,
     refuse_randomness,
     skim_backend,
     vocabulary,
 )
-from tokenmill.tokenizer.identity import IdentityCard, Template, identity_document
 from tokenmill.tokenizer.parity_texts import probe_text
 from tokenmill.tokenizer.pieces import PieceTable
 
@@ -43,15 +46,23 @@ COPY = SealedKind(
 """A directory of ours with a tokenizer in it; its summary holds the checksums of its files."""
 
 
+def check_copy(directory: Path) -> None:
+    """Raise `CorruptionError` if a copy is not as it was made; a flipped bit would be other ids."""
+    # Of any cache or of none: links within it are its owner's choice.
+    sealed = COPY.admit(directory, root=Path(directory.anchor))
+    for name, expected in sealed.convert(dict[str, str]).items():
+        sealed.require(os.path.basename(name), checksum=expected)
+
+
 class Tokenizer:
-    """One tokenizer, by the bytes of its backend.
+    """One tokenizer, by the bytes of the tokenizer.json that encodes.
 
     Args:
-        data: tokenizer.json of the backend that encodes.
+        data: The tokenizer.json.
         template: Chat template source, several by name, or None.
         special_tokens: Named special tokens (``eos_token`` …) as text.
         backend: Who encodes: ``file`` or ``transformers``.
-        path: The file that ``data`` was read from, if any; lets the object travel as a path.
+        path: The file that ``data`` was read from, if any; a pickle then holds only the path.
         notes: What was found while loading, for people.
     """
 
@@ -82,7 +93,7 @@ class Tokenizer:
     @cached_property
     def reference(self) -> Any:
         """The `tokenizers.Tokenizer` whose ids are the truth; it neither truncates nor pads."""
-        return engine_cache.once(self.checksum, "reference", self._load_reference)
+        return once(self.checksum, "reference", self._load_reference)
 
     def _load_reference(self) -> Any:
         try:
@@ -99,7 +110,7 @@ class Tokenizer:
 
     @cached_property
     def table(self) -> PieceTable:
-        return engine_cache.once(self.checksum, "table", self.make_table)
+        return once(self.checksum, "table", self.make_table)
 
     @without_collector()
     def make_table(self) -> PieceTable:
@@ -144,7 +155,7 @@ class Tokenizer:
     @cached_property
     def backend_digest(self) -> str:
         """What it encodes with, as one name for all spellings of one tokenizer.json."""
-        return engine_cache.once(self.checksum, "digest", self._make_digest)
+        return once(self.checksum, "digest", self._make_digest)
 
     @without_collector()
     def _make_digest(self) -> str:
@@ -159,7 +170,7 @@ class Tokenizer:
             backend=self.backend_digest,
             template=self.template,
             special_tokens=self.special_tokens,
-            probe_ids=self.reference.encode(probe, add_special_tokens=False).ids,
+            probe=fingerprint.key(self.reference.encode(probe, add_special_tokens=False).ids),
         )
         return IdentityCard(
             identity=identity,

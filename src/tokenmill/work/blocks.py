@@ -1,4 +1,4 @@
-"""Run a function over the blocks of a source on an executor.
+"""Open the sources of a job and run a function over their blocks on an executor.
 
 The build, the prompt-length index and lint use it. A `BlockTask` is a block that a worker works on;
 `BlockJob` hands tasks to the executor and results to its caller.
@@ -12,22 +12,65 @@ with the blocks of its rank, which makes that even rarer.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from tokenmill.source import Block
+from tokenmill import fingerprint
+from tokenmill.errors import CorruptionError
+from tokenmill.files import default_cache_dir
+from tokenmill.source import Block, Rows, open_rows
+from tokenmill.store import CacheLayout
 from tokenmill.tokenizer import LITTLE_WORK, IdentityCard, engine_for
 from tokenmill.work.tasks import Done, Executor, Setup, Task, run_tasks
 
 MAX_SHUFFLED = 4096  # missing blocks in memory at once; more are shuffled piece by piece
 
 _EMPTY: Mapping[str, Any] = {}
+
+Source = str | os.PathLike[str]
+
+
+def cache_of(directory: Source | None) -> CacheLayout:
+    """Return the cache at a directory, by default the user's own."""
+    return CacheLayout(Path(directory or default_cache_dir()).absolute())
+
+
+def open_sources(
+    sources: Source | Sequence[Source], cache: CacheLayout, *, rehash: bool = False
+) -> Rows:
+    """Open rows; rebuild a damaged row index, which only repeats the source."""
+    try:
+        return open_rows(sources, cache_dir=cache.root, rehash=rehash)
+    except CorruptionError as error:
+        if rehash or cache.rows not in Path(error.path or "").parents:
+            raise
+        return open_rows(sources, cache_dir=cache.root, rehash=True)
+
+
+def source_documents(blocks: Iterable[Block]) -> list[tuple[int, dict[str, Any]]]:
+    """Describe the sources by content, in order: (number of a file, document of its rows).
+
+    The digests are those of the blocks in use, so ``path@[a:b]`` has a content of its own. A file
+    that is named again after another one is a source again.
+    """
+    documents = []
+    for file, run in itertools.groupby(blocks, key=lambda block: block.file):
+        hasher = hashlib.blake2b(digest_size=fingerprint.KEY_HEX // 2)
+        rows = size = 0
+        for block in run:
+            hasher.update(f"{block.kind}:{block.digest}\n".encode())
+            rows += block.rows
+            size += block.length
+        document = {"kind": block.kind, "rows": rows, "bytes": size, "digest": hasher.hexdigest()}
+        documents.append((file, document))
+    return documents
 
 
 class BlockTask(NamedTuple):

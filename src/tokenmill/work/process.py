@@ -1,13 +1,8 @@
-"""One worker process as its parent sees it: three descriptors, a task, and signs of life.
-
-A `WorkerProcess` starts `worker_main` in a fresh interpreter, sends it frames without ever
-blocking, collects the frames it answers, keeps the last lines it printed, and knows how it ended.
-It decides nothing: `local` does.
+"""A worker process as its parent sees it: frames sent and received, last output, exit code.
 
 The interpreter is started with ``-c`` and not with ``-m``: the parent's own ``sys.path`` is put in
-place after a clean start-up, so that the worker imports exactly the parent's tokenmill, no
-environment variable has to be bent, nothing of the working directory or the user's script is run,
-and the core is chosen before any library is loaded.
+place after a clean start-up. So the worker imports exactly the parent's tokenmill, runs nothing of
+the working directory or the user's script, and is pinned before any library is loaded.
 """
 
 from __future__ import annotations
@@ -41,10 +36,9 @@ _TOKENMILL_ROOT = str(Path(__file__).resolve().parents[2])
 
 
 def import_path() -> list[str]:
-    """The parent's ``sys.path`` for a worker: absolute, and without the working directory as such.
+    """Return the parent's ``sys.path`` for a worker, absolute and without the working directory.
 
-    Where tokenmill itself was imported from the working directory (the empty entry of an
-    interactive session), that one directory stands in its place.
+    Where tokenmill itself was imported from the working directory, that directory is added.
     """
     path = [os.path.abspath(entry) for entry in sys.path if entry]
     if _TOKENMILL_ROOT not in map(os.path.realpath, path):
@@ -108,12 +102,10 @@ class WorkerProcess:
         return self._process.pid
 
     def send(self, message: wire.Down) -> None:
-        """Queue one message; `flush` sends it as far as the worker takes it."""
         self._outgoing += wire.frame(message)
         self.flush()
 
     def flush(self) -> None:
-        """Send what is queued and can be sent now."""
         while self._outgoing:
             try:
                 # Never SIGPIPE: command-line hosts reset its handler, and it would kill them.

@@ -1,17 +1,14 @@
-"""Who the processor is: found out once, remembered by its files, kept in the cache for workers.
+"""The identity of an image processor, its facts in the cache, and the copy that workers load.
 
-A `ProcessorCard` is what planning and rendering need of a processor without loading one: its key
-and identity, its template, the tokens that stand for media. Finding it out imports transformers and
-asks the processor about a battery of sizes, so for a directory or a name it is a task for the
-executor, like looking at a tokenizer; a processor given as an object is looked at here. Either way
-a copy lies under ``<cache>/processors/<key>`` afterwards, which `load_processor` loads where the
-work is done, and `processor_of` for whoever serves a store's rows. An object that this process was
-given serves itself: not every one can be loaded from files again.
+A `ProcessorCard` is what planning and rendering need of a processor without loading one. Finding it
+imports transformers and probes the processor with a battery of sizes, so for a directory or a name
+the executor does it; a processor given as an object is examined here. A copy is kept under
+``<cache>/processors/<key>``. An object that this process was given serves itself: not every one can
+be loaded from files again.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,11 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from tokenmill import fingerprint
-from tokenmill.errors import CacheError, CorruptionError, UsageError
+from tokenmill.errors import CorruptionError, UsageError
 from tokenmill.files import PrivateDirectory
-from tokenmill.files.sealed import SealedKind, publish_files
-from tokenmill.optional import installed_version
+from tokenmill.files.sealed import publish_files
 from tokenmill.store import CacheLayout, Store
+from tokenmill.tokenizer.cache import key_of_files, read_fact, write_fact
 from tokenmill.work.identity import absolute, ask_worker
 from tokenmill.work.tasks import Executor
 
@@ -32,7 +29,6 @@ if TYPE_CHECKING:
 
 IDENTIFY = "tokenmill.work.processor:open_identifier"
 VERSION = 1  # raised when a card's members or finding one change
-_MEMO = SealedKind("memo", "", raw=True)
 _SUFFIXES = (".json", ".jinja", ".py", ".model", ".txt")
 
 _given: dict[str, Processor] = {}
@@ -40,23 +36,14 @@ _given: dict[str, Processor] = {}
 
 
 class ProcessorCard(msgspec.Struct, frozen=True):
-    """What is to be known of a processor without loading it.
+    """What is known of a processor without loading it."""
 
-    Attributes:
-        key: The fingerprint of `identity`.
-        identity: Everything that decides what it answers.
-        template: The chat template it renders with.
-        image_token: What that prints for one picture.
-        video_token: For one video; None where it knows none.
-        media_token_ids: Tokens that are never trained.
-    """
-
-    key: str
-    identity: dict[str, Any]
+    key: str  # fingerprint of `identity`
+    identity: dict[str, Any]  # everything that decides its answers
     template: str | dict[str, str] | None
-    image_token: str
+    image_token: str  # what the template prints for one image
     video_token: str | None
-    media_token_ids: tuple[int, ...]
+    media_token_ids: tuple[int, ...]  # never trained
 
 
 class TokenizerOf(NamedTuple):
@@ -98,27 +85,20 @@ def processor_card(recipe: Any, cache: CacheLayout, executor: Executor) -> Proce
         _keep(processor, card, cache)
         return card
     arguments = {"where": absolute(where), "trust_remote_code": recipe.trust_remote_code}
-    name = _memo_name(**arguments)
-    known = None if name is None else _recalled(cache, name)
-    if known is not None:
+    name = _facts_key(**arguments)
+    known = read_fact(cache.root, name, ProcessorCard)
+    if known is not None and cache.processor(known.key).is_dir():
         return known
     found = ask_worker(executor, IDENTIFY, {**arguments, "cache_dir": str(cache.root)})
     card = msgspec.convert(found, ProcessorCard)
-    if name is not None:
-        with contextlib.suppress(CacheError):
-            _MEMO.write(cache.root, _memo_path(cache, name), msgspec.json.encode(card))
+    write_fact(cache.root, name, card)
     return card
 
 
 def load_processor(
     path: Path, identity: dict[str, Any], *, trust_remote_code: bool = False
 ) -> Processor:
-    """The processor of an identity: the object that was given, or a copy that was kept.
-
-    Args:
-        path: The copy.
-        identity: What it must be; see `ProcessorCard`.
-        trust_remote_code: Allow it to bring code of its own.
+    """Return the processor of an identity: the object that was given, or the copy at `path`.
 
     Raises:
         CorruptionError: The copy is not what was kept.
@@ -150,11 +130,7 @@ def load_processor(
 
 
 def processor_of(store: Store, given: Any = None) -> Processor:
-    """The processor that a store's rows were prepared with, or one that does the same.
-
-    Args:
-        store: Whose rows have pictures.
-        given: A processor, or where it is; None takes the copy that the store keeps.
+    """Return `given`, or else the store's copy, if it is the processor of the store's rows.
 
     Raises:
         UsageError: There was none, it cannot be loaded here, or it would do something else.
@@ -245,29 +221,14 @@ def _keep(processor: Processor, card: ProcessorCard, cache: CacheLayout) -> None
     publish_files(cache.root, home, files)
 
 
-def _memo_name(where: Any, *, trust_remote_code: bool) -> str | None:
+def _facts_key(where: Any, *, trust_remote_code: bool) -> str | None:
     directory = Path(where)
     if not directory.is_dir():
         return None  # a name of the hub may mean another revision tomorrow
     files = {
-        path.relative_to(directory).as_posix(): fingerprint.checksum(path.read_bytes())
+        path.relative_to(directory).as_posix(): path
         for path in sorted(directory.rglob("*"))
         if path.suffix in _SUFFIXES and path.is_file()
     }
-    versions = [installed_version(name) or "" for name in ("transformers", "pillow", "torch")]
-    return fingerprint.key(
-        {"memo": VERSION, "files": files, "trust": trust_remote_code, "versions": versions}
-    )
-
-
-def _memo_path(cache: CacheLayout, name: str) -> Path:
-    return cache.processors / "memo" / f"{name}.json"
-
-
-def _recalled(cache: CacheLayout, name: str) -> ProcessorCard | None:
-    try:
-        data = _MEMO.admit_or_none(_memo_path(cache, name), cache.root)
-        card = None if data is None else msgspec.json.decode(data, type=ProcessorCard)
-    except (CacheError, msgspec.MsgspecError):
-        return None
-    return card if card is not None and cache.processor(card.key).is_dir() else None
+    question = {"processor": VERSION, "trust_remote_code": trust_remote_code}
+    return key_of_files(files, question, ("transformers", "pillow", "torch"))

@@ -1,15 +1,8 @@
-"""What a person sees while a build runs: how far, how fast, how long yet.
+"""Progress of a build: how far, how fast, how long yet.
 
-A `Meter` adds up what was done and is pure arithmetic: it is told the time. A `Snapshot` is its
-answer at one moment. A `Reporter` shows snapshots: a bar on a terminal (rich, on standard error), a
-line every few seconds elsewhere, a function of the caller, or nothing. `Progress` joins meter,
-reporter and clock, and is what a build reports to::
-
-    with open_progress(progress, total_rows=plan.rows, total_size=plan.bytes) as shown:
-        shown.add(rows=812, size=8_388_608)
-
-Speed is that of the last half minute, so that the workers' start-up and a slow first file are
-forgotten; what was found in the cache counts as done, but not as speed.
+A `Meter` adds up what was done. A `Reporter` shows its snapshots: a bar on a terminal (rich, on
+standard error), a line every few seconds elsewhere, a function of the caller, or nothing. Speed is
+that of the last half minute; what was found in the cache counts as done, but not as speed.
 """
 
 from __future__ import annotations
@@ -31,33 +24,21 @@ MAX_SAMPLES = 64  # of the window; closer ones are merged, so that memory stays 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """How far a build is at one moment.
-
-    Args:
-        rows: Rows done, found ones included.
-        size: Bytes of source done, found ones included.
-        slices: Slices done, found ones included.
-        total_rows: Rows in all, where known.
-        total_size: Bytes in all, where known.
-        elapsed_s: Seconds since the start.
-        rows_per_s: Recent speed, or None before the first result.
-        bytes_per_s: The same in bytes of source.
-        left_s: Seconds left at this speed, or None where nothing can be said.
-    """
+    """How far a build is at one moment; what was found in the cache is included."""
 
     rows: int
-    size: int
+    size: int  # bytes of source
     slices: int
     total_rows: int | None
     total_size: int | None
     elapsed_s: float
-    rows_per_s: float | None
+    rows_per_s: float | None  # recent speed; None before the first result
     bytes_per_s: float | None
     left_s: float | None
 
     @property
     def fraction(self) -> float | None:
-        """Share of the work that is done, 0 to 1, by bytes (or rows), or None where unknown."""
+        """Return the share of the work that is done, 0 to 1, by bytes or else rows."""
         if self.total_size:
             return min(1.0, self.size / self.total_size)
         if self.total_rows:
@@ -66,7 +47,7 @@ class Snapshot:
 
 
 class Meter:
-    """Adds up work and tells the speed; knows no clock, but is told the time in seconds."""
+    """Adds up work and computes the speed, from times in seconds that it is given."""
 
     def __init__(
         self, now: float, *, total_rows: int | None = None, total_size: int | None = None
@@ -151,30 +132,12 @@ def describe(snapshot: Snapshot) -> str:
 
 
 class Reporter(Protocol):
-    """Shows snapshots to somebody."""
+    """Shows snapshots, at most one every `every_s` seconds, and the last one when it closes."""
 
     every_s: float
-    """Seconds between two snapshots; more often it is not asked."""
 
-    def show(self, snapshot: Snapshot) -> None:
-        """Show how far the work is."""
-        ...
-
-    def close(self, snapshot: Snapshot) -> None:
-        """Show the last state and give back what was taken."""
-        ...
-
-
-class Silent:
-    """Shows nothing."""
-
-    every_s = float("inf")
-
-    def show(self, snapshot: Snapshot) -> None:
-        """Nothing."""
-
-    def close(self, snapshot: Snapshot) -> None:
-        """Nothing."""
+    def show(self, snapshot: Snapshot) -> None: ...
+    def close(self, snapshot: Snapshot) -> None: ...
 
 
 class Lines:
@@ -191,25 +154,34 @@ class Lines:
         print(f"tokenmill: {describe(snapshot)}", file=self._stream, flush=True)
 
     def close(self, snapshot: Snapshot) -> None:
-        """Print the last state, if anything was printed before."""
         if self._shown:
             self.show(snapshot)
 
 
 class Called:
-    """Hands snapshots to a function of the caller."""
+    """Calls a function with each snapshot and the last one."""
 
-    every_s = SHOW_EVERY_S
-
-    def __init__(self, function: Callable[[Snapshot], object]) -> None:
+    def __init__(
+        self, function: Callable[[Snapshot], object], every_s: float = SHOW_EVERY_S
+    ) -> None:
         self._function = function
+        self.every_s = every_s
 
     def show(self, snapshot: Snapshot) -> None:
         self._function(snapshot)
 
-    def close(self, snapshot: Snapshot) -> None:
-        """Call it a last time, so that it always sees the final numbers."""
-        self._function(snapshot)
+    close = show
+
+
+class Silent:
+    """Shows nothing."""
+
+    every_s = float("inf")
+
+    def show(self, snapshot: Snapshot) -> None:
+        pass
+
+    close = show
 
 
 class Terminal:
@@ -242,13 +214,12 @@ class Terminal:
         )
 
     def close(self, snapshot: Snapshot) -> None:
-        """Remove the bar; the summary of the command says what was done."""
         self.show(snapshot)
         self._bar.stop()
 
 
 class Progress:
-    """What a build tells how far it is, with a reporter who shows it and a steady clock."""
+    """Counts what is done and shows it through a reporter."""
 
     def __init__(
         self,
@@ -264,7 +235,7 @@ class Progress:
         self._meter = Meter(self._shown, total_rows=total_rows, total_size=total_size)
 
     def add(self, *, rows: int = 0, size: int = 0, found: bool = False) -> None:
-        """Count a slice that is done (`found`: in the cache), and show it when it is time."""
+        """Count a slice that was built, or found in the cache."""
         now = self._clock()
         self._meter.add(now, rows=rows, size=size, found=found)
         if now - self._shown >= self._reporter.every_s:
@@ -288,14 +259,14 @@ def open_progress(
     total_size: int | None = None,
     stream: TextIO | None = None,
 ) -> Progress:
-    """Choose who shows the progress.
+    """Open the progress that a caller chose.
 
     Args:
         progress: None: a bar if standard error is a terminal, else nothing. True: a bar there, else
             a line every few seconds. False: nothing. A function: called with each `Snapshot`, a few
             times a second and at the end. Or a `Reporter`.
-        total_rows: Rows in all, if known yet.
-        total_size: Bytes in all, if known yet.
+        total_rows: Rows in all, if known.
+        total_size: Bytes in all, if known.
         stream: Instead of standard error.
     """
     return Progress(

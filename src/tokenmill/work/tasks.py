@@ -48,12 +48,10 @@ class Setup:
             `options`; returns the function that does one task. If that function has a ``close``
             attribute, it is called when there is no more work (not when the worker is killed).
         options: JSON-able argument of the callable.
-        shared: Directories that caller and workers must both see; an executor of other machines
-            refuses where they do not.
-        near_caller: The work reads what may lie on the caller's machine alone; an executor of
-            other machines prefers that one.
-        little: All tasks together are less work than getting a worker ready; an executor that
-            was not told how many workers to start may do them in the calling process.
+        shared: Directories that caller and workers must both see.
+        near_caller: Prefer the caller's machine: the work reads what may be on it alone.
+        little: Less work than getting a worker ready. Without a stated number of workers, an
+            executor may do it in the calling process.
     """
 
     entry: str
@@ -65,17 +63,11 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One piece of work.
-
-    Args:
-        number: The caller's name for it; errors and results carry it.
-        payload: Small JSON-able description of the work.
-        label: What a person would call it, for error messages ("chat.jsonl, rows 0 to 812").
-    """
+    """One piece of work: a number of the caller's and a small JSON-able payload."""
 
     number: int
     payload: dict[str, Any]
-    label: str = ""
+    label: str = ""  # for error messages: "chat.jsonl, rows 0 to 812"
 
     def __str__(self) -> str:
         return f"task {self.number} ({self.label})" if self.label else f"task {self.number}"
@@ -83,34 +75,20 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """One finished piece of work.
-
-    Args:
-        number: The task's.
-        result: What the function returned, after a trip through the encoding (tuples are lists).
-        seconds: How long the function took.
-        worker: Number of the worker, from 0; a replacement inherits the number.
-        attempts: 1, or more where workers died on the way.
-        private_bytes: The worker's private memory when it finished, where the system tells.
-    """
+    """One finished piece of work."""
 
     number: int
-    result: dict[str, Any]
+    result: dict[str, Any]  # after a trip through the encoding: tuples are lists
     seconds: float
-    worker: int
-    attempts: int = 1
-    private_bytes: int | None = None
+    worker: int  # from 0; a replacement inherits the number
+    attempts: int = 1  # more where workers died on the way
+    private_bytes: int | None = None  # memory of the worker, where the system tells
 
 
 class Executor(Protocol):
-    """Decides where tasks run; see the module's docstring for what it promises."""
+    """Decides where tasks run; the module's docstring states the contract."""
 
-    def run(self, setup: Setup, tasks: Iterable[Task]) -> Iterator[Done]:
-        """Do every task, lazily, and yield results in the order of completion.
-
-        Closing the iterator ends the work; `run_tasks` sees to it.
-        """
-        ...
+    def run(self, setup: Setup, tasks: Iterable[Task]) -> Iterator[Done]: ...
 
 
 def open_work(entry: str, options: dict[str, Any]) -> Work:

@@ -28,7 +28,7 @@ from tokenmill.errors import CacheError, SourceMissing, TokenmillError, WorkerEr
 from tokenmill.files import ProcessLock, write_file
 from tokenmill.fingerprint import checksum
 from tokenmill.work import Setup, Task, wire
-from tokenmill.work.cores import allowed_cores
+from tokenmill.work.executors import allowed_cores
 from tokenmill.work.tasks import (
     Work,
     close_work,

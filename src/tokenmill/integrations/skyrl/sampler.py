@@ -1,15 +1,14 @@
 """Our order for SkyRL's ``sampler_class_path``.
 
 SkyRL makes a custom sampler as ``ClassName(tokenized, **sampler_kwargs)``, adds ``lengths`` (rows
-per source) where several datasets are trained on, and walks it inside torchdata's
-`StatefulDataLoader`, one pass after the other. `Sampler` is a walk along one endless stream of
-row numbers: epoch after epoch of our order, or, with ``weights``, an interleave of the sources in
-those shares. A pass is ``num_samples`` positions of it, by default as many as there are rows; the
-next pass goes on where the last one ended, so a resume is exact in this and in all later epochs.
+per source) where several datasets are trained on, and iterates over it inside torchdata's
+`StatefulDataLoader`, one pass after the other. `Sampler` yields one endless stream of row numbers:
+epoch after epoch of our order, or, with ``weights``, an interleave of the sources in those shares.
+A pass is ``num_samples`` positions of it, by default as many as there are rows; the next pass
+continues where the last one ended, so a resume is exact in this and in all later epochs.
 
-The state is where the live pass stands, counting what was yielded. torchdata stores it with each
-batch and may throw an iterator away that was already finished; therefore a finished pass tells
-the sampler where the next begins.
+The state counts what the current pass yielded. torchdata stores it with each batch and may drop an
+iterator that was already finished; therefore a finished pass moves the sampler to the next one.
 """
 
 from __future__ import annotations
@@ -77,118 +76,101 @@ class Sampler(torch_data.Sampler[int]):  # type: ignore[misc]
             packing=None,
         )
         self._next = 0  # stream position at which the next pass begins
-        self._loaded: SamplerPass | None = None  # a pass to be gone on with
-        self._live: SamplerPass | None = None
+        self._loaded: SamplerPass | None = None  # a pass that the next iterator continues
+        self._current: SamplerPass | None = None
 
     def __len__(self) -> int:
         """Positions of one pass."""
         return self.num_samples
 
     def __iter__(self) -> SamplerPass:
-        if self._loaded is not None:
-            live, self._loaded = self._loaded, None
-        else:
-            live = SamplerPass(self, self._next, self._next, self.num_samples)
-        self._live = live
-        return live
+        new = SamplerPass(self, self._next, self._next, self.num_samples)
+        self._current, self._loaded = self._loaded or new, None
+        return self._current
 
     def set_epoch(self, epoch: int) -> None:
         """Begin the next pass at the pass of this number."""
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-            raise UsageError(f"epoch must be a whole number from 0, not {epoch!r}")
-        self._next, self._live, self._loaded = epoch * self.num_samples, None, None
+            raise UsageError(f"epoch must be a non-negative integer, got {epoch!r}")
+        self._next, self._current, self._loaded = epoch * self.num_samples, None, None
 
-    def begin_next_pass_at(self, place: int) -> None:
-        """Where the next pass begins: a pass that came to its end says so."""
-        self._next = place
+    def begin_next_pass_at(self, position: int) -> None:
+        self._next = position
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the live pass stands; between passes, where the next begins."""
-        live = self._live or self._loaded
-        if live is not None and not live.ended:
-            return live.state_dict()
-        return self.stamp(self._next, self._next, self.num_samples)
+        """The position of the current pass; between passes, the start of the next."""
+        current = self._current or self._loaded
+        if current is not None and not current.ended:
+            return current.state_dict()
+        return self.save(self._next, self._next, self.num_samples)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a saved pass stood, with the next ``iter``."""
-        begun, place, length = self.admit(state)
-        self._live = None
-        self._next = begun
-        self._loaded = SamplerPass(self, begun, place, length)
+        """Continue a saved pass with the next ``iter``."""
+        begun, position, length = self.load(state)
+        self._next, self._current = begun, None
+        self._loaded = SamplerPass(self, begun, position, length)
 
-    def stamp(self, begun: int, place: int, length: int) -> dict[str, Any]:
+    def save(self, begun: int, position: int, length: int) -> dict[str, Any]:
         """The state of a pass."""
-        cursor = Cursor(*divmod(place, self.order.rows))
+        cursor = Cursor(*divmod(position, self.order.rows))
         state = self._spec.save(cursor, begun // self.order.rows)
         return {**state, _BEGUN: begun, _LENGTH: length}
 
-    def admit(self, state: Any) -> tuple[int, int, int]:
-        """Begin, place and length of a saved pass.
+    def load(self, state: Any) -> tuple[int, int, int]:
+        """Start, position and length of a saved pass.
 
         Raises:
-            StateError: The state is of other data, another seed, order or version.
+            StateError: The state belongs to other data, another seed, order or version.
         """
         cursor, _ = self._spec.load(state)
-        place = cursor.epoch * self.order.rows + cursor.position
+        position = cursor.epoch * self.order.rows + cursor.position
         numbers = [state.get(_BEGUN), state.get(_LENGTH)]
         for number in numbers:
             if isinstance(number, bool) or not isinstance(number, int) or number < 0:
                 raise StateError("not a state of this sampler: it does not say where it began")
-            if max(number, place) > LARGEST:
-                raise StateError(f"the state stands at {max(number, place)}: no run comes that far")
+            if max(number, position) > LARGEST:
+                raise StateError(f"the state's position is {max(number, position)}: too large")
         begun, length = numbers
-        if not begun <= place <= begun + length:
-            raise StateError(f"the state's pass began at {begun}, but it stands at {place}")
-        return begun, place, length
+        if not begun <= position <= begun + length:
+            raise StateError(f"the state's pass began at {begun}, but its position is {position}")
+        return begun, position, length
 
 
 class SamplerPass(Iterator[int]):
-    """One pass; stateful in torchdata's sense.
+    """One pass from ``begun``, at ``position``; stateful in torchdata's sense."""
 
-    Args:
-        sampler: Whose pass it is.
-        begun: Stream position at which the pass begins.
-        place: Stream position of the next row.
-        length: Positions of the pass.
-    """
-
-    def __init__(self, sampler: Sampler, begun: int, place: int, length: int) -> None:
+    def __init__(self, sampler: Sampler, begun: int, position: int, length: int) -> None:
         self._sampler = sampler
-        self._go(begun, place, length)
+        self._go(begun, position, length)
 
-    def _go(self, begun: int, place: int, length: int) -> None:
-        self._begun, self._place, self._end = begun, place, begun + length
+    def _go(self, begun: int, position: int, length: int) -> None:
+        self._begun, self._position, self._end = begun, position, begun + length
         self._block: list[int] = []
         self._inside = 0
         self.ended = False
 
     def __next__(self) -> int:
-        if self._place >= self._end:
+        if self._position >= self._end:
             if not self.ended:
                 self.ended = True
                 self._sampler.begin_next_pass_at(self._end)
             raise StopIteration
         if self._inside == len(self._block):
-            self._block, self._inside = self._compute(), 0
+            positions = np.arange(self._position, min(self._position + _BLOCK, self._end))
+            self._block, self._inside = unroll(self._sampler.order, positions).tolist(), 0
         self._inside += 1
-        self._place += 1
+        self._position += 1
         return self._block[self._inside - 1]
 
-    def _compute(self) -> list[int]:
-        """The next few rows."""
-        stop = min(self._place + _BLOCK, self._end)
-        return [int(row) for row in unroll(self._sampler.order, np.arange(self._place, stop))]
-
     def state_dict(self) -> dict[str, Any]:
-        """Where this pass stands, counting what it yielded."""
-        return self._sampler.stamp(self._begun, self._place, self._end - self._begun)
+        """The position of this pass, counting what it yielded."""
+        return self._sampler.save(self._begun, self._position, self._end - self._begun)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go where a saved pass stood."""
-        self._go(*self._sampler.admit(state))
-        if self._place >= self._end:
-            # torchdata drops an iterator that is finished: the sampler must know the way.
-            self._sampler.begin_next_pass_at(self._end)
+        """Go to a saved position."""
+        self._go(*self._sampler.load(state))
+        if self._position >= self._end:
+            self._sampler.begin_next_pass_at(self._end)  # torchdata drops a finished iterator
 
 
 def _make_order(name: str, seed: int, sizes: list[int], weights: Sequence[float] | None) -> Order:
@@ -196,5 +178,4 @@ def _make_order(name: str, seed: int, sizes: list[int], weights: Sequence[float]
         return make_order(name, sum(sizes), seed)
     if len(weights) != len(sizes):
         raise UsageError(f"{len(weights)} weights for {len(sizes)} datasets")
-    # As people write it: 0.7 is 7/10, not the nearest binary number.
     return MixedOrder.of(Schedule(sizes, list(weights), "repeat"), name, seed)

@@ -58,9 +58,8 @@ from tokenmill.report.lint.checks import (
 )
 from tokenmill.report.lint.rules import Collector, excerpt
 from tokenmill.source import Block, open_rows, read_block
-from tokenmill.tokenizer import Encoded
+from tokenmill.tokenizer import Encoded, load_copy
 from tokenmill.work.blocks import block_of
-from tokenmill.work.identity import load_copy
 
 LINT = "tokenmill.report.lint.linter:open_linter"
 COMPARE = "tokenmill.report.lint.linter:open_comparer"

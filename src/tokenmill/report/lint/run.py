@@ -41,9 +41,8 @@ from tokenmill.report.lint.rules import (
 from tokenmill.sampling import Permutation, derive_key
 from tokenmill.source import Rows
 from tokenmill.work import Done, Executor, Setup, Task, run_tasks
-from tokenmill.work.blocks import BlockJob, BlockTask, size_of
+from tokenmill.work.blocks import BlockJob, BlockTask, cache_of, open_sources, size_of
 from tokenmill.work.identity import identity_card
-from tokenmill.work.inputs import cache_of, open_sources
 from tokenmill.work.processor import processor_card, tokenizer_choice
 from tokenmill.work.progress import open_progress
 
@@ -100,8 +99,7 @@ def run_lint(
 
         job.run(setup, _tasks(rows, chosen), take)
     results.find_duplicates()
-    if "duplicate_picture" in rules:
-        results.find_copied_pictures()
+    results.find_image_copies()
     if "near_duplicate" in rules:
         results.find_near_duplicates(executor, replace(setup, entry=linter.COMPARE))
     return LintReport(
@@ -176,10 +174,8 @@ class _Results:
         self._found: dict[str, dict[str, Any]] = {}  # as `Collector.document`, over all blocks
         self._about_tokenizer: dict[str, str] = {}
         self._balance: Counter[str] = Counter()
-        self._digests: dict[int, tuple[Positions, npt.NDArray[np.uint64]]] = {}
-        self._sketches: dict[int, tuple[Positions, minhash.Sketches]] = {}
+        self._arrays: dict[int, dict[str, npt.NDArray[Any]]] = {}  # by block
         self._copies: Positions = np.zeros(0, np.int64)
-        self._pictures: dict[int, npt.NDArray[np.uint64]] = {}
         self._compared = 0
 
     def add(self, number: int, result: dict[str, Any]) -> None:
@@ -188,62 +184,52 @@ class _Results:
             self._merge(rule, {**found, "rows": [start + row for row in found["rows"]]})
         self._about_tokenizer.update(result["tokenizer"])
         self._balance.update(result["balance"])
-        positions = linter.unpacked(result["numbers"], np.int32).astype(np.int64) + start
-        self._digests[number] = positions, linter.unpacked(result["digests"], np.uint64)
-        sketched = linter.unpacked(result["sketched"], np.int32).astype(np.int64) + start
-        bands = linter.unpacked(result["sketches"], np.uint32).reshape(-1, minhash.BANDS)
-        pictures = linter.unpacked(result["pictures"], np.uint64).reshape(-1, 3).copy()
-        pictures[:, 0] += np.uint64(start)
-        self._pictures[number] = pictures
         # By rank, so that the same rows are compared in whatever order blocks arrive.
         most = max(0, minhash.MAX_ROWS - self._ranks[number])
-        self._sketches[number] = sketched[:most], bands[:most]
+        bands = linter.unpacked(result["sketches"], np.uint32).reshape(-1, minhash.BANDS)
+        images = linter.unpacked(result["pictures"], np.uint64).reshape(-1, 3)
+        self._arrays[number] = {
+            "rows": linter.unpacked(result["numbers"], np.int32) + np.int64(start),
+            "digests": linter.unpacked(result["digests"], np.uint64),
+            "sketched": linter.unpacked(result["sketched"], np.int32)[:most] + np.int64(start),
+            "bands": bands[:most],
+            "image_rows": images[:, 0].astype(np.int64) + start,
+            "images": images[:, 1:],
+        }
+
+    def _all(self, name: str) -> npt.NDArray[Any]:
+        """Return an array over all blocks, in the order of the rows, and forget its parts."""
+        return np.concatenate([self._arrays[number].pop(name) for number in sorted(self._arrays)])
 
     def find_duplicates(self) -> None:
         """Find rows whose rendered text an earlier row has."""
-        blocks = [self._digests[number] for number in sorted(self._digests)]
-        if not blocks:
-            return
-        positions = np.concatenate([block[0] for block in blocks])
-        digests = np.concatenate([block[1] for block in blocks])
-        first = first_equal(digests)  # the earliest row: positions ascend
-        again = np.flatnonzero(first != np.arange(len(digests)))
-        self._copies = positions[again]
+        rows, first = self._all("rows"), first_equal(self._all("digests"))
+        again = np.flatnonzero(first != np.arange(len(first)))
+        self._copies = rows[again]
         if len(again) and "duplicate" in self._rules:
-            original = int(positions[first[again[0]]])
-            detail = f"the same text as {self._places.origin(original)}"
-            self._add_rows("duplicate", self._copies, detail)
+            original = self._places.origin(int(rows[first[again[0]]]))
+            self._add_rows("duplicate", self._copies, f"the same text as {original}")
 
-    def find_copied_pictures(self) -> None:
+    def find_image_copies(self) -> None:
         """Find rows with an image that an earlier row has under another name."""
-        blocks = [self._pictures[number] for number in sorted(self._pictures)]
-        if not blocks:
-            return
-        pictures = np.concatenate(blocks)
-        found = image_copies(pictures[:, 0].astype(np.int64), pictures[:, 1:])
-        if found:
+        found = image_copies(self._all("image_rows"), self._all("images"))
+        if found and "duplicate_picture" in self._rules:
             detail = f"a picture of {self._places.origin(found[0][1])}, under another name"
             rows = np.array(list(dict.fromkeys(row for row, _ in found)), np.int64)
             self._add_rows("duplicate_picture", rows, detail)
 
     def find_near_duplicates(self, executor: Executor, setup: Setup) -> None:
         """Find rows that nearly repeat an earlier one, except exact copies."""
-        blocks = [self._sketches[number] for number in sorted(self._sketches)]
-        if not blocks:
-            return
-        positions = np.concatenate([block[0] for block in blocks])
-        bands = np.concatenate([block[1] for block in blocks])
-        once = ~np.isin(positions, self._copies)
-        positions, bands = positions[once], bands[once]
-        self._compared = len(positions)
-        self._sketches.clear()
-        maybe = minhash.candidates(bands)
+        rows, bands = self._all("sketched"), self._all("bands")
+        once = ~np.isin(rows, self._copies)
+        rows, bands = rows[once], bands[once]
+        self._compared = len(rows)
         found: list[tuple[int, int, float]] = []
 
         def take(done: Done) -> None:
             found.extend(tuple(entry) for entry in done.result["near"])
 
-        run_tasks(executor, setup, _comparisons(maybe, positions), take)
+        run_tasks(executor, setup, _comparisons(minhash.candidates(bands), rows), take)
         if found:
             found.sort()
             _, other, index = found[0]

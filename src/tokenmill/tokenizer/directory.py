@@ -1,33 +1,86 @@
-"""What lies beside a tokenizer.json: chat templates and the names of special tokens.
+"""The directory of a tokenizer: where it is, its chat templates, and the tokens that it names.
 
-In goes a directory; out come its templates, tokens and class. Loading a tokenizer calls it. Read
-the way transformers reads a directory, so that both see the same: ``chat_template.jinja`` and
+A hub id becomes a directory through huggingface_hub, which honours HF_HUB_OFFLINE. A directory is
+read the way transformers reads it, so that both see the same: ``chat_template.jinja`` and
 ``additional_chat_templates/*.jinja`` come before ``chat_template`` in tokenizer_config.json (a
 string, or a list of named ones), and at last the processor's ``chat_template.json``. Special tokens
 are the ``*_token`` members of tokenizer_config.json and the dictionary form of
-``extra_special_tokens``; special_tokens_map.json is asked only where the config does not list its
+``extra_special_tokens``; special_tokens_map.json counts only where the config does not list its
 added tokens (the older layout).
 
-`named_tokens` are all tokens that these files name, wherever they do. `brings_code` and
-`states_a_class` tell what the directory says about who should encode.
+This module imports nothing heavy: a process that only recalls an identity gets by with it.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from tokenmill.errors import TokenizerError
+from tokenmill.optional import install_line, optional
 from tokenmill.tokenizer.identity import Template
 
+INSTALL = install_line("transformers")
+HUB_FILES = (
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
+    "*.model", "*.tiktoken", "config.json", "chat_template*", "additional_chat_templates/*",
+)  # fmt: skip
 EXTRA_TEMPLATES = "additional_chat_templates"
 GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """The class of transformers that encodes with a tokenizer.json as it stands, by both its names."""
 
 _LONGEST_PATH = 4096
+
+
+def is_installed() -> bool:
+    """Whether transformers could be imported; does not import it."""
+    return importlib.util.find_spec("transformers") is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where a tokenizer's files are."""
+
+    directory: Path  # what AutoTokenizer would be given
+    file: Path  # the tokenizer.json, which may be missing in a directory
+    named: bool  # whether the caller named the file itself, which is a choice of the backend
+
+
+def locate(source: str | os.PathLike[str]) -> Location:
+    """Where a path or hub id leads."""
+    path = Path(source)
+    if path.is_dir():
+        return Location(path, path / "tokenizer.json", named=False)
+    if path.is_file():
+        return Location(path.parent, path, named=True)
+    text = os.fspath(source)
+    if not isinstance(source, str) or text.startswith((".", "/", "~")) or text.endswith(".json"):
+        raise TokenizerError("no such tokenizer directory or file", path=text)
+    directory = _from_hub(text)
+    return Location(directory, directory / "tokenizer.json", named=False)
+
+
+def _from_hub(name: str) -> Path:
+    """The files of a hub id, ``owner/name`` or ``owner/name@revision``, as a local directory."""
+    purpose = f"no such directory; loading {name!r} from the hub"
+    with optional("huggingface_hub", purpose, raises=TokenizerError, path=name):
+        import huggingface_hub
+    repository, _, revision = name.partition("@")
+    try:
+        found = huggingface_hub.snapshot_download(
+            repository, revision=revision or None, allow_patterns=list(HUB_FILES)
+        )
+    except Exception as error:
+        raise TokenizerError(
+            f"neither a directory here nor on the hub ({type(error).__name__}: {error})",
+            path=name,
+        ) from error
+    return Path(found)
 
 
 def read_config(directory: Path, name: str = "tokenizer_config.json") -> dict[str, Any]:
@@ -133,13 +186,7 @@ def read_template(directory: Path) -> Template:
 
 
 def choose_template(override: Any, own: Template) -> Template:
-    """The template to use: the caller's source, file or name, else the tokenizer's own.
-
-    Args:
-        override: None, Jinja source, the path of a file that holds it, the name of one of the
-            tokenizer's own templates, or several sources by name.
-        own: What the tokenizer brings along.
-    """
+    """Return the caller's template (source, file, name of one of the own), else the own."""
     if override is None:
         return own
     if isinstance(override, dict):
