@@ -278,17 +278,10 @@ class Expander:
     def settle(
         self, made: Expansion, encoded: Encoded, digests: NDArray[np.uint64], notes: Counter[str]
     ) -> tuple[Encoded, dict[int, TextMedia]]:
-        """Tell pictures and turns apart again, and compare some rows with the processor.
+        """Return the batch with its own turn ends and no image trained, and each text's images.
 
-        Args:
-            made: What was encoded.
-            encoded: Its tokens; the turn ends among them are the marks.
-            digests: One number for each text, of its content.
-            notes: Receives what was audited.
-
-        Returns:
-            The batch with its own turn ends and no token of media trained, and what is known of
-            the pictures of each text.
+        The turn ends of `encoded` are the marks of `made`. Some rows, chosen by `digests`, are
+        compared with the processor.
 
         Raises:
             ExpansionDiffers: A learned expansion gave other ids than the processor.

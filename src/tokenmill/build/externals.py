@@ -64,12 +64,7 @@ class Finder(Protocol):
 
 @dataclass(frozen=True)
 class ConversationPictures:
-    """Finds the pictures of rows that are prepared.
-
-    Args:
-        spec: How rows are read.
-        tokens: What stands for media.
-    """
+    """Finds the images of rows that are prepared."""
 
     spec: ChatSpec
     tokens: MediaTokens
@@ -88,14 +83,7 @@ class ConversationPictures:
 
 
 class Externals:
-    """Finds and hashes the pictures that the rows of blocks refer to.
-
-    Args:
-        finder: Finds them in a row.
-        pictures: Opens them.
-        shelf: Where notes are kept.
-        rehash: Believe no note about the state of a file.
-    """
+    """Finds and hashes the images that the rows of blocks refer to."""
 
     def __init__(
         self, finder: Finder, pictures: Pictures, shelf: Shelf, *, rehash: bool = False

@@ -1,10 +1,8 @@
-"""Recorded rollouts through the ordinary build: their ids as they were sampled, nothing encoded.
+"""Build recorded rollouts: their ids as they were sampled, nothing encoded.
 
-``format="rollouts"`` is a row format like ``tokens``: only the middle of the pipeline is another.
 `RolloutPipeline` reads each row's trajectories, cuts them into rows that train every sampled token
-once, and has the judge say whose the tokens are; what the judge finds does not reject a row, and
-can be carried with it. `attach_recorded` puts log-probabilities, rewards and the like beside the
-finished store, read once more from the same source rows.
+once, and compares them with the template; what that finds does not reject a row. `attach_recorded`
+attaches log-probabilities, rewards and the like to the finished store.
 """
 
 from __future__ import annotations
@@ -42,14 +40,7 @@ _json = msgspec.json.Encoder()
 
 
 class RolloutPipeline(TokenizedPipeline):
-    """The pipeline of recorded rollouts.
-
-    Args:
-        recipe: What is to be made.
-        tokenizer: Whose ids the rows hold.
-        engine: Which engine may encode what is compared with them; never changes the result.
-        renderer: Which engine may render it; never changes the result.
-    """
+    """The pipeline of recorded rollouts."""
 
     def __init__(self, recipe: Recipe, tokenizer: Tokenizer, engine: str, renderer: str) -> None:
         super().__init__(recipe, tokenizer)

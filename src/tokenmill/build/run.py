@@ -350,8 +350,10 @@ class Builder:
                     os.scandir(record.parent).close()
             return not record.exists()
 
+        # The limited copy is looked for after the slice: its record says whether there is one.
         return sum(
-            is_missing(key) or is_missing(self._key_in_store(key)) for key, _ in self._plan.walk()
+            is_missing(key) or (key != (own := self._key_in_store(key)) and is_missing(own))
+            for key, _ in self._plan.walk()
         )
 
 

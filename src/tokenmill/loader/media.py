@@ -129,9 +129,9 @@ class Pixels:
         self._store = _with_one_processor(view)
         self._given = given
         self._loaded: Processor | None = None
-        told = self.processor  # loaded now, so that what is wrong with it is said now
-        own = told.token_types_name or TOKEN_TYPES
-        self._types = tuple({TOKEN_TYPES: 1, own: 1}) if told.tells_token_types else ()
+        processor = self.processor  # loaded now, so that errors are raised now
+        own = processor.token_types_name or TOKEN_TYPES
+        self._types = tuple({TOKEN_TYPES: 1, own: 1}) if processor.tells_token_types else ()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_loaded": None}

@@ -172,9 +172,9 @@ class MicroBatches:
         return 6 * self.hidden_size * places + places * places
 
 
-_POOLED = 1 << 14  # units divided anew in one plan, at most: some 10 ms
-_FINENESS = 12  # bits to which the cost of the costliest stretch is settled
-_SKIPS = 1024  # micro-batches without room looked past, at least, before more of them are made
+_POOLED = 1 << 14  # units that one plan divides again, at most: some 10 ms
+_FINENESS = 12  # bits of precision of the cost of the costliest range
+_SKIPS = 1024  # full micro-batches that are skipped, at least, before more are made
 
 
 def level(tokens: Int64Array, cost: Int64Array, ranks: int, budget: int) -> tuple[Int64Array, int]:
@@ -247,7 +247,7 @@ def _deal(groups: Int64Array, cost: Int64Array, ranks: int, each: int) -> Int64A
 
 
 def _even_out(groups: Int64Array, tokens: Int64Array, cost: Int64Array, budget: int) -> None:
-    """Pool the costliest and the cheapest group and divide them anew, while that helps."""
+    """Pool the costliest and the cheapest group and divide them again, while that helps."""
     loads = np.zeros(int(groups.max(initial=0)) + 1, dtype=np.int64)
     np.add.at(loads, groups, cost)
     by_group = np.argsort(groups, kind="stable")

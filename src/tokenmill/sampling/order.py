@@ -130,7 +130,7 @@ class Permutation:
         """Of a small order all indices are computed at once: that takes no longer than for one."""
         if self._whole is None:
             moved = self._apply_many(np.arange(self._left * self._right, dtype=np.uint64))
-            found = moved[: self.n]  # a view: what stands beyond it stays as it is
+            found = moved[: self.n]  # a view: values beyond it do not change
             while (beyond := found >= self.n).any():
                 found[beyond] = moved[found[beyond]]
             self._whole = found.astype(np.int64)
@@ -225,7 +225,7 @@ class Recent(Generic[T]):
 
 
 def check_seed(seed: int) -> int:
-    """Return a seed as a plain integer, refusing what could not be told apart later."""
+    """Return a seed as a plain integer; raise `UsageError` for any other value."""
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
         raise UsageError(f"seed must be a whole number, not {seed!r}")
     if not 0 <= int(seed) <= LARGEST_SEED:

@@ -186,13 +186,7 @@ def read_template(directory: Path) -> Template:
 
 
 def choose_template(override: Any, own: Template) -> Template:
-    """The template to use: the caller's source, file or name, else the tokenizer's own.
-
-    Args:
-        override: None, Jinja source, the path of a file that holds it, the name of one of the
-            tokenizer's own templates, or several sources by name.
-        own: What the tokenizer brings along.
-    """
+    """Return the caller's template (source, file, name of one of the own), else the own."""
     if override is None:
         return own
     if isinstance(override, dict):

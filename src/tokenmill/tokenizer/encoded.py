@@ -44,25 +44,15 @@ def starts_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A batch of rows as tokens.
+    """A batch of rows as tokens: row *i* is ``ids[row_starts[i]:row_starts[i + 1]]``."""
 
-    Attributes:
-        ids: int32, all rows one after the other.
-        row_starts: int64, one more than rows: row *i* is ``ids[row_starts[i]:row_starts[i + 1]]``.
-        mask: uint8 per token, 1 where trained.
-        turn_ends: int32, per turn the number of tokens of its row up to its end.
-        turn_starts: int64, one more than rows: where each row's turns start in ``turn_ends``.
-        rejected: (row, why) of rows that hold nothing here, by row.
-        notes: Counters for the store's proof: engine, audited, mismatches, …
-    """
-
-    ids: np.ndarray
-    row_starts: np.ndarray
-    mask: np.ndarray
-    turn_ends: np.ndarray
-    turn_starts: np.ndarray
-    rejected: list[tuple[int, RowError]] = field(default_factory=list)
-    notes: dict[str, Any] = field(default_factory=dict)
+    ids: np.ndarray  # int32, all rows one after the other
+    row_starts: np.ndarray  # int64, one more than rows
+    mask: np.ndarray  # uint8 per token, 1 where trained
+    turn_ends: np.ndarray  # int32, per turn the number of tokens of its row up to its end
+    turn_starts: np.ndarray  # int64, one more than rows, into `turn_ends`
+    rejected: list[tuple[int, RowError]] = field(default_factory=list)  # by row
+    notes: dict[str, Any] = field(default_factory=dict)  # for the proof: engine, audited, …
 
     def __len__(self) -> int:
         return len(self.row_starts) - 1
@@ -146,12 +136,9 @@ class _Columns(msgspec.Struct):
 def read_tokenized(
     rows: Sequence[dict[str, Any]], vocabulary: int, *, everything: bool = False
 ) -> Encoded:
-    """Ids and masks of rows; a row that breaks a rule is rejected.
+    """Read ids, which are below `vocabulary`, and masks; a row that breaks a rule is rejected.
 
-    Args:
-        rows: The parsed rows.
-        vocabulary: Ids are below this.
-        everything: Train every token, whatever the row's masks say.
+    With `everything` every token is trained, whatever the row's masks say.
     """
     ids, masks, rejected = [], [], []
     for number, row in enumerate(rows):

@@ -1,16 +1,13 @@
-"""Engines: who turns texts into ids, behind one small protocol.
+"""Engines: turn texts into ids.
 
-In goes a `Tokenizer`, out comes the engine that an `Encoder` encodes with. An `Engine` encodes a
-batch of texts, without adding special tokens, into flat int32 ids and the row starts. `HfEngine` is
-the reference (`tokenizers`) and the only one that knows offsets. `FastokensEngine` is many times
-faster and is used only after it gave the reference's ids on the parity texts (`choose_engine`).
-Which one runs never changes the result. Loading fastokens takes longer than encoding a few MB by
-the reference, so a little work is left to that (`engine_for`).
+An `Engine` encodes a batch of texts, without adding special tokens, into flat int32 ids and the row
+starts. `HfEngine` is the reference (`tokenizers`) and the only one that knows offsets.
+`FastokensEngine` is many times faster and is used only after it gave the reference's ids on the
+parity texts (`choose_engine`). Which one runs never changes the result.
 
-Threads: fastokens uses every core that the process may use. N workers want N processes pinned to
-one core each, *before* they load an engine (`work.process`). Neither library's thread pool
-survives a fork, so a forked child uses `tokenizers` text by text, which needs no pool. So does
-everybody for a little work: it may be done in the user's own process, which may fork later.
+fastokens uses every core that the process may use, so workers are pinned before they load it.
+Neither library's thread pool survives a fork, so a forked child uses `tokenizers` text by text,
+which needs no pool. So does a small job: it may run in the user's own process, which may fork.
 """
 
 from __future__ import annotations
@@ -137,12 +134,7 @@ def refuse_interrupts(error: BaseException) -> None:
 
 
 def choose_engine(tokenizer: Tokenizer, name: str = "auto") -> tuple[Engine, str]:
-    """The engine for a tokenizer, and why it is that one.
-
-    Args:
-        tokenizer: What to encode with.
-        name: ``auto``, ``fastokens`` (an error where it does not fit) or ``hf``.
-    """
+    """Return the engine for a tokenizer and the reason; ``fastokens`` raises where it fails."""
     if name not in ENGINES:
         raise UsageError(f"engine={name!r}: choose one of {', '.join(ENGINES)}")
     reference = HfEngine(tokenizer)

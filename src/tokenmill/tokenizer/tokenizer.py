@@ -55,14 +55,14 @@ def check_copy(directory: Path) -> None:
 
 
 class Tokenizer:
-    """One tokenizer, by the bytes of its backend.
+    """One tokenizer, by the bytes of the tokenizer.json that encodes.
 
     Args:
-        data: tokenizer.json of the backend that encodes.
+        data: The tokenizer.json.
         template: Chat template source, several by name, or None.
         special_tokens: Named special tokens (``eos_token`` …) as text.
         backend: Who encodes: ``file`` or ``transformers``.
-        path: The file that ``data`` was read from, if any; lets the object travel as a path.
+        path: The file that ``data`` was read from, if any; a pickle then holds only the path.
         notes: What was found while loading, for people.
     """
 

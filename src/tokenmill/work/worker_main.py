@@ -1,16 +1,12 @@
-"""What a worker process runs: get ready once, then one task after another, until told to end.
+"""The main function of a worker process: get ready once, then do one task after another.
 
 A task can leave a *rest* that waits for a disk. A thread does it while the next task is done, one
 rest at a time; the task's result is what comes after it.
 
-Two pipes matter. Over the *channel* (a socket) come `Begin` and `Assign` frames, and go results and
-a `Beat` every second, sent by a thread so that a slow row does not look like a dead worker. The
-*lifeline* is a pipe on which nothing is ever sent: when its other end closes, because the parent
-closed it or died of anything, the kernel itself kills this process. No thread has to run for that,
-so it works while a C extension holds the interpreter lock for minutes.
-
-Standard output and error go to the parent's bounded tail and never near the channel, so a library
-that prints cannot break the protocol.
+Over the *channel* (a socket) come `Begin` and `Assign` frames, and go results and a `Beat` every
+second, sent by a thread so that a slow row does not look like a dead worker. The *lifeline* is a
+pipe on which nothing is ever sent: when its other end closes, the kernel itself kills this process,
+even while a C extension holds the interpreter lock for minutes.
 """
 
 from __future__ import annotations
@@ -202,12 +198,7 @@ def ending_all() -> Iterator[None]:
 
 
 def main(arguments: dict[str, Any]) -> None:
-    """Run a worker; `LocalExecutor` starts it with the arguments it needs.
-
-    Args:
-        arguments: ``channel`` and ``lifeline`` (file descriptors), ``beat_s`` (seconds between
-            heartbeats), ``parent`` (its process id).
-    """
+    """Run a worker; `WorkerProcess` gives the arguments."""
     die_with_parent(arguments["lifeline"])
     # A signal state inherited from the parent is the parent's business; Ctrl-C reaches only it.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
