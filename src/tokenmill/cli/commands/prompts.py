@@ -23,7 +23,7 @@ from tokenmill.cli.options import (
 from tokenmill.cli.output import Output, one_line
 from tokenmill.options import declared
 from tokenmill.origin import nothing_left
-from tokenmill.prompts.spec import PromptSpec
+from tokenmill.prompts import PromptSpec
 
 if TYPE_CHECKING:
     from tokenmill.prompts import PromptDataset
