@@ -41,7 +41,6 @@ from tokenmill.tokenizer import IdentityCard, load_copy
 from tokenmill.work import Executor
 from tokenmill.work.blocks import (
     BlockJob,
-    BlockTask,
     MissingBlocks,
     block_of,
     size_of,
@@ -273,13 +272,8 @@ def open_measurer(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[st
 
 
 def _block_document(shape: str, block: Block, images: str = "") -> dict[str, Any]:
-    return {
-        "block": block.digest,
-        "kind": block.kind,
-        "rows": block.rows,
-        "shape": shape,
-        "images": images,
-    }
+    content = {"kind": block.kind, "digest": block.digest, "rows": block.rows}
+    return {"block": content, "shape": shape, "images": images}
 
 
 def _open_block(root: Path, document: dict[str, Any]) -> LengthIndex | None:
@@ -404,10 +398,9 @@ class _Build:
         )
         spec = self._request.spec.as_dict()
         setup = job.setup(MEASURE, size_of(missing), spec=spec, shape=self._shape)
-        job.run(setup, missing, self._take)
-
-    def _take(self, _: BlockTask, result: dict[str, Any]) -> None:
-        self.measured += result["measured"]
+        measured: list[int] = []
+        job.run(setup, missing, lambda _, result: measured.append(result["measured"]))
+        self.measured = sum(measured)
 
     def parts(self) -> Iterator[Measured]:
         """Lengths of every block in order; a missing or damaged one is measured here."""

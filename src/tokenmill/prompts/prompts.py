@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from tokenmill.errors import RowError, StateError, UsageError, check_one_of, check_positive
+from tokenmill.errors import (
+    RowError,
+    StateError,
+    TokenmillError,
+    UsageError,
+    check_one_of,
+    check_positive,
+)
 from tokenmill.files import PrivateDirectory, is_remote
 from tokenmill.origin import Origin, nothing_left
 from tokenmill.prompts.prompt_lengths import (
@@ -30,14 +37,7 @@ from tokenmill.prompts.prompt_lengths import (
     find_lengths,
 )
 from tokenmill.prompts.prompt_rows import Prompt, PromptMaker, PromptSpec, Shaped, shape_row
-from tokenmill.sampling import (
-    ORDER_VERSION,
-    FeistelOrder,
-    Order,
-    admit_state,
-    check_seed,
-    unroll,
-)
+from tokenmill.sampling import ORDER_VERSION, FeistelOrder, Order, admit_state, check_seed, unroll
 from tokenmill.source import Rows
 from tokenmill.work import Executor, executor_for
 from tokenmill.work.blocks import Source, cache_of, open_sources
@@ -139,7 +139,7 @@ class PromptDataset(Sequence[Prompt]):
         seed = check_seed(seed)
         cache = cache_of(cache_dir)
         rows = open_sources(source, cache)
-        self._spec = spec
+        self.spec = spec
         self._processor = processor
         self._opening: dict[str, Any] = {
             "media_root": media_root,
@@ -165,7 +165,9 @@ class PromptDataset(Sequence[Prompt]):
             found = find_lengths(request, cache.root, workers)
         self._open(rows, found, max_length, seed, order)
         if on_bad_row == "raise":
-            self._raise_first()
+            for rejection in self._index.rejections():
+                origin = self._rows.origin(rejection.row)
+                raise RowError(rejection.detail, reason=rejection.reason, **origin.location)
 
     def _open(
         self, rows: Rows, found: FoundLengths, max_length: int | None, seed: int, order: Any
@@ -224,11 +226,6 @@ class PromptDataset(Sequence[Prompt]):
         for row, reason, detail in merge(self._index.rejections(), overlong):
             yield self._rows.origin(row), reason, detail
 
-    def _raise_first(self) -> None:
-        for rejection in self._index.rejections():
-            origin = self._rows.origin(rejection.row)
-            raise RowError(rejection.detail, reason=rejection.reason, **origin.location)
-
     @property
     def lengths(self) -> Int32Array:
         """Tokens of every kept prompt, in the current order; -2 where none were counted.
@@ -263,11 +260,6 @@ class PromptDataset(Sequence[Prompt]):
         values = self._rows.batch(chosen)
         return [self._prompt(row, value) for row, value in zip(chosen, values, strict=True)]
 
-    @property
-    def spec(self) -> PromptSpec:
-        """What shapes a row into a prompt."""
-        return self._spec
-
     def numbers_at(self, positions: Int64Array) -> Int64Array:
         """Numbers among the kept, in file order, at positions that count on through the epochs."""
         return unroll(self._order, positions)
@@ -290,7 +282,7 @@ class PromptDataset(Sequence[Prompt]):
         return self._kept.rows(positions)
 
     def _prompt(self, row: int, value: dict[str, Any]) -> Prompt:
-        shaped = shape_row(value, self._spec)
+        shaped = shape_row(value, self.spec)
         origin = self._rows.origin(row, value)
         length = int(self._index.lengths[row])
         return Prompt(
@@ -307,7 +299,7 @@ class PromptDataset(Sequence[Prompt]):
 
     @cached_property
     def _maker(self) -> PromptMaker:
-        return PromptMaker(self._spec, self._index.template, self._index.special_tokens)
+        return PromptMaker(self.spec, self._index.template, self._index.special_tokens)
 
     @cached_property
     def _media(self) -> ProcessorMedia | None:
@@ -315,7 +307,7 @@ class PromptDataset(Sequence[Prompt]):
             return None
         from tokenmill.prompts.prompt_media import open_media
 
-        return open_media(self._processor, self._spec, **self._opening)
+        return open_media(self._processor, self.spec, **self._opening)
 
     def _inputs(self, shaped: Shaped, origin: Origin) -> dict[str, Any] | None:
         if self._media is None or not isinstance(shaped.prompt, list):
@@ -346,8 +338,7 @@ class PromptDataset(Sequence[Prompt]):
 
     def shuffle(self, epoch: int) -> None:
         """Put the prompts in the order of an epoch; the cursor of another epoch starts anew."""
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-            raise UsageError(f"epoch is {epoch!r}; it is a whole number from 0")
+        _check_epoch(epoch, UsageError)
         if self._shuffled and epoch == self._epoch:
             return
         self._epoch, self._shuffled, self._position = epoch, True, 0
@@ -356,8 +347,7 @@ class PromptDataset(Sequence[Prompt]):
         """Put the cursor of `take` anywhere; shuffled or not stays as it is."""
         if not (isinstance(position, int) and 0 <= position <= len(self)):
             raise StateError(f"position is {position!r} of {len(self)} prompts")
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-            raise StateError(f"epoch is {epoch!r}; it is a whole number from 0")
+        _check_epoch(epoch, StateError)
         self._epoch, self._position = epoch, position
 
     def take(self, count: int) -> list[Prompt]:
@@ -366,7 +356,8 @@ class PromptDataset(Sequence[Prompt]):
         The next epoch is shuffled if this one is; without `shuffle` every epoch is in file order.
         """
         if not len(self):
-            raise nothing_left("prompt", self.rejected, self.rejected_rows(), self._first_path())
+            path = self._rows.origin(0).path if len(self._rows) else None
+            raise nothing_left("prompt", self.rejected, self.rejected_rows(), path)
         taken: list[Prompt] = []
         while count > len(taken):
             if self._position == len(self):
@@ -376,17 +367,10 @@ class PromptDataset(Sequence[Prompt]):
             self._position = stop
         return taken
 
-    def _first_path(self) -> str | None:
-        return self._rows.origin(0).path if len(self._rows) else None
-
-    def _passport(self) -> dict[str, Any]:
-        """Which stream a cursor belongs to; another one refuses it with both values."""
-        return {
-            "index": self.key,
-            "max_length": self.max_length,
-            "seed": self.seed,
-            "order": self.order,
-        }
+    def _stream(self) -> dict[str, Any]:
+        """The stream that a cursor belongs to."""
+        limit, seed, order = self.max_length, self.seed, self.order
+        return {"index": self.key, "max_length": limit, "seed": seed, "order": order}
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor of `take`: a small JSON-able dict."""
@@ -397,22 +381,18 @@ class PromptDataset(Sequence[Prompt]):
             "epoch": self._epoch,
             "position": self._position,
             "shuffled": self._shuffled,
-            **self._passport(),
+            **self._stream(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a saved cursor stands.
-
-        Raises:
-            StateError: It is of another index, limit, seed or order.
-        """
+        """Continue at a saved cursor; StateError if it is of another index, limit or order."""
         state = dict(state)
         admit_state(
             state,
             kind=_STATE_KIND,
             owner="prompt dataset",
             version=STATE_VERSION,
-            fields=self._passport(),
+            fields=self._stream(),
             numbers=("epoch", "position"),
         )
         position, shuffled = state["position"], state.get("shuffled")
@@ -427,7 +407,7 @@ class PromptDataset(Sequence[Prompt]):
     def __getstate__(self) -> dict[str, Any]:
         return {
             "rows": self._rows,
-            "spec": self._spec.as_dict(),
+            "spec": self.spec.as_dict(),
             "directory": str(self._index.directory),
             "max_length": self.max_length,
             "seed": self.seed,
@@ -438,7 +418,7 @@ class PromptDataset(Sequence[Prompt]):
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._spec = PromptSpec(**state["spec"])
+        self.spec = PromptSpec(**state["spec"])
         self._processor, self._opening = state["processor"], state["opening"]
         found = FoundLengths(LengthIndex(Path(state["directory"])), hit=True)
         self._open(state["rows"], found, state["max_length"], state["seed"], state["order"])
@@ -446,3 +426,8 @@ class PromptDataset(Sequence[Prompt]):
 
     def __repr__(self) -> str:
         return f"<PromptDataset {len(self)} of {self._rows!r}>"
+
+
+def _check_epoch(epoch: int, error: type[TokenmillError]) -> None:
+    if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+        raise error(f"`epoch` must be a non-negative integer, got {epoch!r}")
