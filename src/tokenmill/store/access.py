@@ -30,6 +30,7 @@ ATTACH_AGAIN = "attach the same values again: the damaged ones then go to quaran
 
 
 def remedy(path: Path | RemotePath) -> str:
+    """Return the advice for a damaged file."""
     if as_remote(path) is not None:
         return "push the store there again"
     return ATTACH_AGAIN if path.name == SIDECAR_VALUES else REMEDY
@@ -80,10 +81,12 @@ class ByteFile:
 
 
 def require_size(path: Path | RemotePath, actual: int, expected: int) -> None:
+    """Refuse a file of another size than stated."""
     sealed.require_size(path, actual, expected, remedy(path))
 
 
 def require_checksum(path: Path | RemotePath, actual: str, expected: str) -> None:
+    """Refuse a file with another checksum than stated."""
     sealed.require_checksum(path, actual, expected, remedy(path))
 
 

@@ -22,8 +22,8 @@ from tokenmill.files.sealed import quarantine
 from tokenmill.origin import Origin
 from tokenmill.store import layout as names
 from tokenmill.store.access import (
-    GuardedFile,
     ByteFile,
+    GuardedFile,
     open_guarded,
     reading_errors,
     require_size,
@@ -342,6 +342,7 @@ def _check_size(path: Path, expected: int) -> None:
 
 
 def quarantine_slice(layout: CacheLayout, key: str) -> None:
+    """Move a slice out of the way."""
     files = layout.slice(key)
     # The record first: without it the slice is gone for everybody, whatever happens next.
     for path in (files.record, files.tokens, files.meta):

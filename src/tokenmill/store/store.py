@@ -29,7 +29,7 @@ from tokenmill.files.remote import local_path
 from tokenmill.files.remote_path import as_remote
 from tokenmill.origin import Origin
 from tokenmill.store import layout as names
-from tokenmill.store.access import load_array, ByteFile, reading_errors, require_checksum
+from tokenmill.store.access import ByteFile, load_array, reading_errors, require_checksum
 from tokenmill.store.columns import trained_within, weighed_within, weights_along
 from tokenmill.store.groups import Groups
 from tokenmill.store.layout import StoreLayout
