@@ -110,6 +110,8 @@ stores = {
 for name, store in stores.items():
     assert main(["push", str(store.path), name]) == 0
 tm.export(plain, "hf", "theirs")
+with open("mix.yaml", "w") as file:
+    file.write("sources: {short: stores/short, long: stores/long}\\nweights: {short: 3, long: 1}\\n")
 """
 
 
