@@ -151,8 +151,7 @@ def _write_pairs(rows: Store | View, root: Path) -> str:
 def best_and_worst(rows: Store | View) -> Iterator[tuple[Any, int, int]]:
     """Of each group, in the order of its first row, the numbers of the best row and the worst.
 
-    Of equal rewards the first row counts. Groups are told apart by step, too: a prompt comes again
-    in later ones.
+    Of equal rewards the first row counts. A prompt comes again in later steps: another group.
     """
     groups: dict[str, list[tuple[float, int]]] = {}
     names: dict[str, Any] = {}
@@ -185,7 +184,7 @@ def _as_rollout(row: Row) -> dict[str, Any]:
 
 
 def _readable(sources: Any, cache_dir: str | os.PathLike[str] | None) -> tuple[Any, dict[str, str]]:
-    """Sources that can be read as rows, and of files that were made for it what they were."""
+    """Sources that can be read as rows, and the dumps that were turned into rows for it."""
     from tokenmill.integrations.miles.saved import DUMP_ENDINGS, rows_of_dump
     from tokenmill.work.blocks import cache_of
 
