@@ -111,7 +111,7 @@ for name, store in stores.items():
     assert main(["push", str(store.path), name]) == 0
 tm.export(plain, "hf", "theirs")
 with open("mix.yaml", "w") as file:
-    file.write("sources: {short: stores/short, long: stores/long}\\nweights: {short: 3, long: 1}\\n")
+    json.dump({"sources": {"short": "stores/short", "long": "stores/long"}}, file)
 """
 
 
