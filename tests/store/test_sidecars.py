@@ -337,7 +337,7 @@ def test_network_file_systems_are_read_not_mapped(
         raise AssertionError("mapped, or read as a whole")
 
     monkeypatch.setattr(sidecars, "is_network", lambda path: True)
-    monkeypatch.setattr(access.MappedFile, "__init__", refused)
+    monkeypatch.setattr("mmap.mmap", refused)
     monkeypatch.setattr(access.GuardedFile, "unchecked_view", refused)
     assert np.array_equal(found.sidecar("ref")[4], token_values(store)[4])
     rewards = found.sidecar("reward")
