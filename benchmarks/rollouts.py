@@ -37,7 +37,7 @@ def peak():
     with open("/proc/self/status") as table:
         return next(int(line.split()[1]) for line in table if line.startswith("VmHWM")) / 1024
 import msgspec, numpy, xxhash
-import tokenmill.source.open, tokenmill.source.lines, tokenmill.rollouts.formats
+import tokenmill.source.rows, tokenmill.source.lines, tokenmill.rollouts.formats
 from tokenmill.rollouts import read_rollouts
 from tokenmill.source import open_rows
 before = peak()

@@ -40,7 +40,7 @@ answer = {}
 
 _OURS_OPEN = """
 import msgspec, numpy, xxhash
-import tokenmill.source.open, tokenmill.source.lines
+import tokenmill.source.rows, tokenmill.source.lines
 from tokenmill.source import open_rows
 before = peak()
 start = time.perf_counter()

@@ -19,13 +19,13 @@ import numpy as np
 import xxhash
 
 import tokenmill
-from tokenmill.api import resolve_call
+from tokenmill.build.calls import resolve_call
 from tokenmill.build.plan import Plan
 from tokenmill.build.run import plan
 from tokenmill.source.bytefile import FileEntry, LocalFile
 from tokenmill.source.discover import Found
 from tokenmill.source.index import Assembler, BlockEntry, Shelf, index_key, write_index
-from tokenmill.source.open import remember
+from tokenmill.source.rows import remember
 from tokenmill.store.columns import SliceColumns
 from tokenmill.store.slice_writer import EncodedSlice, encode_slice
 from tokenmill.work import resolve_executor

@@ -430,7 +430,7 @@ class Bridge:
         return printed, printed.text[place:]
 
     def _without_closer(self, given: _Sampled, printed: _Printed) -> _Printed:
-        """The same without a closer that was sampled in the turn's words, else it is printed twice.
+        """The same without a closer that was sampled in the turn's words.
 
         Where it is no special token, only the render tells what closes a turn.
         """
@@ -532,9 +532,9 @@ class Bridge:
     def _encode_behind(self, numbers: NDArray[np.int64], text: str) -> list[int]:
         """The ids of a text that follows ids: those of the whole, where these are its own.
 
-        An added token is found before anything else is, so nothing before it changes what comes
-        after it. A text that begins with none is encoded with what stands before it back to the
-        last added token; where that gives other ids than were sampled, behind that token alone.
+        Nothing before an added token changes what comes after it. A text that begins with none is
+        encoded with what stands before it back to the last added token; where that gives other ids
+        than were sampled, behind that token alone.
         """
         table = self.tokenizer.table
         if table.is_added[numbers[-1]]:

@@ -24,7 +24,7 @@ from tests.build.illustrated import Album, asked, part, text
 from tests.build.making import write_rows
 from tests.build.test_weights import HOSTS
 from tests.media import processors
-from tokenmill.api.recipes import run_recipe
+from tokenmill.build.calls import run_recipe
 from tokenmill.dataset.pictures import StoredPictures
 from tokenmill.errors import SourceChanged, SourceMissing, UsageError
 from tokenmill.loader import Cursor, PlacedMedia

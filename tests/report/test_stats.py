@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.build.making import INLINE, TOKENIZER, conversations, write_rows
 from tests.cli.harness import Shell
 from tests.store.making import make_columns, make_store
-from tokenmill.api import run_recipe
+from tokenmill.build.calls import run_recipe
 from tokenmill.errors import SourceMissing, UsageError
 from tokenmill.loader import Loader
 from tokenmill.packing import Pack

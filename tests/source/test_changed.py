@@ -158,7 +158,7 @@ def test_reading_after_a_harmless_touch_goes_on(
 def test_scan_of_a_growing_file_is_source_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tokenmill.source import open as opening
+    from tokenmill.source import rows as opening
 
     path = jsonl(ROWS, tmp_path)
     real = opening.write_index

@@ -28,7 +28,7 @@ ROWS = [{"n": number, "text": "x" * (number % 90)} for number in range(40_000)]
 @pytest.fixture
 def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Paths that were scanned."""
-    from tokenmill.source import open as opening
+    from tokenmill.source import rows as opening
 
     seen: list[str] = []
 

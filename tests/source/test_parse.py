@@ -93,7 +93,7 @@ def test_line_over_the_limit_is_a_bad_row_and_never_held(
     monkeypatch.setattr("tokenmill.source.lines.LARGE_ROW", 1000)
     monkeypatch.setattr("tokenmill.source.scan.CUT_MAX", 30_000)
     monkeypatch.setattr("tokenmill.source.scan.CUT_MIN", 1000)
-    monkeypatch.setattr("tokenmill.source.open.LineScan.__init__.__defaults__", (4096,))
+    monkeypatch.setattr("tokenmill.source.rows.LineScan.__init__.__defaults__", (4096,))
     fits = b'{"a": "' + b"x" * (limit - 9) + b'"}'
     assert len(fits) == limit
     over = b'{"b": "' + b"y" * 300_000 + b'"}'

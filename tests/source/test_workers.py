@@ -61,8 +61,8 @@ def test_pickle_any_number_of_files_is_small_and_opens_without_scanning(
     def refuse(*arguments: object, **options: object) -> None:
         raise AssertionError("scanned again")
 
-    monkeypatch.setattr("tokenmill.source.open.describe", refuse)
-    monkeypatch.setattr("tokenmill.source.open.discover", refuse)
+    monkeypatch.setattr("tokenmill.source.rows.describe", refuse)
+    monkeypatch.setattr("tokenmill.source.rows.discover", refuse)
     again = pickle.loads(data)
     assert len(again) == 2 * files - 1
     assert again[-1] == {"n": 2 * files - 1}

@@ -189,7 +189,6 @@ class Names:
         return self._once("macro reads", node, find)
 
     def _called(self, node: nodes.Node) -> set[str]:
-        """Macros that a part calls, by way of other macros, too."""
         called: set[str] = set()
         pending = [name for name in self._loaded(node) if name in self.macros]
         if isinstance(node, nodes.Macro):
@@ -207,13 +206,7 @@ _TESTS: dict[str, Any] = {**jinja2.tests.TESTS}
 
 
 class Expressions(Recorder):
-    """Evaluates expressions of a template on the symbols of one row.
-
-    Args:
-        names: Who reads and assigns which names.
-        environment: The reference's environment: its filters, tests and functions.
-        tojson: The unbounded form of the `tojson` filter.
-    """
+    """Evaluates expressions of a template on the symbols of one row."""
 
     def __init__(
         self, names: Names, environment: CountingEnvironment, tojson: Callable[..., str]
@@ -618,7 +611,6 @@ class Expressions(Recorder):
     def _arguments(
         self, node: nodes.Call | nodes.Filter, what: str
     ) -> tuple[list[Any], dict[str, Any]]:
-        """What a call gives by place, and what by name."""
         if node.dyn_args is not None or node.dyn_kwargs is not None:
             raise Untraceable(f"a {what} called with * or **", line_of(node))
         given = [self._value(argument) for argument in node.args]

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import count
 from types import NoneType
 from typing import Any, NoReturn
 
@@ -120,19 +119,17 @@ class Run:
     """One row on its way through a program."""
 
     __slots__ = (
-        "generation", "kept", "marks", "me", "memo", "messages", "nones", "out", "own",
-        "owner_of", "size", "taken", "text", "tools", "weights", "work",
+        "_owners", "generation", "kept", "marks", "me", "memo", "messages", "nones", "out", "own",
+        "size", "taken", "text", "tools", "weights", "work",
     )  # fmt: skip
 
     def __init__(self, messages: list[Any], tools: Any, memo: Memo | None) -> None:
         self.messages = messages
         self.tools = tools
         self.memo = memo
-        owners = dict(zip(map(id, messages), count(), strict=False))
-        if len(owners) != len(messages):  # one object twice: who says what could not be told
+        if len(set(map(id, messages))) != len(messages):  # one object twice is two messages
             self.messages = [dict(message) for message in messages]
-            owners = {id(message): k for k, message in enumerate(self.messages)}
-        self.owner_of = owners.get
+        self._owners: dict[int, int] | None = None
         self.me = NOBODY
         self.work = 0
         self.size = 0
@@ -148,6 +145,12 @@ class Run:
         self.weights: dict[int, tuple[int, Any]] = {}
         self.kept: list[list[Any]] = []  # items that passed the test of each ``for … if`` under way
         self.generation: list[int] = []  # places where a generation block begins and ends, in turn
+
+    def owner_of(self, identity: int, default: int | None = None) -> Any:
+        """The number of the message with this `id`."""
+        if self._owners is None:
+            self._owners = {id(message): k for k, message in enumerate(self.messages)}
+        return self._owners.get(identity, default)
 
     def capture(self) -> tuple[Any, ...]:
         """Print into a text of its own from now on."""
@@ -345,7 +348,6 @@ class TemplateBlock:
         self.grow()
 
     def grow(self) -> None:
-        """Its function is out of date."""
         self.grown = self.program.grown = True
 
     @property
@@ -526,7 +528,6 @@ def _holds(kind: str, code: str, answer: Any, program: Program) -> str:
 
 
 def _operations(path: Path, indent: str, cost: Cost, lines: list[str]) -> tuple[bool, Cost]:
-    """Write the operations of one path; return whether they end the block, and its cost so far."""
     printed: list[str] = []
 
     def flush() -> None:
@@ -717,7 +718,6 @@ class Recorder:
         *,
         fresh: bool = False,
     ) -> Symbol:
-        """A symbol for an operation that can fail: written down before it is tried here."""
         made = self._let(code, None, sources, kind, grows=True, fresh=fresh)
         made.value = compute()
         return made

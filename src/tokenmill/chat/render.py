@@ -583,6 +583,8 @@ class Renderer:
                 self._audit(sample, form.messages, run, digest, result)
             if form.nulls and run.nones:
                 continue
+            if failed is None:  # a row counts once, in whichever form
+                result.note("rows_traced" if self.renderer == "auto" else "rows_reference")
             try:
                 settled = sample.template.judge.settle(run, form.messages, sample.trained)
                 if self.media is not None and sample.trained is not None and not settled.spans:
@@ -592,7 +594,6 @@ class Renderer:
                 if self.media is None and error.reason != "template_drops_content":
                     break  # no other form would change that
                 continue
-            result.note("rows_traced" if self.renderer == "auto" else "rows_reference")
             if form.note:
                 result.note(form.note)
             if settled.dropped:

@@ -63,19 +63,11 @@ MIN_WEIGHT, MAX_WEIGHT = 2.0**-100, 2.0**100
 _PROMPT_ROLES = ("system", "developer", "user")
 
 SHAREGPT_ROLES = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "chatgpt": "assistant",
-    "model": "assistant",
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "model", "function_call"), "assistant"),
     "system": "system",
     "developer": "developer",
-    "function_call": "assistant",
-    "observation": "tool",
-    "tool": "tool",
-    "function": "tool",
-    "function_response": "tool",
+    **dict.fromkeys(("observation", "tool", "function", "function_response"), "tool"),
 }
 
 

@@ -100,12 +100,7 @@ class Tracer(Expressions):
     # -- one row -----------------------------------------------------------------------------
 
     def learn(self, messages: list[Any], tools: Any) -> None:
-        """Take one row through the template; the program then knows its path.
-
-        Raises:
-            Untraceable: The template does something that is not traced.
-            Refused: The template refuses the row, or fails on it.
-        """
+        """Take one row through the template; the program then knows its path."""
         self._owner_of = {id(message): k for k, message in enumerate(messages)}.get
         frame = self._frame = Frame(self.program.main, [{}])
         self._messages: Any = Symbol("R.messages", messages, frozenset((WHOLE,)))
@@ -299,7 +294,6 @@ class Tracer(Expressions):
         return self._filter(node, value)
 
     def _captured(self, body: list[nodes.Node]) -> Any:
-        """What a part of the template prints, as a value."""
         frame = self._frame
         saved = frame.variable()
         self._emit("capture", saved)
@@ -393,7 +387,6 @@ class Tracer(Expressions):
         self._frame.scopes.pop()
 
     def _items(self, value: Any) -> Symbol:
-        """What a loop runs over, as a list."""
         if isinstance(value, Joined):
             value = self._text(value)
         if not isinstance(value, Symbol):
@@ -410,7 +403,6 @@ class Tracer(Expressions):
         )
 
     def _filtered(self, node: nodes.For, items: Symbol) -> Symbol:
-        """The items that pass the test of ``for … if``."""
         assert node.test is not None
         changed = {ref.name for ref in node.find_all(nodes.NSRef)}
         if changed & {name.name for name in node.test.find_all(nodes.Name)}:
@@ -498,7 +490,6 @@ class Tracer(Expressions):
         return kept
 
     def _macro_call(self, name: str, node: nodes.Call) -> MacroCall:
-        """A macro's block with its arguments in place, about to be run."""
         macro = self._names.macros[name]
         if node.dyn_args is not None or node.dyn_kwargs is not None:
             raise Untraceable("a macro called with * or **", line_of(node))
@@ -534,7 +525,6 @@ class Tracer(Expressions):
         return MacroCall(macro, frame, values, tuple(codes))
 
     def _bind(self, macro: nodes.Macro, arguments: Mapping[str, Any]) -> None:
-        """Give a macro's parameters their values: what is passed, a default, or nothing."""
         parameters = [parameter.name for parameter in macro.args]
         defaults = dict(
             zip(parameters[len(parameters) - len(macro.defaults) :], macro.defaults, strict=True)
@@ -564,7 +554,6 @@ class Tracer(Expressions):
         outer.known.clear()
 
     def _print_macro(self, name: str, node: nodes.Call) -> None:
-        """Print a macro's text where the macro is called for nothing else."""
         call = self._macro_call(name, node)
         self._emit("macro", call.name, call.codes, None)
         self._run_macro(call)
@@ -597,7 +586,6 @@ class Tracer(Expressions):
         return top[name] if name in top else self._given(name)
 
     def _given(self, name: str) -> Any:
-        """What a name means that the template has not assigned."""
         if name == "loop" and self._frame.loop is not None:
             return self._frame.loop
         if name in self._names.macros:
@@ -619,12 +607,7 @@ class Tracer(Expressions):
 
 
 class NotTraced(Exception):
-    """The program cannot say what the template prints for this row.
-
-    Args:
-        cause: Why, the same words for every row of the kind.
-        line: The line of the template, 0 where it is not one line.
-    """
+    """The program cannot say what the template prints for this row; causes are few."""
 
     def __init__(self, cause: str, line: int = 0) -> None:
         super().__init__(cause)
@@ -682,7 +665,6 @@ class TracedTemplate:
         Raises:
             NotTraced: It cannot be rendered so.
             RowError: Its path is new, and the reference refuses it.
-            TemplateError: The same, for a date that is not pinned.
         """
         tracer = self._tracer
         if isinstance(tracer, NotTraced):
@@ -701,11 +683,7 @@ class TracedTemplate:
             raise _not_traced(error) from error
 
     def audit(self, run: Run, messages: list[dict[str, Any]], tools: list[Any] | None) -> None:
-        """Compare a run with the reference.
-
-        Raises:
-            Differs: They are not the same. All paths are dropped.
-        """
+        """Compare a run with the reference; on a difference, drop all paths and raise `Differs`."""
         try:
             text = self._rendered(messages, tools)
         except RowError:

@@ -16,8 +16,7 @@ from tokenmill.origin import Origin
 if TYPE_CHECKING:
     from tokenmill.source.block import Block, BlockRows, read_block
     from tokenmill.source.bytefile import SourceFile
-    from tokenmill.source.open import open_rows
-    from tokenmill.source.rows import Rows
+    from tokenmill.source.rows import Rows, open_rows
 
 __all__ = ["Block", "BlockRows", "Origin", "Rows", "SourceFile", "open_rows", "read_block"]
 
@@ -25,6 +24,5 @@ __getattr__ = first_use(
     __name__,
     block="Block BlockRows read_block",
     bytefile="SourceFile",
-    open="open_rows",
-    rows="Rows",
+    rows="Rows open_rows",
 )
