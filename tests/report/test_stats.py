@@ -136,10 +136,8 @@ def test_roles_and_sources_add_up_to_the_store(store: Store) -> None:
         for role, start, end in row.turns:
             turns[role] += end - start
     assert {role: entry["tokens"] for role, entry in document["roles"].items()} == dict(turns)
-    assert [Path(source["path"]).name for source in document["sources"]] == [
-        "one.jsonl",
-        "two.jsonl",
-    ]
+    names = [Path(source["path"]).name for source in document["sources"]]
+    assert names == ["one.jsonl", "two.jsonl"]
     assert sum(source["tokens"] for source in document["sources"]) == tokens
 
 
