@@ -213,14 +213,6 @@ def test_table_of_another_version_or_with_impossible_places_is_not_used(
     assert PieceTable.from_bytes(data) is None
 
 
-def test_cache_that_cannot_be_written_only_costs_making_the_table(tmp_path: Path) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("a file where the cache should be")
-    tokenizer = fresh()
-    cache.share_table(tokenizer, blocked)
-    assert tokenizer.table.pieces([0]) == [b"<s>"]
-
-
 def test_engine_is_chosen_by_the_work_only_where_it_was_left_open() -> None:
     assert engine_for("auto", LITTLE_WORK) == "hf"
     assert engine_for("auto", LITTLE_WORK + 1) == "auto"
