@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -224,14 +226,15 @@ def test_stopped_or_impossible_lock_only_costs_time(
     one_row: Path, own_cache: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tokenmill.work.identity.MAX_WAIT_S", 0.2)
-    place = own_cache / "tokenizers" / "memo" / "lock"
-    place.parent.mkdir(parents=True)
-    with open(place, "a") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        tm.prepare(one_row, tokenizer=TOKENIZER)
+    place = own_cache / "tokenizers" / "memo"
+    place.mkdir(parents=True)
+    held = os.open(place, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    tm.prepare(one_row, tokenizer=TOKENIZER)
     assert len(asked) == 1
-    place.unlink()
-    place.mkdir()
+    os.close(held)
+    shutil.rmtree(place)
+    place.write_text("no directory to lock")
     tm.prepare(one_row, tokenizer=TOKENIZER, tokenizer_backend="file")
 
 

@@ -244,7 +244,6 @@ class _Run:
                     message.seconds,
                     worker.number,
                     attempts=len(assignment.deaths) + 1,
-                    private_bytes=message.private_bytes,
                 )
                 self._finished.append(done)
             elif isinstance(message, wire.Failed) and under_way:

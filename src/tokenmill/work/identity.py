@@ -79,11 +79,12 @@ def _one_at_a_time(cache_dir: Path) -> Iterator[None]:
         with contextlib.suppress(OSError, CacheError):
             directory = cache_dir / "tokenizers" / "memo"
             make_directory(directory, cache_dir)
-            file = opened.enter_context(open(directory / "lock", "a"))
+            locked = os.open(directory, os.O_RDONLY)
+            opened.callback(os.close, locked)
             deadline = time.monotonic() + MAX_WAIT_S
             while time.monotonic() < deadline:
                 try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
                     time.sleep(0.05)

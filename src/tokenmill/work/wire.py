@@ -58,7 +58,6 @@ class Finished(msgspec.Struct, tag=True):
     number: int
     result: dict[str, Any]
     seconds: float
-    private_bytes: int | None = None
 
 
 class Failure(msgspec.Struct):

@@ -33,7 +33,6 @@ from tokenmill.work.tasks import (
     close_work,
     foreign_error,
     open_work,
-    private_bytes,
 )
 
 READ_BYTES = 1 << 16  # of the channel at once; frames are small
@@ -150,7 +149,7 @@ class Doing:
         # The trip shows here, where the traceback is, that the result can travel.
         result = wire.as_travelled(result)
         seconds = time.perf_counter() - started
-        self._sender.send(wire.Finished(message.number, result, seconds, private_bytes()))
+        self._sender.send(wire.Finished(message.number, result, seconds))
 
     @contextlib.contextmanager
     def _telling(self, message: wire.Assign) -> Iterator[None]:
