@@ -22,7 +22,7 @@ from tests.build.making import (
     write_rows,
 )
 from tokenmill import RowError, SourceError, prepare
-from tokenmill.api import run_recipe
+from tokenmill.build.calls import run_recipe
 from tokenmill.build.outcome import REMARKS, Prepared
 from tokenmill.errors import REASONS
 from tokenmill.report.stats import store_stats
