@@ -186,11 +186,6 @@ class Tokenizer:
         )
 
     @property
-    def identity(self) -> dict[str, Any]:
-        """The document that names this tokenizer by what it does."""
-        return self.card.identity
-
-    @property
     def key(self) -> str:
         return self.card.key
 

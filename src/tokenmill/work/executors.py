@@ -195,7 +195,7 @@ class _Run:
     def _watch(self, worker: WorkerProcess) -> None:
         """Wake up for what can be read, and for room to write while something is unsent."""
         events = selectors.EVENT_READ
-        if worker.has_outgoing:
+        if worker.outgoing:
             events |= selectors.EVENT_WRITE
         self._selector.modify(worker.channel, events, worker)
 

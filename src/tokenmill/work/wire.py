@@ -79,8 +79,6 @@ class Failed(msgspec.Struct, tag=True):
 class OutOfMemory(msgspec.Struct, tag=True):
     """The callable raised MemoryError; the worker ends itself, as if it had been killed for it."""
 
-    number: int | None
-
 
 Down = Begin | Assign
 Up = Ready | Beat | Finishing | Finished | Failed | OutOfMemory

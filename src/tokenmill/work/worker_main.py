@@ -106,7 +106,7 @@ def get_ready(begin: wire.Begin, sender: Sender) -> Work | None:
         sender.send(wire.Failed(None, wire.pack_error(error)))
         return None
     except MemoryError:
-        sender.send(wire.OutOfMemory(None))
+        sender.send(wire.OutOfMemory())
         os._exit(EXIT_OUT_OF_MEMORY)
 
 
@@ -160,7 +160,7 @@ class Doing:
             self._sender.send(wire.Failed(message.number, wire.pack_error(error)))
         except MemoryError:
             traceback.print_exc()
-            self._sender.send(wire.OutOfMemory(message.number))
+            self._sender.send(wire.OutOfMemory())
             os._exit(EXIT_OUT_OF_MEMORY)
         except Exception as error:
             wrapped = foreign_error(Task(message.number, {}, message.label), error)
