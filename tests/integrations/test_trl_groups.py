@@ -8,7 +8,6 @@ whole is still compared, and only the place of the cut may differ.
 from __future__ import annotations
 
 import functools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -197,20 +196,23 @@ def test_reward_models_see_whole_answers_and_margins(tmp_path: Path, tokenizer: 
     assert len(losses(trainer)) == STEPS
 
 
-def test_what_does_not_fit_is_refused(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="wants groups of kto"):
-        hf.for_trl(store, trainer="kto")
-    with pytest.raises(UsageError, match="does not pack groups"):
-        hf.for_trl(store, pack=tm.Pack(length=512))
-    with pytest.raises(UsageError, match="trainer"):
-        hf.for_trl(store, trainer="ppo")
-    with pytest.raises(UsageError, match="has no reference"):
-        hf.for_trl(store, trainer="reward", ref_logps="ref_logps")
-    rows = tm.prepare(
-        str(write_rows(tmp_path / "t.jsonl", [json.dumps({"text": "a"})])), str(TOKENIZER), **INLINE
-    )
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"trainer": "kto"}, "wants groups of kto"),
+        ({"pack": tm.Pack(length=512)}, "does not pack groups"),
+        ({"trainer": "ppo"}, "trainer"),
+        ({"trainer": "reward", "ref_logps": "ref_logps"}, "has no reference"),
+    ],
+)
+def test_what_does_not_fit_is_refused(store: Store, given: dict[str, Any], match: str) -> None:
+    with pytest.raises(UsageError, match=match):
+        hf.for_trl(store, **given)
+
+
+def test_rows_without_groups_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has none"):
-        hf.for_trl(rows, trainer="dpo")
+        hf.for_trl(prepare(tmp_path, [{"text": "a"}]), trainer="dpo")
 
 
 def test_rows_of_groups_are_rows_elsewhere_as_they_stand(store: Store, tmp_path: Path) -> None:
