@@ -6,12 +6,13 @@ has groups of adjacent rows. `Groups` is the sequence of them, over a store or a
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tokenmill.store.columns import row_numbers
 
 if TYPE_CHECKING:
     from tokenmill.dataset import View
@@ -101,12 +102,7 @@ class Groups(Sequence[Group]):
     def _bounds(
         self, groups: Iterable[SupportsIndex]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        size = len(self)
-        numbers = np.asarray([operator.index(group) for group in groups], dtype=np.int64)
-        wrong = (numbers < -size) | (numbers >= size)
-        if wrong.any():
-            raise IndexError(f"group {int(numbers[wrong][0])} of {size}")
-        numbers = np.where(numbers < 0, numbers + size, numbers)
+        numbers = row_numbers(groups, len(self), "group")
         return self._whole.group_starts(numbers), self._whole.group_starts(numbers + 1)
 
     def __repr__(self) -> str:

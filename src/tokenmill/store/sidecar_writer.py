@@ -26,6 +26,7 @@ import xxhash
 from tokenmill import fingerprint
 from tokenmill.errors import CacheError, CorruptionError, NonDeterminismError, UsageError
 from tokenmill.files.sealed import Draft, SealedKind, reading_errors
+from tokenmill.store.columns import row_numbers
 from tokenmill.store.layout import SIDECAR_VALUES
 from tokenmill.store.record import BLOCK_BYTES
 from tokenmill.store.sidecars import (
@@ -464,12 +465,10 @@ class SidecarWriter:
         size = len(self._store)
         if isinstance(rows, slice):
             return np.arange(*rows.indices(size), dtype=np.int64)
-        listed = list(rows) if isinstance(rows, Iterable) else [rows]
-        numbers = np.asarray([row.__index__() for row in listed], dtype=np.int64)
-        wrong = (numbers < -size) | (numbers >= size)
-        if wrong.any():
-            raise UsageError(f"row {int(numbers[wrong][0])} of a store of {size} rows")
-        return np.where(numbers < 0, numbers + size, numbers)
+        try:
+            return row_numbers(rows if isinstance(rows, Iterable) else [rows], size)
+        except IndexError as error:
+            raise UsageError(f"no {error} rows") from error
 
     def _lengths(self, rows: Int64) -> Int64:
         if self.per == "row":

@@ -469,7 +469,7 @@ class _Cache:
 
     def _target(self, file: StoreFile) -> Path:
         kind, _, rest = file.name.partition("/")
-        return (self.layout.pictures if kind == "media" else self.layout.slices) / rest
+        return self.layout.root / ("pictures" if kind == "media" else kind) / rest
 
     def _require_same_record(self, file: StoreFile) -> None:
         key = Path(file.name).stem
