@@ -98,8 +98,9 @@ def collect(
     expired = _expired_stores(layout, older_than_s, set(stores), now)
     needed = _needed_slices(layout, expired)
     unneeded = {f"stores/{key}" for key in expired}
-    for digits, keys in _slice_directories(layout):
-        unneeded |= {f"slices/{key}" for key in keys - needed.in_directory(digits)}
+    for directory in _directories(layout.slices):
+        keys = {path.name.partition(".")[0] for path in directory.iterdir()}
+        unneeded |= {f"slices/{key}" for key in keys - needed.in_directory(directory.name)}
     unneeded |= set(_unneeded_sidecars(layout, expired))
     unneeded |= set(_unneeded_rollouts(layout, expired, now - grace_s))
     unneeded |= {f"staging/{path.name}" for path in _dead_staging(root)}
@@ -153,11 +154,6 @@ def _needed_slices(layout: CacheLayout, expired: set[str]) -> _Needed:
     # A store whose table cannot be read stops the collection: its slices are unknown.
     keys = [load_table(ByteFile(path / TABLE, mapped=False))["key"].copy() for path in stores]
     return _Needed(np.concatenate([np.empty((0, 20), np.uint8), *keys]))
-
-
-def _slice_directories(layout: CacheLayout) -> Iterator[tuple[str, set[str]]]:
-    for directory in _directories(layout.slices):
-        yield directory.name, {path.name.partition(".")[0] for path in directory.iterdir()}
 
 
 def _unneeded_sidecars(layout: CacheLayout, expired: set[str]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -32,7 +33,7 @@ def push(
     staying = [sidecar.name for sidecar in opened.sidecars] if is_remote(target) else []
     if staying:
         output.say(f"not sent: {', '.join(staying)}; attach them again where the store is read")
-    output.result(done.document())
+    output.result(asdict(done))
 
 
 @command(app, *CACHE)
@@ -50,4 +51,4 @@ def pull(
 
     done = transfer.pull(source, out=out, embed_media=embed_media, **given)
     output.say(f"{done.rows:,} rows, {done.bytes:,} bytes, every block checked")
-    output.result(done.document())
+    output.result(asdict(done))
