@@ -186,7 +186,6 @@ def _unneeded_rollouts(layout: CacheLayout, expired: set[str], since: float) -> 
 
 
 def _dead_staging(root: Path) -> Iterator[Path]:
-    """Staging directories of this machine whose process is gone."""
     here = socket.gethostname()
     for path in _directories(root / "staging"):
         host, _, rest = path.name.rpartition("-")[0].rpartition("-")

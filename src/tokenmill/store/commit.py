@@ -170,7 +170,6 @@ def file_document(path: Path) -> Document:
 def _write_columns(
     cache: CacheLayout, placements: Iterable[Placement], staged: Path
 ) -> tuple[_Tally, dict[str, Document]]:
-    """Write the table and the columns of all rows in one pass over the slices."""
     tally = _Tally()
     body = staged / "table.part"
     with NewFile(body) as table, ExitStack() as opened:

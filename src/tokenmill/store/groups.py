@@ -42,13 +42,11 @@ class Group:
 
     @property
     def scores(self) -> tuple[float, ...] | None:
-        """The score of each row, where the source has them."""
         found = [row.score for row in self.rows]
         return None if None in found else tuple(score for score in found if score is not None)
 
     @property
     def margin(self) -> float | None:
-        """By how much the first row is better, where the source says so."""
         return self.rows[0].margin
 
     @property
@@ -84,7 +82,6 @@ class Groups(Sequence[Group]):
     @overload
     def __getitem__(self, index: slice) -> Groups: ...
     def __getitem__(self, index: SupportsIndex | slice) -> Group | Groups:
-        """One group, or the groups of a view of some."""
         if isinstance(index, slice):
             return Groups(self.select(range(len(self))[index]))
         first, stop = self._bounds([index])

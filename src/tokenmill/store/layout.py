@@ -118,7 +118,6 @@ class CacheLayout:
 
     @property
     def rollouts(self) -> Path:
-        """Rollouts converted from dumps, and pairs of them."""
         return self.root / "rollouts"
 
     def picture(self, digest: str) -> Path:

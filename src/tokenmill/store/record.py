@@ -187,7 +187,6 @@ def decode_record(data: bytes, files: SliceFiles) -> CommitRecord:
 
 
 def _token_sizes(record: CommitRecord) -> dict[str, int | None]:
-    """Bytes of every buffer of the token file."""
     offsets = 4 * (record.rows + 1)
     return {
         "input_ids.offsets": offsets,

@@ -114,7 +114,6 @@ def _as_array(given: npt.ArrayLike) -> npt.NDArray[Any]:
 def _row_by_row(
     values: Sequence[npt.ArrayLike], rows: Sequence[int] | Int64, lengths: Any, convert: _Converter
 ) -> Iterator[Float32]:
-    """Convert a list with one array for each row."""
     if len(values) != len(rows):
         raise UsageError(f"{len(values)} arrays of values for {len(rows)} rows")
     for row, length, given in zip(rows, lengths, values, strict=True):
@@ -260,7 +259,6 @@ def _publish_values(
 
 
 def _intact(store: Store, identity: Identity) -> Sidecar | None:
-    """The published sidecar, unless a byte of it is damaged."""
     try:
         found = find(store, identity)
         if found is not None:
@@ -283,7 +281,6 @@ def _require_same(found: Sidecar, ours: Record) -> Sidecar:
 
 @contextlib.contextmanager
 def _staged(store: Store, kind: SealedKind, name: str) -> Iterator[tuple[Path, Draft]]:
-    """Stage a directory beside the first sidecars of the store that can be written."""
     refusal: CacheError | None = None
     with contextlib.ExitStack() as stack:
         for home in sidecar_dirs(store):

@@ -248,12 +248,10 @@ class Sidecar:
         return self._stretch(0, self.record.values)
 
     def stretches(self, values: int = BLOCK_BYTES // BYTES) -> Iterator[Float32]:
-        """All values, some at a time."""
         for first in range(0, self.record.values, values):
             yield self._stretch(first, min(values, self.record.values - first))
 
     def check_all(self) -> int:
-        """Check every block; return the bytes read."""
         return self._file.check_all()
 
     def _of_rows(self, rows: Int64) -> Float32:

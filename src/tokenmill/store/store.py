@@ -134,7 +134,6 @@ class Row(msgspec.Struct, eq=False, gc=False):
 
     @property
     def prompt_tokens(self) -> int | None:
-        """See `tokenmill.store.Group`."""
         count = int(self._column("prompt_tokens"))
         return None if count < 0 else count
 
@@ -145,7 +144,6 @@ class Row(msgspec.Struct, eq=False, gc=False):
 
     @property
     def carried_json(self) -> dict[str, str]:
-        """The extra columns as the stored JSON text."""
         return self._store.slice_at(self._slice).carried_json(self._number)
 
     def with_tokens(self, input_ids: NDArray[np.int32], loss_mask: NDArray[np.uint8]) -> Row:
@@ -158,14 +156,9 @@ class Row(msgspec.Struct, eq=False, gc=False):
 
 
 class Store(ViewMethods, Sequence[Row]):
-    """Rows by integer; open one with `open_store`.
+    """Rows by integer; open one with `open_store`, which describes the arguments.
 
-    Args:
-        path: The store's directory.
-        verify: See `open_store`.
-        paths: The source files in the manifest's order; None: those in ``proof.json``.
-        media_root: See `open_store`.
-        media_urls: See `open_store`.
+    ``paths`` are the source files in the manifest's order; None: those in ``proof.json``.
     """
 
     def __init__(
@@ -278,7 +271,6 @@ class Store(ViewMethods, Sequence[Row]):
                 yield Row(self, at, number, ids, mask)
 
     def slice_at(self, at: int) -> SliceReader:
-        """The reader of the n-th slice."""
         reader = self._open.get(at)
         if reader is not None:
             return reader

@@ -2,8 +2,9 @@
 
 A portable store is a directory with its slices and tokenizer beneath it. `_jobs` lists its files by
 their names in that directory. A destination takes them, a few at a time: `_stage` stages them for
-one rename, `_Url` uploads what is not there yet, `_Cache` publishes slices and images. Slices are verified block by block while they are read. The manifest comes last, so readers
-see no store or a complete one, and an interrupted copy continues where it stopped.
+one rename, `_Url` uploads what is not there yet, `_Cache` publishes slices and images. Slices are
+verified block by block while they are read. The manifest comes last, so readers see no store or a
+complete one, and an interrupted copy continues where it stopped.
 """
 
 from __future__ import annotations
@@ -81,7 +82,6 @@ class StoreFile:
 
     @property
     def path(self) -> Path | None:
-        """The file on this machine, if it is one."""
         content = self.content
         path = content.path if isinstance(content, GuardedFile) else content
         return path if isinstance(path, Path) else None
@@ -146,7 +146,6 @@ def _image_file(store: Store, sizes: list[int], media: Media) -> Part:
 
 
 def _model_files(store: Store) -> Part:
-    """The files of the store's tokenizer and processor."""
     models = {"tokenizer": store.tokenizer_path, "processor": store.processor_path}
     return [
         StoreFile(f"{kind}/{name}", path)
@@ -414,7 +413,6 @@ def push(store: Store, target: str, *, embed_media: bool = False) -> TransferRes
 
 
 def _require_free(place: RemotePath, store: Store) -> None:
-    """Refuse a target that holds another store."""
     try:
         found = read_manifest(StoreLayout(place))  # type: ignore[arg-type]
     except SourceMissing:
