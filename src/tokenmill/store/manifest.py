@@ -106,31 +106,24 @@ Document = dict[str, Any]
 
 
 def make_manifest(
-    document: Document,
-    totals: Document,
-    tokenizer: Document,
-    files: dict[str, Document],
-    media: Document | None = None,
+    document: Document, totals: Document, tokenizer: Document, files: dict[str, Document]
 ) -> Document:
-    """Compose a manifest and sign it with its own digest."""
-    manifest = {
+    """Compose a manifest with its own digest."""
+    return with_digest({
         "format": FORMAT,
         "key": fingerprint.key(document),
         "document": document,
         "totals": totals,
         "tokenizer": tokenizer,
         "files": files,
-        **({} if media is None else {"media": media}),
-    }
-    return {**manifest, "digest": fingerprint.key(manifest)}
+    })  # fmt: skip
 
 
-def with_files(
-    manifest: Document, files: dict[str, Document], media: Document | None = None
-) -> Document:
-    """Return the manifest over other files; ``media`` counts embedded images, None: as before."""
-    document, totals, tokenizer = (manifest[n] for n in ("document", "totals", "tokenizer"))
-    return make_manifest(document, totals, tokenizer, files, media or manifest.get("media"))
+def with_digest(manifest: Document, **changes: Any) -> Document:
+    """Return the manifest with other members, and the digest of all of them."""
+    changed = {**manifest, **changes}
+    changed.pop("digest", None)
+    return {**changed, "digest": fingerprint.key_of_parsed(changed)}
 
 
 def encode_manifest(manifest: Document) -> bytes:
@@ -174,9 +167,7 @@ def _not_a_store(directory: Path) -> UsageError | SourceMissing:
 
 
 def _check_digest(manifest: Document, path: Path) -> None:
-    stated = manifest.get("digest")
-    unsigned = {name: value for name, value in manifest.items() if name != "digest"}
-    actual = fingerprint.key_of_parsed(unsigned)
+    stated, actual = manifest.get("digest"), with_digest(manifest)["digest"]
     if stated != actual:
         raise CorruptionError(f"digest is {actual}, expected {stated}", path=path)
     key = fingerprint.key_of_parsed(manifest.get("document"))

@@ -46,7 +46,7 @@ from tokenmill.store.access import PIECE_BYTES, GuardedFile, open_guarded
 from tokenmill.store.ahead import ahead
 from tokenmill.store.commit import Placement, commit_store, state_json
 from tokenmill.store.layout import CacheLayout, StoreLayout, image_name
-from tokenmill.store.manifest import Document, encode_manifest, read_manifest, with_files
+from tokenmill.store.manifest import Document, encode_manifest, read_manifest, with_digest
 from tokenmill.store.record import Media
 from tokenmill.store.remote import CONTENTS, RemoteStore
 from tokenmill.store.sidecars import KIND, Sidecar
@@ -194,8 +194,8 @@ def _copy_portable(
         stated = {name: _stated(data) for name, data in models.items()}
         listing = canonical({"key": store.key, "files": stated}) + b"\n"
         _copy([lambda: [StoreFile(CONTENTS, listing)]], put, result)
-    media = {"pictures": len(sizes), "bytes": sum(sizes)} if embeds else None
-    manifest = encode_manifest(with_files(store.manifest, files, media))
+    media = {"media": {"pictures": len(sizes), "bytes": sum(sizes)}} if embeds else {}
+    manifest = encode_manifest(with_digest(store.manifest, files=files, **media))
     _copy([lambda: [StoreFile(names.MANIFEST, manifest)]], put, result)
 
 
