@@ -11,7 +11,6 @@ import pytest
 
 from tests.build.making import TOKENIZER, conversations, write_rows
 from tests.cli.harness import QUICK, Shell
-from tokenmill.cli.options import in_flags
 from tokenmill.errors import UsageError
 
 WRONG = {
@@ -224,7 +223,7 @@ def test_lint_leaves_the_engine_of_a_recipe(
         asked.append((sources, given.get("engine"), given.get("renderer")))
         raise UsageError("seen")
 
-    monkeypatch.setattr("tokenmill.api.lint", lint)
+    monkeypatch.setattr("tokenmill.report.lint.run.lint", lint)
     assert shell("lint", "recipe.yaml").code == 2
     assert shell("lint", "recipe.yaml", "--engine", "auto").code == 2
     assert asked == [("recipe.yaml", None, None), ("recipe.yaml", "auto", None)]
@@ -330,11 +329,3 @@ def test_refusal_names_flags_and_no_python(shell: Shell, places: dict[str, str],
     assert message in refused.error["message"]
     assert not re.search(r"Pack|None|Value error", refused.error["message"])
     assert message in refused.err
-
-
-def test_names_that_are_no_flags_stay_as_they_are() -> None:
-    said = "Pack(oversize='drop' | 'x') or a_b=3, c=, d='e f', Pack.window"
-    assert (
-        in_flags(said, {"a_b", "c"})
-        == "oversize='drop' | 'x' or --a-b 3, --c, d='e f', Pack.window"
-    )

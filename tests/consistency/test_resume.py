@@ -6,13 +6,16 @@ import json
 import os
 import random
 import signal
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.consistency.cases import CASES, loader_of, run_of
-from tests.consistency.child import Nursery, digest, in_fresh_interpreter, serve
+from tests.consistency.child import digest, in_fresh_interpreter, in_new_process, serve
 from tests.consistency.corpus import Corpus
 from tests.faults.tools import Zygote
 
@@ -42,7 +45,7 @@ def job(corpus: Corpus, name: str, state: Any, take: int | None, **more: Any) ->
     }  # fmt: skip
 
 
-def resume_at_every_step(corpus: Corpus, nursery: Nursery, name: str, share: int) -> None:
+def resume_at_every_step(corpus: Corpus, zygote: Zygote, name: str, share: int) -> None:
     """One step of so many in a new process, the others with new objects in this one."""
     batches, states = uninterrupted(corpus, name)
     assert len(batches) > 10
@@ -50,8 +53,8 @@ def resume_at_every_step(corpus: Corpus, nursery: Nursery, name: str, share: int
     for step, state in enumerate(states):
         # Far enough to cross the next end of a window; every eleventh goes on to the very end.
         take = None if step % 11 == 0 else 3
-        run = nursery.run if step % share == 0 else serve
-        report = run(job(corpus, name, state, take))
+        task = job(corpus, name, state, take)
+        report = in_new_process(zygote, task) if step % share == 0 else serve(task)
         pids.add(report["pid"])
         stop = len(batches) if take is None else min(step + take, len(batches))
         assert report["batches"] == batches[step:stop], f"resumed at step {step}"
@@ -60,75 +63,67 @@ def resume_at_every_step(corpus: Corpus, nursery: Nursery, name: str, share: int
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in WHOLE])
-def test_resume_at_every_step(corpus: Corpus, nursery: Nursery, name: str) -> None:
-    resume_at_every_step(corpus, nursery, name, share=5)
+def test_resume_at_every_step(corpus: Corpus, zygote: Zygote, name: str) -> None:
+    resume_at_every_step(corpus, zygote, name, share=5)
 
 
 @pytest.mark.parametrize("name", WHOLE_OR_SOAK)
-def test_resume_at_every_step_in_a_new_process(corpus: Corpus, nursery: Nursery, name: str) -> None:
-    resume_at_every_step(corpus, nursery, name, share=1)
+def test_resume_at_every_step_in_a_new_process(corpus: Corpus, zygote: Zygote, name: str) -> None:
+    resume_at_every_step(corpus, zygote, name, share=1)
 
 
-def resume_in_a_chain(corpus: Corpus, nursery: Nursery, name: str, times: int) -> None:
-    """So many resumes, each in a new process and from the state of the one before."""
+def resume_in_a_chain(
+    corpus: Corpus, name: str, takes: Iterable[int], run: Callable[..., Any], **more: Any
+) -> None:
+    """So many resumes, each from the state of the one before, and then to the end."""
     batches, states = uninterrupted(corpus, name)
-    steps = random.Random(name)
     served: list[str] = []
     state = None
-    for _ in range(times):
-        most = len(batches) // times + 1
-        report = nursery.run(job(corpus, name, state, steps.randint(0, most)))
+    for take in (*takes, None):
+        report = run(job(corpus, name, state, take, **more))
         served += report["batches"]
         state = report["state"]
         assert state == states[len(served)]
-    served += nursery.run(job(corpus, name, state, None))["batches"]
     assert served == batches
 
 
+def some_takes(corpus: Corpus, name: str, times: int) -> list[int]:
+    most = len(uninterrupted(corpus, name)[0]) // times + 1
+    steps = random.Random(name)
+    return [steps.randint(0, most) for _ in range(times)]
+
+
 @pytest.mark.parametrize("name", [name for name in CASES if name not in WHOLE])
-def test_chained_resumes_in_new_processes(corpus: Corpus, nursery: Nursery, name: str) -> None:
-    resume_in_a_chain(corpus, nursery, name, times=8)
+def test_chained_resumes_in_new_processes(corpus: Corpus, zygote: Zygote, name: str) -> None:
+    takes = some_takes(corpus, name, 8)
+    resume_in_a_chain(corpus, name, takes, partial(in_new_process, zygote))
 
 
 @pytest.mark.parametrize("name", WHOLE_OR_SOAK)
-def test_thirty_chained_resumes_in_new_processes(
-    corpus: Corpus, nursery: Nursery, name: str
-) -> None:
-    resume_in_a_chain(corpus, nursery, name, times=30)
+def test_thirty_chained_resumes_in_new_processes(corpus: Corpus, zygote: Zygote, name: str) -> None:
+    takes = some_takes(corpus, name, 30)
+    resume_in_a_chain(corpus, name, takes, partial(in_new_process, zygote))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("take", [9, pytest.param(1, marks=pytest.mark.soak)])
 def test_chained_resumes_in_fresh_interpreters(corpus: Corpus, take: int) -> None:
     """Nothing is inherited at all: 36 batches, each epoch ending with a partial one."""
-    batches, _ = uninterrupted(corpus, "rows_keep")
-    assert len(batches) == EPOCHS * 12
-    served: list[str] = []
-    state = None
-    for seed in range(0, len(batches), take):
-        report = in_fresh_interpreter(
-            job(corpus, "rows_keep", state, take), PYTHONHASHSEED=str(seed)
-        )
-        served += report["batches"]
-        state = report["state"]
-    assert served == batches
+    seeds = count()
+
+    def run(job: dict[str, Any]) -> dict[str, Any]:
+        return in_fresh_interpreter(job, PYTHONHASHSEED=str(next(seeds)))
+
+    resume_in_a_chain(corpus, "rows_keep", [take] * (EPOCHS * 12 // take), run)
 
 
 @pytest.mark.parametrize("prefetch", [1, 7])
 @pytest.mark.parametrize("name", ["rows_keep", "packed", "mixed"])
 def test_resume_counts_what_was_handed_out_not_what_was_prefetched(
-    corpus: Corpus, nursery: Nursery, name: str, prefetch: int
+    corpus: Corpus, zygote: Zygote, name: str, prefetch: int
 ) -> None:
-    batches, states = uninterrupted(corpus, name)
-    geometry = {"prefetch": prefetch}
-    take = 3 + len(batches) // 20
-    state, served = None, []
-    while len(served) < len(batches):
-        report = nursery.run(job(corpus, name, state, take, geometry=geometry))
-        served += report["batches"]
-        state = report["state"]
-        assert state == states[len(served)]
-    assert served == batches
+    run, geometry = partial(in_new_process, zygote), {"prefetch": prefetch}
+    resume_in_a_chain(corpus, name, [4] * 6, run, geometry=geometry)
 
 
 @pytest.mark.slow
