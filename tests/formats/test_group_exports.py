@@ -18,7 +18,7 @@ from tests.build.making import INLINE, TOKENIZER, write_rows
 from tests.build.test_groups import kto, pair, ranked
 from tests.cli.harness import Shell
 from tokenmill.errors import UsageError
-from tokenmill.formats import plan as plans
+from tokenmill.formats import export_files as plans
 from tokenmill.store import Row, Store
 
 COUNT, SEED = 30, 5

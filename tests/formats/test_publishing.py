@@ -21,7 +21,7 @@ from tests.programs import environment
 from tests.store.making import make_columns, make_store
 from tokenmill.errors import CacheError, UsageError
 from tokenmill.formats import FORMATS
-from tokenmill.formats.plan import SUFFIXES
+from tokenmill.formats.export_files import SUFFIXES
 from tokenmill.packing import Pack
 from tokenmill.store import Store
 

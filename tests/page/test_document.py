@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from tests.cli.harness import Shell
 from tests.page.conftest import ATTACK, Made
 from tokenmill.errors import UsageError
-from tokenmill.report.page.document import compressed, make_page, page, write_page
-from tokenmill.report.page.overview import overview
+from tokenmill.report.page.document import compressed, make_page, overview, page, write_page
 from tokenmill.report.row import RowFacts, store_tokenizer
 from tokenmill.store import Store
 

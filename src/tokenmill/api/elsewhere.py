@@ -73,7 +73,7 @@ def export(
 
     from tokenmill.formats import ExportPlan, SplitPlan
     from tokenmill.formats import export as write
-    from tokenmill.formats.plan import unit_of
+    from tokenmill.formats.export_files import unit_of
     from tokenmill.loader import WholeRun
     from tokenmill.packing import Slots
 

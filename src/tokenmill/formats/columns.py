@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,12 +23,20 @@ import pyarrow as pa
 
 from tokenmill.dataset import View
 from tokenmill.errors import UsageError
-from tokenmill.formats.plan import LENGTHS, TRAINERS, ExportPlan
 from tokenmill.loader.filler import WEIGHTS
 from tokenmill.loader.group_batches import GroupFiller, group_kind, mismatched
 from tokenmill.packing import Packs, Piece, fill_packs, labels_of
 from tokenmill.store import Row
 from tokenmill.store.slice_writer import number_type
+
+if TYPE_CHECKING:
+    from tokenmill.formats.export_files import ExportPlan
+
+TRAINERS = ("hf", "axolotl", "llama-factory")
+"""Formats with the columns of trainers. Of data with groups they hold a record per group, every
+other format a record per row."""
+LENGTHS = ("length", "lengths")
+"""Columns with the number of a row's tokens, as transformers and ms-swift name them."""
 
 _FLOAT = pa.list_(pa.float32())
 _INT8, _INT32, _INT64 = (pa.list_(kind()) for kind in (pa.int8, pa.int32, pa.int64))

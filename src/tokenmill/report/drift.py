@@ -79,7 +79,6 @@ class RolloutReport:
     seconds: float = 0.0
 
     def fails(self, fail_on: str | None) -> bool:
-        """Return whether there is a trajectory of this class or a more severe one."""
         if fail_on is None:
             return False
         return any(self.counts[name] for name in CLASSES[CLASSES.index(fail_on) :])
@@ -105,13 +104,7 @@ def run_check(
 ) -> RolloutReport:
     """Check every trajectory of a recipe's sources.
 
-    Args:
-        recipe: Sources, tokenizer and chat template.
-        options: Cache and engines.
-        executor: Where the work runs.
-        format: One of `FORMATS`, or ``auto``.
-        names: Names in origins for files that were converted from others.
-        progress: As for `tokenmill.prepare`.
+    ``names`` are those in origins for files that were converted from others.
     """
     start = time.perf_counter()
     if format != "auto" and format not in FORMATS:

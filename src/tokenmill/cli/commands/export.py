@@ -94,7 +94,7 @@ def export(
 ) -> None:
     """Write a store's rows in another library's format."""
     from tokenmill.api import export as write
-    from tokenmill.formats.plan import default_name, unit_of
+    from tokenmill.formats.export_files import default_name, unit_of
     from tokenmill.packing import Pack
     from tokenmill.store import open_store
 

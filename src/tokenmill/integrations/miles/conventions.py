@@ -72,7 +72,6 @@ class ServedTools:
 
     @cached_property
     def form(self) -> str:
-        """A digest of the class's behaviour."""
         answers = []
         for probe in PROBES:
             try:
