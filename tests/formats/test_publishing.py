@@ -131,10 +131,8 @@ import tokenmill as tm
 from tokenmill.formats import export_files
 real = export_files._stream
 def dying(plan, table, samples):
-    for number, buffer in enumerate(real(plan, table, samples)):
-        yield buffer
-        if number == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
+    yield next(real(plan, table, samples))
+    os.kill(os.getpid(), signal.SIGKILL)
 export_files._stream = dying
 tm.export(tm.open_store(sys.argv[1]), "parquet", sys.argv[2])
 """

@@ -232,8 +232,6 @@ def test_masks_of_a_row_never_train_its_first_token(mask: list[int]) -> None:
     assert labels_of(ids, stored).tolist() == batch["labels"][0, :width].tolist()
     trained_mask = trainers.FIELDS["mask"](ids, stored)
     assert trained_mask.tolist() == batch["loss_mask"][0, :width].tolist()
-        trainers.FIELDS["mask"](stored, stored).tolist() == batch["loss_mask"][0, :width].tolist()
-    )
     trained = [n for n in range(1, width) if mask[n]]
     assert trainers.response_mask(stored).tolist() == (mask[trained[0] :] if trained else [])
     assert stored.tolist() == mask  # a view onto the store is never written to

@@ -290,36 +290,25 @@ def _stream(plan: ExportPlan, table: Table, samples: range) -> Iterator[bytes]:
     with writer:
         for block in blocks:
             made = table.table(block)
-            if plan.suffix == ".parquet":
-                writer.write_table(made, row_group_size=max(made.num_rows, 1))
-            else:
-                writer.write_table(made)
-            yield from buffer.take()
-    yield from buffer.take()
+            writer.write_table(made, max(made.num_rows, 1))  # rows of a row group, or of a batch
+            yield buffer.take()
+    yield buffer.take()
 
 
-class _Buffer(io.RawIOBase):
+class _Buffer(io.BytesIO):
     """A file that keeps what is written until it is taken."""
 
-    def __init__(self) -> None:
-        self._held: list[bytes] = []
-        self._size = 0
-
-    def writable(self) -> bool:
-        return True
+    _taken = 0
 
     def tell(self) -> int:
-        return self._size
+        return self._taken + super().tell()
 
-    def write(self, data: object) -> int:
-        held = bytes(memoryview(data))  # type: ignore[arg-type]  # whatever pyarrow hands over
-        self._held.append(held)
-        self._size += len(held)
-        return len(held)
-
-    def take(self) -> list[bytes]:
-        held, self._held = self._held, []
-        return held
+    def take(self) -> bytes:
+        data = self.getvalue()
+        self._taken += len(data)
+        self.seek(0)
+        self.truncate()
+        return data
 
 
 def _state(plan: ExportPlan, names: list[str]) -> Buffers:

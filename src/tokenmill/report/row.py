@@ -114,14 +114,11 @@ def token_kinds(mask: Sequence[int], special: Sequence[bool]) -> list[str]:
 
 def media_document(media: Media) -> dict[str, Any]:
     """Return size and token positions of one image."""
+    names = ("start", "count", "width", "height", "digest")
     return {
-        "start": media.start,
-        "count": media.count,
-        "width": media.width,
-        "height": media.height,
+        **{name: getattr(media, name) for name in names},
         "grid": None if media.grid is None else list(media.grid),
         "reference": media.reference[:MAX_REFERENCE],
-        "digest": media.digest,
     }
 
 

@@ -40,10 +40,7 @@ def store_stats(store: Store) -> dict[str, Any]:
     """Return totals, percentiles, and counts per source and role."""
     totals = store.manifest["totals"]
     return {
-        "rows": totals["rows"],
-        "tokens": totals["tokens"],
-        "trained_tokens": totals["trained_tokens"],
-        "rejected": totals["rejected"],
+        **{name: totals[name] for name in ("rows", "tokens", "trained_tokens", "rejected")},
         "groups": totals.get("groups", {}),
         "percentiles": percentiles(store.lengths),
         "trained_percentiles": percentiles(store.trained),
