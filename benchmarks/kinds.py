@@ -93,7 +93,7 @@ KINDS = (
 PREPARE = """
 import contextlib, json, sys, time
 from statistics import mean
-from tokenmill.api import run_recipe
+from tokenmill.build.calls import run_recipe
 from tokenmill.build.run import BUILD
 from tokenmill.work import LocalExecutor
 

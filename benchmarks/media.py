@@ -224,7 +224,7 @@ def _write_rows(files: list[Path], words: int = 200) -> Path:
 
 
 def _store_of(made: Any, source: Path, engine: str = "auto") -> Any:
-    from tokenmill.api.recipes import run_recipe
+    from tokenmill.build.calls import run_recipe
 
     given = {"executor": "inline", "progress": False, "judge": False, "engine": engine}
     return run_recipe(str(source), processor=made, cache_dir=source.parent / "cache", **given).store

@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.data import corpora, shared
 from benchmarks.measure import tokenmill, watched
 from benchmarks.report import Report
-from tokenmill.api import run_recipe
+from tokenmill.build.calls import run_recipe
 
 ROWS = 20_000
 

@@ -44,7 +44,7 @@ PREPARE = (
 import json, sys, time
 from pathlib import Path
 from benchmarks.simulated import arguments_of, planned
-from tokenmill.api import run_recipe
+from tokenmill.build.calls import run_recipe
 
 sources, cache = Path(sys.argv[1]), Path(sys.argv[2])
 begun = time.perf_counter()

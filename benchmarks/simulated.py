@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 
 import tokenmill
-from tokenmill.api import resolve_call
+from tokenmill.build.calls import resolve_call
 from tokenmill.build.plan import Plan
 from tokenmill.build.run import plan
 from tokenmill.source.bytefile import FileEntry, LocalFile

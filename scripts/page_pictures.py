@@ -23,7 +23,7 @@ from typing import Any
 from playwright.sync_api import sync_playwright
 
 import tokenmill as tm
-from tokenmill.api import run_recipe
+from tokenmill.build.calls import run_recipe
 from tokenmill.report.page.document import make_page
 from tokenmill.report.page.serve import Viewer, serve
 from tokenmill.store import Store

@@ -104,6 +104,6 @@ def test_what_is_none_of_the_choices_is_refused_with_them() -> None:
 
 
 def test_every_reason_has_a_hint_for_the_command_line() -> None:
-    from tokenmill.cli.commands.prepare import HINTS
+    from tokenmill.cli.commands.build import HINTS
 
     assert list(HINTS) == list(REASONS)

@@ -110,6 +110,8 @@ stores = {
 for name, store in stores.items():
     assert main(["push", str(store.path), name]) == 0
 tm.export(plain, "hf", "theirs")
+with open("mix.yaml", "w") as file:
+    json.dump({"sources": {"short": "stores/short", "long": "stores/long"}}, file)
 """
 
 

@@ -12,6 +12,7 @@ import pytest
 import tokenmill as tm
 from tests.build.making import TOKENIZER
 from tokenmill import fingerprint
+from tokenmill.build.calls import UNSET
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.chat import ChatSpec
 from tokenmill.errors import UsageError
@@ -70,9 +71,7 @@ def test_signature_of_prepare_is_the_declaration() -> None:
     options = {**declared(Recipe), **declared(RunOptions)}
     written = inspect.signature(tm.prepare).parameters
     assert set(written) == {*options, "progress"}
-    types = get_type_hints(
-        inspect.unwrap(tm.prepare), localns={"Executor": Executor, "Recipe": Recipe}
-    )
+    types = get_type_hints(tm.prepare, localns={"Executor": Executor, "Store": tm.Store})
     declared_types = {**get_type_hints(Recipe), **get_type_hints(RunOptions)}
     text = inspect.getdoc(tm.prepare)
     assert text is not None
@@ -84,7 +83,7 @@ def test_signature_of_prepare_is_the_declaration() -> None:
         assert said.startswith(option.help) if more else said == option.help, name
         if name in ("sources", "tokenizer"):
             continue
-        assert written[name].default == option.default, name
+        assert written[name].default is UNSET, name
         assert written[name].kind is inspect.Parameter.KEYWORD_ONLY
         # Any sequence of columns is taken, and a tuple is kept; executors are no matter of options.
         if name not in ("carry", "executor"):

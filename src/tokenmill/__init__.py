@@ -32,28 +32,23 @@ from tokenmill.errors import (
 from tokenmill.optional import first_use
 
 if TYPE_CHECKING:
-    from tokenmill.api import (
-        PromptDataset,
-        check_rollouts,
-        export,
-        from_rollouts,
-        lint,
-        open_rows,
-        prepare,
-        prepare_part,
-        pull,
-        push,
-        to_hf,
-    )
     from tokenmill.bridge import Bridge
+    from tokenmill.build.calls import prepare, prepare_part
     from tokenmill.build.recipe import Recipe
+    from tokenmill.build.recorded import from_rollouts
     from tokenmill.dataset import Mixture, View, as_view, concat, filtered, mix, split
+    from tokenmill.formats import export
+    from tokenmill.integrations.hf import to_hf
     from tokenmill.loader import LengthGrouped, Loader
     from tokenmill.origin import Origin
     from tokenmill.packing import Align, MicroBatches, Pack
-    from tokenmill.prompts import Prompt
+    from tokenmill.prompts import Prompt, PromptDataset
+    from tokenmill.report.drift import check_rollouts
+    from tokenmill.report.lint.run import lint
+    from tokenmill.source import open_rows
     from tokenmill.store import Media, Row, Sidecar, Store, open_store
     from tokenmill.store.sidecar_writer import attach
+    from tokenmill.store.transfer import pull, push
 
 __version__ = "0.1.0"
 
@@ -109,17 +104,25 @@ __all__ = [
 
 __getattr__ = first_use(
     __name__,
-    # Not from where they live: whoever comes through `api` knows what integrations register.
-    api="PromptDataset check_rollouts export from_rollouts lint open_rows prepare prepare_part "
-    "pull push to_hf",
     bridge="Bridge",
+    formats="export",
     dataset="Mixture View as_view concat filtered mix split",
     loader="LengthGrouped Loader",
     origin="Origin",
     packing="Align MicroBatches Pack",
-    prompts="Prompt",
+    prompts="Prompt PromptDataset",
+    source="open_rows",
     store="Media Row Sidecar Store open_store",
-    **{"build.recipe": "Recipe", "store.sidecar_writer": "attach"},
+    **{
+        "build.calls": "prepare prepare_part",
+        "build.recipe": "Recipe",
+        "build.recorded": "from_rollouts",
+        "integrations.hf": "to_hf",
+        "report.drift": "check_rollouts",
+        "report.lint.run": "lint",
+        "store.sidecar_writer": "attach",
+        "store.transfer": "pull push",
+    },
 )
 
 

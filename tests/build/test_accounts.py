@@ -22,8 +22,8 @@ from tests.build.making import (
     write_rows,
 )
 from tokenmill import RowError, SourceError, prepare
-from tokenmill.api import run_recipe
 from tokenmill.build import outcome
+from tokenmill.build.calls import run_recipe
 from tokenmill.build.outcome import REMARKS, Account, Prepared, proof_document
 from tokenmill.errors import REASONS
 from tokenmill.report.stats import store_stats

@@ -13,7 +13,7 @@ import pytest
 
 from tests.build.making import TOKENIZER, conversations, write_rows
 from tests.programs import python
-from tokenmill.api import explain_recipe
+from tokenmill.build.calls import explain_recipe
 
 Change = Callable[[Path, Path], dict[str, Any]]
 """Changes the source or the tokenizer in place and returns further arguments."""
@@ -169,10 +169,11 @@ def test_overlong_without_a_limit_decides_nothing(source: Path) -> None:
 
 
 PROGRAM = """
-import json, sys, tokenmill.api as api
+import json, sys
+from tokenmill.build.calls import run_recipe
 given = json.loads(sys.argv[3])
-print(api.run_recipe(sys.argv[1], sys.argv[2], progress=False, tokenizer_backend="file",
-                     executor="inline", **given).store.key)
+print(run_recipe(sys.argv[1], sys.argv[2], progress=False, tokenizer_backend="file",
+                 executor="inline", **given).store.key)
 """
 
 

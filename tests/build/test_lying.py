@@ -14,8 +14,8 @@ import pytest
 
 from tests.build.lying import ENTRY, VARIABLE, Lie
 from tests.build.making import INLINE, TOKENIZER, conversations, files_of, small_cuts, write_rows
-from tokenmill.api import run_part, run_recipe
 from tokenmill.build import run as build_run
+from tokenmill.build.calls import run_part, run_recipe
 from tokenmill.build.outcome import Prepared
 from tokenmill.errors import CorruptionError
 from tokenmill.store import Store

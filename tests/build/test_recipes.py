@@ -10,8 +10,8 @@ import yaml
 
 import tokenmill as tm
 from tests.build.making import INLINE, TOKENIZER, conversations, write_rows
-from tokenmill.api import resolve_call
 from tokenmill.build import run as running
+from tokenmill.build.calls import resolve_call
 from tokenmill.build.recipe import RunOptions
 from tokenmill.options import declared
 

@@ -21,7 +21,7 @@ from tests.build.making import (
     small_cuts,
     write_rows,
 )
-from tokenmill.api import run_recipe
+from tokenmill.build.calls import run_recipe
 from tokenmill.build.outcome import Prepared
 from tokenmill.work.progress import Snapshot
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.build.making import TOKENIZER
 from tokenmill import prepare
-from tokenmill.api import run_recipe
+from tokenmill.build.calls import run_recipe
 
 ROWS = 46_000  # of about a kilobyte: some 45 MB, five or six slices
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.build.illustrated import Album, asked, oracle, part, text
 from tests.build.making import write_rows
 from tests.media import processors
-from tokenmill.api.recipes import run_recipe
+from tokenmill.build.calls import run_recipe
 from tokenmill.build.expansion import Folding, unfolded
 from tokenmill.media import Processor
 from tokenmill.tokenizer import Encoder, Tokenizer

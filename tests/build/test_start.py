@@ -5,8 +5,10 @@ AutoTokenizer's place is taken by a package of the same name that is slow and wr
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -235,14 +237,20 @@ def test_stopped_or_impossible_lock_only_costs_time(
     one_row: Path, own_cache: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tokenmill.work.identity.MAX_WAIT_S", 0.2)
-    place = own_cache / "tokenizers" / "memo" / "lock"
-    place.parent.mkdir(parents=True)
-    with open(place, "a") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    place = own_cache / "tokenizers" / "memo"
+    place.mkdir(parents=True)
+    held = os.open(place, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    try:
         tm.prepare(one_row, tokenizer=TOKENIZER)
+    finally:
+        os.close(held)
     assert len(asked) == 1
-    place.unlink()
-    place.mkdir()
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
     tm.prepare(one_row, tokenizer=TOKENIZER, tokenizer_backend="file")
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.build.making import INLINE, TOKENIZER, conversations, write_rows
 from tests.cli.harness import Shell
-from tokenmill.api import run_recipe
+from tokenmill.build.calls import run_recipe
 
 DIRTY = ['{"messages": [', '{"messages": 7}', '{"messages": [{"role": "user", "content": "?"}]}']
 

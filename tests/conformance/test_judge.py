@@ -15,7 +15,6 @@ from conformance.conversations import Case, forms, plant, shapes
 from conformance.judge import (
     CONTENT_FAULTS,
     FAULTS,
-    MASK_FAULTS,
     Answer,
     Question,
     Verdict,
@@ -70,107 +69,91 @@ TALK: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def case() -> Case:
-    return plant("talk", TALK)
+CASE = plant("talk", TALK)
+RIGHT = laid_out(CASE)
 
 
-def verdict_of(case: Case, tokens: Sequence[Token], trains: str = "every") -> Verdict:
-    right = as_answer(laid_out(case))
-    question = Question(case, right.ids, right.pieces, GLUE, trains)
-    return judge(question, as_answer(tokens))
+def verdict_of(tokens: Sequence[Token], trains: str = "every") -> Verdict:
+    right = as_answer(RIGHT)
+    return judge(Question(CASE, right.ids, right.pieces, GLUE, trains), as_answer(tokens))
 
 
-def place(tokens: Sequence[Token], piece: str, nth: int = 0) -> int:
-    return [n for n, (text, _) in enumerate(tokens) if text.strip() == piece.strip()][nth]
+def place(piece: str, nth: int = 0) -> int:
+    return [n for n, (text, _) in enumerate(RIGHT) if text.strip() == piece.strip()][nth]
 
 
-def with_mask(tokens: list[Token], at: int, trained: int) -> list[Token]:
-    return [*tokens[:at], (tokens[at][0], trained), *tokens[at + 1 :]]
+def words(message: int) -> list[str]:
+    return [word.text for word in CASE.words if word.message == message]
 
 
-def words(case: Case, message: int) -> list[str]:
-    return [word.text for word in case.words if word.message == message]
+def masked(trained: int, *places: int) -> list[Token]:
+    """The right row with another mask at some tokens."""
+    return [(piece, trained if n in places else on) for n, (piece, on) in enumerate(RIGHT)]
+
+
+def halved(at: int) -> list[Token]:
+    """The right row with one word in two tokens, of which the second is trained."""
+    piece = RIGHT[at][0]
+    return [*RIGHT[:at], (piece[:3], 0), (piece[3:], 1), *RIGHT[at + 1 :]]
+
+
+FIRST_WORD = [place(words(message)[0]) for message in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "trains", "fault"),
+    [
+        pytest.param(RIGHT, "last", "other_turn", id="earlier-answer"),
+        pytest.param(masked(1, FIRST_WORD[0]), "every", "other_role", id="system"),
+        pytest.param(masked(1, FIRST_WORD[1]), "every", "other_role", id="user"),
+        pytest.param(masked(0, FIRST_WORD[2]), "every", "answer", id="answer"),
+        pytest.param(halved(FIRST_WORD[1]), "every", "other_role", id="half-of-user"),
+        pytest.param(halved(FIRST_WORD[2]), "every", "answer", id="half-of-answer"),
+        pytest.param(masked(1, FIRST_WORD[2] - 3), "every", "header", id="header-start"),
+        pytest.param(masked(1, FIRST_WORD[2] - 2), "every", "header", id="header-role"),
+        pytest.param(masked(1, FIRST_WORD[3] - 3), "every", "header", id="next-header"),
+        pytest.param(masked(0, place(CLOSER, 2)), "every", "stop", id="closer"),
+        pytest.param(masked(0, place(CLOSER, 4)), "every", "stop", id="last-closer"),
+    ],
+)
+def test_one_wrong_token_is_one_fault_of_the_mask(
+    tokens: list[Token], trains: str, fault: str
+) -> None:
+    verdict = verdict_of(tokens, trains)
+    assert verdict.kinds(FAULTS) == [fault]
+    assert not verdict.clean
+
+
+def test_fault_is_shown_with_the_word() -> None:
+    (fault,) = verdict_of(masked(1, FIRST_WORD[1])).faults
+    assert words(1)[0] in fault.excerpt
 
 
 @pytest.mark.parametrize("trains", ["every", "last"])
-def test_right_row_has_no_fault(case: Case, trains: str) -> None:
-    verdict = verdict_of(case, laid_out(case, trains), trains)
+def test_right_row_has_no_fault(trains: str) -> None:
+    verdict = verdict_of(laid_out(CASE, trains), trains)
     assert verdict == Verdict("same")
     assert verdict.clean
 
 
-@pytest.mark.parametrize("role", ["system", "user"])
-def test_trained_word_of_another_role_is_seen(case: Case, role: str) -> None:
-    tokens = laid_out(case)
-    word = next(word.text for word in case.words if word.role == role)
-    verdict = verdict_of(case, with_mask(tokens, place(tokens, word), 1))
-    assert verdict.kinds(MASK_FAULTS) == ["other_role"]
-    assert word in verdict.faults[0].excerpt
-
-
-@pytest.mark.parametrize(("message", "fault"), [(1, "other_role"), (2, "answer")])
-def test_half_a_word_is_enough(case: Case, message: int, fault: str) -> None:
-    """A tokenizer cuts words, and a mask may begin inside of one."""
-    tokens = laid_out(case)
-    at = place(tokens, words(case, message)[0])
-    piece = tokens[at][0]
-    tokens[at : at + 1] = [(piece[:3], 0), (piece[3:], 1)]
-    assert verdict_of(case, tokens).kinds(MASK_FAULTS) == [fault]
-
-
-def test_untrained_word_of_an_answer_is_seen(case: Case) -> None:
-    tokens = laid_out(case)
-    verdict = verdict_of(case, with_mask(tokens, place(tokens, words(case, 2)[0]), 0))
-    assert verdict.kinds(MASK_FAULTS) == ["answer"]
-
-
-def test_earlier_answer_is_not_to_be_trained_where_the_last_is(case: Case) -> None:
-    verdict = verdict_of(case, laid_out(case, "every"), "last")
-    assert verdict.kinds(MASK_FAULTS) == ["other_turn"]
-
-
-@pytest.mark.parametrize("piece", ["<|start|>", "assistant"])
-def test_trained_header_is_seen(case: Case, piece: str) -> None:
-    tokens = laid_out(case)
-    at = place(tokens, words(case, 2)[0])
-    header = max(n for n in range(at) if tokens[n][0] == piece)
-    assert verdict_of(case, with_mask(tokens, header, 1)).kinds(FAULTS) == ["header"]
-
-
-def test_trained_header_of_the_next_turn_is_seen(case: Case) -> None:
-    tokens = laid_out(case)
-    header = place(tokens, "<|start|>", 3)
-    assert verdict_of(case, with_mask(tokens, header, 1)).kinds(FAULTS) == ["header"]
-
-
-@pytest.mark.parametrize("answer", [2, 4])
-def test_untrained_closer_is_seen(case: Case, answer: int) -> None:
-    tokens = laid_out(case)
-    closer = place(tokens, CLOSER, answer)
-    assert verdict_of(case, with_mask(tokens, closer, 0)).kinds(FAULTS) == ["stop"]
-
-
-def test_white_space_is_noted_and_no_fault(case: Case) -> None:
-    tokens = laid_out(case)
-    before = place(tokens, words(case, 2)[0]) - 1
-    behind = place(tokens, CLOSER, 2) + 1
-    verdict = verdict_of(case, with_mask(with_mask(tokens, before, 1), behind, 1))
+def test_white_space_is_noted_and_no_fault() -> None:
+    verdict = verdict_of(masked(1, FIRST_WORD[2] - 1, place(CLOSER, 2) + 1))
     assert verdict.clean
     assert {note.kind for note in verdict.notes} == {"header_space", "behind_closer"}
 
 
-def test_lost_doubled_and_added_words_are_seen(case: Case) -> None:
-    tokens = laid_out(case)
-    word = words(case, 1)[0]
-    at = place(tokens, word)
-    lost = verdict_of(case, tokens[:at] + tokens[at + 1 :])
-    assert (lost.ids, lost.kinds(CONTENT_FAULTS)) == ("other", ["lost"])
-    doubled = verdict_of(case, [*tokens[:at], tokens[at], *tokens[at:]])
-    assert (doubled.ids, doubled.kinds(CONTENT_FAULTS)) == ("other", ["doubled"])
-    right = as_answer(tokens[:at] + tokens[at + 1 :])  # the model's own render drops the word
-    question = Question(case, right.ids, right.pieces, GLUE)
-    assert judge(question, as_answer(tokens)).kinds(CONTENT_FAULTS) == ["added"]
+def test_lost_doubled_and_added_words_are_seen() -> None:
+    at = FIRST_WORD[1]
+    without = RIGHT[:at] + RIGHT[at + 1 :]
+    for tokens, kind in (
+        (without, "lost"),
+        ([*RIGHT[:at], *RIGHT[at:][:1], *RIGHT[at:]], "doubled"),
+    ):
+        verdict = verdict_of(tokens)
+        assert (verdict.ids, verdict.kinds(CONTENT_FAULTS)) == ("other", [kind])
+    right = as_answer(without)  # the model's own render drops the word
+    question = Question(CASE, right.ids, right.pieces, GLUE)
+    assert judge(question, as_answer(RIGHT)).kinds(CONTENT_FAULTS) == ["added"]
     assert judge(question, right).kinds(CONTENT_FAULTS) == ["lost_by_template"]
 
 
@@ -195,36 +178,34 @@ def test_thinking_of_the_history_may_be_dropped_by_the_template() -> None:
     assert without(3).kinds(FAULTS) == ["lost_by_template"]
 
 
-def test_ids_are_told_apart(case: Case) -> None:
-    tokens = laid_out(case)
-    assert verdict_of(case, [*tokens, ("<|endoftext|>", 1)]).ids == "tail"
-    assert verdict_of(case, tokens[:-1]).ids == "tail"
-    assert verdict_of(case, [*tokens, *[("more ", 0)] * 8]).ids == "tail"
-    assert verdict_of(case, [*tokens, *[("more ", 0)] * 9]).ids == "other"
-    first = tokens[0][0]
-    cut = [(first[:2], 0), (first[2:], 0), *tokens[1:]]
-    assert verdict_of(case, cut).ids == "retokenized"
-    assert verdict_of(case, [("<bos>", 0), *tokens]).ids == "other"
-    last = place(tokens, words(case, 4)[-1])
-    assert verdict_of(case, tokens[:last]).ids == "other"  # a word is missing: no mere tail
+START = RIGHT[0][0]
 
 
-def test_difference_shows_both(case: Case) -> None:
-    right = as_answer(laid_out(case))
-    other = as_answer([(piece.replace("Thanks.", "Danke."), t) for piece, t in laid_out(case)])
-    shown = difference(Question(case, right.ids, right.pieces, GLUE), other)
-    own, theirs = shown.split(" ≠ ")
+@pytest.mark.parametrize(
+    ("tokens", "ids"),
+    [
+        ([*RIGHT, ("<|endoftext|>", 1)], "tail"),
+        (RIGHT[:-1], "tail"),
+        ([*RIGHT, *[("more ", 0)] * 8], "tail"),
+        ([*RIGHT, *[("more ", 0)] * 9], "other"),
+        ([(START[:2], 0), (START[2:], 0), *RIGHT[1:]], "retokenized"),
+        ([("<bos>", 0), *RIGHT], "other"),
+        (RIGHT[: place(words(4)[-1])], "other"),  # a word is missing: no mere tail
+    ],
+)
+def test_ids_are_told_apart(tokens: list[Token], ids: str) -> None:
+    assert verdict_of(tokens).ids == ids
+
+
+def test_difference_shows_both_and_a_mask_of_another_length_is_refused() -> None:
+    right = as_answer(RIGHT)
+    question = Question(CASE, right.ids, right.pieces, GLUE)
+    other = as_answer([(piece.replace("Thanks.", "Danke."), on) for piece, on in RIGHT])
+    own, theirs = difference(question, other).split(" ≠ ")
     assert "Thanks." in own
     assert "Danke." in theirs
-
-
-def test_mask_of_another_length_is_refused(case: Case) -> None:
-    right = as_answer(laid_out(case))
     with pytest.raises(ValueError, match="ids and"):
-        judge(
-            Question(case, right.ids, right.pieces, GLUE),
-            Answer(right.ids, right.mask[:-1], right.pieces),
-        )
+        judge(question, Answer(right.ids, right.mask[:-1], right.pieces))
 
 
 def test_words_are_unique_and_at_both_ends_of_every_text() -> None:
@@ -245,21 +226,15 @@ def test_forms_differ_in_arguments_and_nulls_alone() -> None:
     case = next(case for case in shapes() if case.name.startswith("arguments as JSON"))
     before = json.dumps(case.row)
     given = case.row["messages"][1]["tool_calls"][0]["function"]["arguments"]
-    found = [
-        (row["messages"][1]["content"], row["messages"][1]["tool_calls"][0]["function"])
-        for row in forms(case.row)
-    ]
+    turns = [row["messages"][1] for row in forms(case.row)]
     decoded = json.loads(given)
-    contents = [content for content, _ in found]
-    assert contents == ["", None, "", None]
-    assert [call["arguments"] for _, call in found] == [decoded, decoded, given, given]
+    assert [turn["content"] for turn in turns] == ["", None, "", None]
+    arguments = [turn["tool_calls"][0]["function"]["arguments"] for turn in turns]
+    assert arguments == [decoded, decoded, given, given]
     assert all(row["messages"][0] == case.row["messages"][0] for row in forms(case.row))
     assert json.dumps(case.row) == before  # what the hosts get is left as it is
-
-
-def test_empty_content_stays_empty() -> None:
-    case = next(case for case in shapes() if case.name == "a call")
-    assert {row["messages"][1]["content"] for row in forms(case.row)} == {""}
+    called = next(case for case in shapes() if case.name == "a call")
+    assert {row["messages"][1]["content"] for row in forms(called.row)} == {""}
 
 
 def host(name: str, *rows: Judged, not_run: str | None = None) -> Host:
@@ -277,10 +252,7 @@ def test_page_says_where_a_host_is_right_and_we_are_not() -> None:
 
 
 def test_page_has_every_host_and_a_row_for_every_finding() -> None:
-    case = plant("talk", TALK)
-    tokens = laid_out(case)
-    header = place(tokens, "<|start|>", 2)
-    wrong = verdict_of(case, with_mask(tokens, header, 1)[:-4])  # without its last word, too
+    wrong = verdict_of(masked(1, place("<|start|>", 2))[:-4])  # without its last word, too
     rows = [Judged("gemma3", "row 7", None, wrong, "a | b ≠ a\nc")]
     tests = [
         OwnTests("other", "test_a.py", "`Sampler`", 6, 1, 0, 5, 4, [("a.b::test_c", "the words")]),

@@ -21,11 +21,12 @@ import pyarrow.parquet
 import pytest
 from conformance.__main__ import run_driver
 from conformance.hosts import DRIVERS, driver, from_labels, in_halves, one_by_one
-from conformance.own_tests import FILES, File, count, run_file, run_own_tests
+from conformance.own_tests import FILES, File, run_file, run_own_tests
 from conformance.page import OwnTests, render
 from conformance.stand_ins import stand_in
 
 from conformance import child, goldens, own_tests
+from tests.prompts.making import TOKENIZER, write_rows
 
 NAMES = ("NAME", "CHECKOUT", "PATHS", "PACKAGE", "STAND_INS", "TRAINS", "HOW", "prepare")
 
@@ -62,10 +63,6 @@ def test_raising_rows_are_told_apart_from_the_others() -> None:
     assert in_halves(rows, lambda some: [refuse(row) for row in some]) == wanted
 
 
-def test_labels_become_a_mask() -> None:
-    assert from_labels([5, 6, 7], [-100, 6, 0]) == ([5, 6, 7], [0, 1, 1])
-
-
 def test_stand_ins_are_empty_and_never_hide_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
@@ -89,24 +86,6 @@ def test_stand_ins_are_empty_and_never_hide_what_is_there(monkeypatch: pytest.Mo
         del sys.modules[name]
 
 
-def test_reports_of_pytest_are_counted(tmp_path: Path) -> None:
-    report = tmp_path / "report.xml"
-    report.write_text(
-        "<testsuites><testsuite>"
-        '<testcase classname="a" name="good"/>'
-        '<testcase classname="a" name="ours"><properties><property name="ours" value="1"/>'
-        "</properties></testcase>"
-        '<testcase classname="a" name="bad"><failure/></testcase>'
-        '<testcase classname="a" name="broken"><error/></testcase>'
-        '<testcase classname="a" name="later"><skipped/></testcase>'
-        "</testsuite></testsuites>"
-    )
-    assert count(report) == {
-        "passed": {"a::good", "a::ours"}, "failed": {"a::bad", "a::broken"},
-        "skipped": {"a::later"}, "reached": {"a::ours"},
-    }  # fmt: skip
-
-
 def test_replacements_are_there() -> None:
     source = Path(importlib.import_module("conformance").__path__[0]) / "replacements.py"
     text = source.read_text(encoding="utf-8")
@@ -114,62 +93,63 @@ def test_replacements_are_there() -> None:
     assert [name for name in wanted if f"def {name}() -> None:" not in text] == []
 
 
-def hide_transformers(checkout: Path) -> None:
-    """An empty one in a host of our own, which has no need of it: the real one takes seconds."""
-    utils = checkout / "transformers" / "utils"
-    utils.mkdir(parents=True)
-    for path in (utils.parent / "__init__.py", utils / "__init__.py", utils / "import_utils.py"):
-        path.touch()
+CLASSES = "class RolloutDataSource:\n    pass\nclass RolloutDataSourceWithBuffer:\n    pass\n"
+
+
+def write_host(hosts: Path, **files: str) -> None:
+    """A host of our own with the class that is replaced, and without the real transformers."""
+    checkout = hosts / "host"
+    empty = ("slime/__init__", "slime/rollout/__init__", "transformers/__init__",
+             "transformers/utils/__init__", "transformers/utils/import_utils")  # fmt: skip
+    files = {**dict.fromkeys(empty, ""), "slime/rollout/data_source": CLASSES, **files}
+    for name, text in files.items():
+        path = checkout / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def run_host(hosts: Path, path: str, *, replace: bool = True, **chosen: Any) -> dict[str, set[str]]:
+    """Outcome → the names of the tests, without their file's."""
+    file = File("host", "host", path, "", "slime_data_source", **chosen)
+    found = run_file(file, hosts, hosts, replace=replace)
+    assert isinstance(found, dict)
+    return {kind: {name.rpartition("::")[2] for name in names} for kind, names in found.items()}
 
 
 def test_replacement_comes_before_conftest_and_tests_that_reach_it_are_known(
     tmp_path: Path,
 ) -> None:
-    """A host of our own, whose ``conftest.py`` takes the class before any test is collected."""
-    hosts = tmp_path / "hosts"
-    checkout = hosts / "host"
-    package = checkout / "slime" / "rollout"
-    package.mkdir(parents=True)
-    hide_transformers(checkout)
-    (checkout / "slime" / "__init__.py").touch()
-    (package / "__init__.py").touch()
-    classes = "class RolloutDataSource:\n    pass\nclass RolloutDataSourceWithBuffer:\n    pass\n"
-    (package / "data_source.py").write_text(classes)
-    (checkout / "conftest.py").write_text("from slime.rollout.data_source import RolloutDataSource")
-    (checkout / "tests").mkdir()  # no package: a package of that name elsewhere would hide it
-    (checkout / "tests" / "helpers_of_the_host.py").touch()
-    (checkout / "test_host.py").write_text(
+    """The host's ``conftest.py`` takes the class before any test is collected."""
+    tests = (
         "import pytest\n"
         "import tests.helpers_of_the_host\n"
         "from conftest import RolloutDataSource\n"
         "def test_of_something_else():\n    pass\n"
+        "def test_for_later():\n    pytest.skip()\n"
         "def test_of_the_class():\n"
         "    assert RolloutDataSource.__init__ is not object.__init__\n"
         "    with pytest.raises(Exception):\n"
         "        RolloutDataSource(None)\n"
         "def test_of_their_own():\n    RolloutDataSource()\n"
     )
-    file = File("host", "host", "test_host.py", "", "slime_data_source")
-    alone = run_file(file, hosts, tmp_path, replace=False)
-    ours = run_file(file, hosts, tmp_path, replace=True)
-    assert isinstance(alone, dict)
-    assert isinstance(ours, dict)
-    assert alone["passed"] == {"test_host::test_of_something_else", "test_host::test_of_their_own"}
-    assert ours["passed"] == {"test_host::test_of_something_else", "test_host::test_of_the_class"}
-    assert ours["reached"] == {"test_host::test_of_the_class", "test_host::test_of_their_own"}
+    taken = "from slime.rollout.data_source import RolloutDataSource"
+    # `tests` is no package there: a package of that name elsewhere would hide it.
+    files = {"conftest": taken, "test_host": tests, "tests/helpers_of_the_host": ""}
+    write_host(tmp_path, **files)
+    alone = run_host(tmp_path, "test_host.py", replace=False)
+    ours = run_host(tmp_path, "test_host.py")
+    always = {"test_of_something_else"}
+    assert alone["passed"] == always | {"test_of_their_own"}
+    assert alone["failed"] == {"test_of_the_class"}
+    assert ours["passed"] == always | {"test_of_the_class"}
+    assert ours["failed"] == {"test_of_their_own"}
+    assert ours["reached"] == {"test_of_the_class", "test_of_their_own"}
+    assert alone["skipped"] == ours["skipped"] == {"test_for_later"}
 
 
 def test_chosen_tests_run_with_a_temporary_directory_of_their_own(tmp_path: Path) -> None:
     """Tests that are not chosen are not counted; what a forked worker reaches is."""
-    checkout = tmp_path / "hosts" / "host"
-    package = checkout / "slime" / "rollout"
-    package.mkdir(parents=True)
-    hide_transformers(checkout)
-    (checkout / "slime" / "__init__.py").touch()
-    (package / "__init__.py").touch()
-    (package / "data_source.py").write_text("class RolloutDataSource:\n    pass\n")
-    (checkout / "test_broken.py").write_text("import no_such_library\n")
-    (checkout / "test_host.py").write_text(
+    tests = (
         "import multiprocessing, tempfile\n"
         "from slime.rollout import data_source\n"
         "def test_left_out():\n    pass\n"
@@ -183,23 +163,27 @@ def test_chosen_tests_run_with_a_temporary_directory_of_their_own(tmp_path: Path
         "    worker.start()\n"
         "    worker.join()\n"
     )
-    file = File("host", "host", ".", "", "slime_data_source", keywords="chosen")
-    ours = run_file(file, tmp_path / "hosts", tmp_path, replace=True)
-    assert isinstance(ours, dict)
-    assert ours["passed"] == {"test_host::test_chosen_place", "test_host::test_chosen_worker"}
-    assert ours["reached"] == {"test_host::test_chosen_worker"}
+    write_host(tmp_path, test_broken="import no_such_library\n", test_host=tests)
+    ours = run_host(tmp_path, ".", keywords="chosen")
+    assert ours["passed"] == {"test_chosen_place", "test_chosen_worker"}
+    assert ours["reached"] == {"test_chosen_worker"}
     assert len(ours["failed"]) == 1  # a file that cannot be imported keeps no other from running
+
+
+def keep(path: Path, *known: OwnTests) -> Path:
+    kept = path / "own_tests.json"
+    kept.write_text(json.dumps([dataclasses.asdict(one) for one in known]))
+    return kept
 
 
 def test_failures_of_a_kept_run_are_explained_anew(tmp_path: Path) -> None:
     file = next(file for file in FILES if file.why)
     part, why = next(iter(file.why.items()))
-    known = [
+    kept = keep(
+        tmp_path,
         OwnTests(file.host, file.path, "", failures=[(f"a::{part}_more", "not looked at")]),
         OwnTests("other", file.path, "", failures=[(f"a::{part}", "said then")]),
-    ]
-    kept = tmp_path / "own_tests.json"
-    kept.write_text(json.dumps([dataclasses.asdict(one) for one in known]))
+    )
     again = run_own_tests(tmp_path, {}, kept)
     assert [one.failures for one in again] == [
         [(f"a::{part}_more", why)], [[f"a::{part}", "said then"]],
@@ -208,17 +192,14 @@ def test_failures_of_a_kept_run_are_explained_anew(tmp_path: Path) -> None:
 
 def test_hosts_that_do_not_run_again_keep_what_was_counted(tmp_path: Path) -> None:
     first, other = FILES[0], next(file for file in FILES if file.host != FILES[0].host)
-    known = [
+    kept = keep(
+        tmp_path,
         OwnTests(first.host, first.path, "", passed_alone=7),
         OwnTests(other.host, other.path, "", passed_alone=5),
         OwnTests(other.host, "a file that is in the list no more", ""),
-    ]
-    kept = tmp_path / "own_tests.json"
-    kept.write_text(json.dumps([dataclasses.asdict(one) for one in known]))
+    )
     again = run_own_tests(tmp_path / "no hosts", {}, kept, again=[other.host])
-    assert [(one.host, one.file, one.passed_alone) for one in again[:1]] == [
-        (first.host, first.path, 7)
-    ]
+    assert (again[0].host, again[0].file, again[0].passed_alone) == (first.host, first.path, 7)
     anew = [one for one in again if one.host == other.host]
     assert [one.file for one in anew] == [one.path for one in FILES if one.host == other.host]
     assert all(str(one.not_run).startswith("no ") for one in anew)
@@ -227,33 +208,27 @@ def test_hosts_that_do_not_run_again_keep_what_was_counted(tmp_path: Path) -> No
     assert written[other.host, other.path]["passed_alone"] == 0
 
 
-def test_models_are_found_where_tests_look_for_them(tmp_path: Path) -> None:
+def test_models_and_rows_are_where_tests_look_for_them(tmp_path: Path) -> None:
     model = tmp_path / "qwen3"
     model.mkdir()
     (model / "tokenizer.json").write_text("{}")
-    home = own_tests._home({"qwen3": model}, tmp_path / "home")
+    row = {"prompt": "1\u2028+ 1?", "label": "2"}
+    write_rows(tmp_path / "gsm8k_prompts.jsonl", [row])
+    home = own_tests._home({"qwen3": model}, tmp_path / "home", tmp_path)
     hub = pytest.importorskip("huggingface_hub")
     found = hub.try_to_load_from_cache("Qwen/Qwen3-8B", "tokenizer.json", cache_dir=home / "hub")
     assert found is not None
     assert Path(found).read_text() == "{}"
-    assert (home / "models" / "Qwen" / "Qwen3-8B" / "tokenizer.json").exists()
-    assert not (home / "models" / "Qwen" / "Qwen2.5-0.5B").exists()
-    config = home / "models" / "Qwen" / "Qwen3-8B" / "config.json"
-    assert json.loads(config.read_text()) == {"model_type": "qwen3"}
+    models = home / "models" / "Qwen"
+    assert (models / "Qwen3-8B" / "tokenizer.json").exists()
+    assert not (models / "Qwen2.5-0.5B").exists()
+    assert json.loads((models / "Qwen3-8B" / "config.json").read_text()) == {"model_type": "qwen3"}
     assert not (model / "config.json").exists()
     assert set(own_tests.MODELS.values()) <= set(own_tests.TYPES)
-
-
-def test_rows_that_verl_expects_at_home_are_made_of_the_corpus(tmp_path: Path) -> None:
-    (tmp_path / "gsm8k_prompts.jsonl").write_text(
-        json.dumps({"prompt": "1\u2028+ 1?", "label": "2"}, ensure_ascii=False) + "\n",
-        encoding="utf-8",
-    )
-    home = own_tests._home({}, tmp_path / "home", tmp_path)
     table = pyarrow.parquet.read_table(home / "data" / "gsm8k" / "train.parquet")
-    (row,) = table.to_pylist()
-    assert row["prompt"] == [{"role": "user", "content": "1\u2028+ 1?"}]
-    assert row["reward_model"]["ground_truth"] == "2"
+    (made,) = table.to_pylist()
+    assert made["prompt"] == [{"role": "user", "content": row["prompt"]}]
+    assert made["reward_model"]["ground_truth"] == "2"
 
 
 def test_answers_are_given_in_the_context_of_the_driver_and_times_are_not(
@@ -276,8 +251,7 @@ def test_answers_are_given_in_the_context_of_the_driver_and_times_are_not(
 
     module = SimpleNamespace(STAND_INS=(), PACKAGE="no_such", prepare=prepare, untimed=untimed)
     monkeypatch.setattr(child, "driver", lambda name: module)
-    tokenizer = Path(importlib.import_module("tokenmill").__path__[0]) / "examples" / "tokenizer"
-    one = {"directory": str(tokenizer), "rows": [{}]}
+    one = {"directory": str(TOKENIZER), "rows": [{}]}
     job = {"driver": "any", "paths": [], "templates": [{**one, "name": "answered"}],
            "timing": {**one, "name": "timed"}}  # fmt: skip
     child.run(job)
@@ -285,16 +259,14 @@ def test_answers_are_given_in_the_context_of_the_driver_and_times_are_not(
 
 
 def write_corpus(hosts: Path, **config: Any) -> None:
-    messages = [
-        {"role": "user", "content": "Hi"},
-        {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nHello."},
-    ]
-    plain = [messages[0], {"role": "assistant", "content": "Hello."}]
-    append = [{"role": "user", "content": "And?"}]
+    def scenario(answer: str) -> dict[str, Any]:
+        messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": answer}]
+        return {"messages": messages, "append": [{"role": "user", "content": "And?"}]}
+
     corpus = {
         "scenarios": {
-            "thinking": {"messages": messages, "append": append},
-            "plain": {"messages": plain, "append": append},
+            "thinking": scenario("<think>\nHm.\n</think>\n\nHello."),
+            "plain": scenario("Hello."),
         },
         "cases": [
             {"id": name, "model": "ours", "config": {"name": "ours", **config},
@@ -303,7 +275,7 @@ def write_corpus(hosts: Path, **config: Any) -> None:
         ],
     }  # fmt: skip
     path = hosts / goldens.CORPUS
-    path.parent.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(corpus))
 
 
@@ -317,9 +289,8 @@ DROPS_THINKING = (
 def test_goldens_of_others_are_held_against_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    example = Path(importlib.import_module("tokenmill").__path__[0]) / "examples" / "tokenizer"
     model = tmp_path / "tokenizers" / "ours"
-    shutil.copytree(example, model)
+    shutil.copytree(TOKENIZER, model)
     (model / "chat_template.jinja").write_text(DROPS_THINKING)
     monkeypatch.setattr(goldens, "TEMPLATES", {"ours": "tokenizers/ours"})
     assert goldens.hold(tmp_path, tmp_path) == f"no {goldens.CORPUS} under HOSTS"
@@ -332,13 +303,7 @@ def test_goldens_of_others_are_held_against_ours(
     assert "1 answers are the same, 0 conversations are refused here, 1 answers differ" in section
     assert "| thinking | stands | is rewritten |" in section
     assert "| plain |" not in section
-
-
-def test_settings_that_no_template_knows_are_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(goldens, "TEMPLATES", {"ours": "tokenizers/ours"})
-    write_corpus(tmp_path, thinking_retention="all")
+    write_corpus(tmp_path, thinking_retention="all")  # a setting that no template knows
     assert goldens.hold(tmp_path, tmp_path) == []
 
 
@@ -351,20 +316,16 @@ def test_swift_rows_have_calls_as_turns_of_their_own() -> None:
     ]
     row = driver("ms_swift").swift_row({"messages": messages, "tools": [1]})
     roles = [message["role"] for message in row["messages"]]
-    assert roles == ["user", "tool_call", "tool_response"]
-    assert row["tools"] == [1]
+    assert (roles, row["tools"]) == (["user", "tool_call", "tool_response"], [1])
 
 
-def test_openrlhf_mask_is_shifted_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its mask says of each place whether the *next* token is trained."""
+def test_masks_of_hosts_say_which_tokens_are_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels become a mask; OpenRLHF says at each token whether the *next* one is trained."""
+    assert from_labels([5, 6, 7], [-100, 6, 0]) == ([5, 6, 7], [0, 1, 1])
     torch = pytest.importorskip("torch")
-
-    class SFTDataset(list[Any]):
-        def __init__(self, *given: Any, **named: Any) -> None:
-            mask = torch.tensor([[0.0, 1.0, 1.0, 0.0]])
-            super().__init__([(torch.tensor([[1, 2, 3, 4]]), None, mask)])
-
-    module = SimpleNamespace(SFTDataset=SFTDataset)
+    mask = torch.tensor([[0.0, 1.0, 1.0, 0.0]])
+    items = [(torch.tensor([[1, 2, 3, 4]]), None, mask)]
+    module = SimpleNamespace(SFTDataset=lambda *given, **named: items)
     for name in ("openrlhf", "openrlhf.datasets", "openrlhf.datasets.sft_dataset"):
         monkeypatch.setitem(sys.modules, name, module)
     rows = driver("openrlhf").prepare([{"messages": []}], None, "")

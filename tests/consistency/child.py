@@ -1,21 +1,17 @@
 """A trainer's process: opens the stores, loads a state, consumes batches, reports.
 
 A *job* is one JSON line; so is the report. ``python -m tests.consistency.child`` runs one job in
-a fresh interpreter. With ``--nursery`` it stays, and gives every job a process of its own by
-fork, before any store is open: as new as the other, without the time to import.
+a fresh interpreter; `in_new_process` runs it in a process that a zygote forks.
 """
 
 from __future__ import annotations
 
-import gc
 import hashlib
-import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +19,7 @@ import numpy as np
 
 from tests.consistency.cases import loader_of, run_of
 from tests.consistency.corpus import Corpus
+from tests.faults.tools import Zygote
 from tests.programs import environment
 
 
@@ -67,6 +64,13 @@ def print_report(job: dict[str, Any]) -> int:
     return 0
 
 
+def in_new_process(zygote: Zygote, job: dict[str, Any]) -> dict[str, Any]:
+    """Run one job in a forked process that has no store open."""
+    (done,) = zygote.run({"call": "tests.consistency.child:print_report", "argument": job})
+    assert done.exit == 0, done
+    return dict(done.said)
+
+
 def in_fresh_interpreter(job: dict[str, Any], **more: str) -> dict[str, Any]:
     """Run one job in an interpreter of its own."""
     done = subprocess.run(
@@ -77,60 +81,5 @@ def in_fresh_interpreter(job: dict[str, Any], **more: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-class Nursery:
-    """Runs every job in a new process."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.consistency.child", "--nursery"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(),
-        )  # fmt: skip
-
-    def run(self, job: dict[str, Any]) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(job) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        assert line, "the nursery died"
-        report = json.loads(line)
-        assert "error" not in report, report
-        return dict(report)
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.close()
-        self._process.wait(30)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-
-
-def _jobs() -> Iterator[dict[str, Any]]:
-    for line in sys.stdin:
-        if line == "\n":  # an end that no copy of the pipe in some forked process can hold up
-            return
-        yield json.loads(line)
-
-
-def _main() -> None:
-    if "--nursery" not in sys.argv:
-        print_report(json.loads(sys.stdin.read()))
-        return
-    importlib.import_module("numpy.ma")  # by numpy on first use: in every child anew
-    gc.freeze()  # what is imported is nothing that a child's collector would have to walk through
-    for job in _jobs():
-        child = os.fork()
-        if child == 0:
-            try:
-                report = serve(job)
-            except BaseException as error:  # a report is better than a silent pipe
-                report = {"error": repr(error)}
-            sys.stdout.write(json.dumps(report) + "\n")
-            sys.stdout.flush()
-            os._exit(0)
-        os.waitpid(child, 0)
-
-
 if __name__ == "__main__":
-    _main()
+    print_report(json.loads(sys.stdin.read()))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.consistency.cases import CASES, loader_of, run_of
-from tests.consistency.child import Nursery, digest, in_fresh_interpreter, serve
+from tests.consistency.child import digest, in_fresh_interpreter, in_new_process, serve
 from tests.consistency.corpus import Corpus
 from tests.faults.tools import Zygote
 
@@ -42,7 +42,7 @@ def job(corpus: Corpus, name: str, state: Any, take: int | None, **more: Any) ->
     }  # fmt: skip
 
 
-def resume_at_every_step(corpus: Corpus, nursery: Nursery, name: str, share: int) -> None:
+def resume_at_every_step(corpus: Corpus, zygote: Zygote, name: str, share: int) -> None:
     """One step of so many in a new process, the others with new objects in this one."""
     batches, states = uninterrupted(corpus, name)
     assert len(batches) > 10
@@ -50,8 +50,8 @@ def resume_at_every_step(corpus: Corpus, nursery: Nursery, name: str, share: int
     for step, state in enumerate(states):
         # Far enough to cross the next end of a window; every eleventh goes on to the very end.
         take = None if step % 11 == 0 else 3
-        run = nursery.run if step % share == 0 else serve
-        report = run(job(corpus, name, state, take))
+        task = job(corpus, name, state, take)
+        report = in_new_process(zygote, task) if step % share == 0 else serve(task)
         pids.add(report["pid"])
         stop = len(batches) if take is None else min(step + take, len(batches))
         assert report["batches"] == batches[step:stop], f"resumed at step {step}"
@@ -60,16 +60,16 @@ def resume_at_every_step(corpus: Corpus, nursery: Nursery, name: str, share: int
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in WHOLE])
-def test_resume_at_every_step(corpus: Corpus, nursery: Nursery, name: str) -> None:
-    resume_at_every_step(corpus, nursery, name, share=5)
+def test_resume_at_every_step(corpus: Corpus, zygote: Zygote, name: str) -> None:
+    resume_at_every_step(corpus, zygote, name, share=5)
 
 
 @pytest.mark.parametrize("name", WHOLE_OR_SOAK)
-def test_resume_at_every_step_in_a_new_process(corpus: Corpus, nursery: Nursery, name: str) -> None:
-    resume_at_every_step(corpus, nursery, name, share=1)
+def test_resume_at_every_step_in_a_new_process(corpus: Corpus, zygote: Zygote, name: str) -> None:
+    resume_at_every_step(corpus, zygote, name, share=1)
 
 
-def resume_in_a_chain(corpus: Corpus, nursery: Nursery, name: str, times: int) -> None:
+def resume_in_a_chain(corpus: Corpus, zygote: Zygote, name: str, times: int) -> None:
     """So many resumes, each in a new process and from the state of the one before."""
     batches, states = uninterrupted(corpus, name)
     steps = random.Random(name)
@@ -77,24 +77,22 @@ def resume_in_a_chain(corpus: Corpus, nursery: Nursery, name: str, times: int) -
     state = None
     for _ in range(times):
         most = len(batches) // times + 1
-        report = nursery.run(job(corpus, name, state, steps.randint(0, most)))
+        report = in_new_process(zygote, job(corpus, name, state, steps.randint(0, most)))
         served += report["batches"]
         state = report["state"]
         assert state == states[len(served)]
-    served += nursery.run(job(corpus, name, state, None))["batches"]
+    served += in_new_process(zygote, job(corpus, name, state, None))["batches"]
     assert served == batches
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in WHOLE])
-def test_chained_resumes_in_new_processes(corpus: Corpus, nursery: Nursery, name: str) -> None:
-    resume_in_a_chain(corpus, nursery, name, times=8)
+def test_chained_resumes_in_new_processes(corpus: Corpus, zygote: Zygote, name: str) -> None:
+    resume_in_a_chain(corpus, zygote, name, times=8)
 
 
 @pytest.mark.parametrize("name", WHOLE_OR_SOAK)
-def test_thirty_chained_resumes_in_new_processes(
-    corpus: Corpus, nursery: Nursery, name: str
-) -> None:
-    resume_in_a_chain(corpus, nursery, name, times=30)
+def test_thirty_chained_resumes_in_new_processes(corpus: Corpus, zygote: Zygote, name: str) -> None:
+    resume_in_a_chain(corpus, zygote, name, times=30)
 
 
 @pytest.mark.slow
@@ -117,14 +115,14 @@ def test_chained_resumes_in_fresh_interpreters(corpus: Corpus, take: int) -> Non
 @pytest.mark.parametrize("prefetch", [1, 7])
 @pytest.mark.parametrize("name", ["rows_keep", "packed", "mixed"])
 def test_resume_counts_what_was_handed_out_not_what_was_prefetched(
-    corpus: Corpus, nursery: Nursery, name: str, prefetch: int
+    corpus: Corpus, zygote: Zygote, name: str, prefetch: int
 ) -> None:
     batches, states = uninterrupted(corpus, name)
     geometry = {"prefetch": prefetch}
     take = 3 + len(batches) // 20
     state, served = None, []
     while len(served) < len(batches):
-        report = nursery.run(job(corpus, name, state, take, geometry=geometry))
+        report = in_new_process(zygote, job(corpus, name, state, take, geometry=geometry))
         served += report["batches"]
         state = report["state"]
         assert state == states[len(served)]

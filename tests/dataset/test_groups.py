@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.store.making import make_columns, make_group_columns, make_store
@@ -64,6 +64,8 @@ def shown(view: View) -> Model:
 
 STEP = st.one_of(
     st.tuples(st.just("filter"), st.integers(3, 12)),
+    st.tuples(st.just("function"), st.integers(1, 5)),
+    st.tuples(st.just("split"), st.integers(0, 1)),
     st.tuples(st.just("shuffle"), st.integers(0, 3)),
     st.tuples(st.just("select"), st.lists(st.integers(0, 99), max_size=9)),
     st.tuples(st.just("slice"), st.tuples(st.integers(0, 9), st.integers(0, 30))),
@@ -81,6 +83,15 @@ def apply(view: View, model: Model, step: tuple[str, Any], stores: dict[str, Sto
     if name == "filter":
         kept = [group for group in model if all(len(row) < wish for row in group)]
         return view.filter(f"length < {wish}"), kept
+    if name == "function":
+        starts = np.cumsum([0, *map(len, model)])
+        trained = [view.trained[a:b] for a, b in itertools.pairwise(starts)]
+        kept = [group for group, counts in zip(model, trained, strict=True) if min(counts) > wish]
+        return view.filter(lambda trained: trained > wish, columns=["trained"]), kept
+    if name == "split":
+        sides = view.split({"a": 0.5, "b": 0.5}, seed=3)
+        assert sorted(shown(sides[0]) + shown(sides[1])) == sorted(model)
+        return sides[wish], shown(sides[wish])
     if name == "shuffle":
         made = view.shuffle(wish)
         assert sorted(shown(made)) == sorted(model)
@@ -98,8 +109,9 @@ def apply(view: View, model: Model, step: tuple[str, Any], stores: dict[str, Sto
     return view.map(same), model
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.sampled_from(["pairs", "odd", "mixed"]), st.lists(STEP, max_size=4))
+@example("odd", [("split", 0), ("function", 3), ("shuffle", 1)])
 def test_views_keep_groups_whole(
     stores: dict[str, Store], name: str, steps: list[tuple[str, Any]]
 ) -> None:
@@ -110,25 +122,6 @@ def test_views_keep_groups_whole(
     again: View = pickle.loads(pickle.dumps(view))
     assert shown(again) == model
     assert [[tuple(r.input_ids.tolist()) for r in g.rows] for g in view.groups] == model
-
-
-@pytest.mark.parametrize("name", ["pairs", "odd", "mixed"])
-def test_a_group_lies_on_one_side_of_a_split(stores: dict[str, Store], name: str) -> None:
-    sides = stores[name].split({"a": 0.5, "b": 0.5}, seed=3)
-    whole = model_of(stores[name])
-    assert all(len(side) for side in sides)
-    assert sorted(shown(sides[0]) + shown(sides[1])) == sorted(whole)
-
-
-def test_one_row_decides_for_its_group(stores: dict[str, Store]) -> None:
-    store = stores["odd"]
-    for view in (
-        store.filter("trained > 3"),
-        store.filter(lambda trained: trained > 3, columns=["trained"]),
-    ):
-        kept = [g for g in store.groups if all(r.loss_mask.sum() > 3 for r in g.rows)]
-        assert 0 < len(kept) < len(store.groups)
-        assert shown(view) == [[tuple(r.input_ids.tolist()) for r in g.rows] for g in kept]
 
 
 def test_what_would_part_a_group_is_refused(stores: dict[str, Store]) -> None:
@@ -143,12 +136,3 @@ def test_what_would_part_a_group_is_refused(stores: dict[str, Store]) -> None:
     assert len(pairs[4:4]) == 0
     assert [g.rows[0].origin.row for g in pairs.groups[3:9:2]] == [3, 5, 7]
     assert len(pairs.groups.select([5, -1])) == 4
-
-
-@pytest.mark.parametrize("name", ["pairs", "odd"])
-def test_groups_are_shuffled_as_they_are(stores: dict[str, Store], name: str) -> None:
-    whole, shuffled = model_of(stores[name]), stores[name].shuffle(3)
-    assert sorted(shown(shuffled)) == sorted(whole) != shown(shuffled)
-    assert [row.part for row in shuffled] == [
-        n for group in shown(shuffled) for n in range(len(group))
-    ]

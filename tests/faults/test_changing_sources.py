@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.faults.world import TOKENIZER, write_sources
-from tokenmill.api import run_recipe
+from tokenmill.build.calls import run_recipe
 from tokenmill.build.run import BUILD
 from tokenmill.errors import SourceChanged
 from tokenmill.work import Done, InlineExecutor, Setup, Task

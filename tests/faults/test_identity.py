@@ -13,7 +13,7 @@ import pytest
 from tests.faults.conftest import Clean
 from tests.faults.tools import Outcome, Zygote, start_command
 from tests.faults.world import TOKENIZER, picture, prepare_arguments
-from tokenmill.api import run_recipe
+from tokenmill.build.calls import run_recipe
 from tokenmill.build.pipeline import Pipeline
 from tokenmill.errors import NonDeterminismError
 

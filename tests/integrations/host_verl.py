@@ -37,6 +37,21 @@ def sft_reference(tokenizer: Any, messages: list[dict[str, Any]]) -> tuple[list[
     return all_ids, mask
 
 
+class SFTDataset:
+    """verl's rows; refused, as there, where the joined messages are not the whole render."""
+
+    def __init__(self, rows: list[dict[str, Any]], tokenizer: Any) -> None:
+        self.rows, self.tokenizer = rows, tokenizer
+
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        messages = self.rows[number]["messages"]
+        ids, mask = sft_reference(self.tokenizer, messages)
+        whole = self.tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)
+        assert ids == list(whole["input_ids"])
+        columns = {"input_ids": ids, "position_ids": range(len(ids)), "loss_mask": mask}
+        return {name: torch.tensor(list(values)) for name, values in columns.items()}
+
+
 def collate_sft(items: list[dict[str, Any]], pad_mode: str) -> dict[str, torch.Tensor]:
     """Nested tensors without padding, else plain stacks."""
     if pad_mode == "no_padding":

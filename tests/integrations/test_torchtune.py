@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 import warnings
-from functools import partial
-from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +16,7 @@ from tokenmill.errors import SourceError, UsageError
 from tokenmill.store import Store
 
 torch = pytest.importorskip("torch")
-stateful_dataloader = pytest.importorskip("torchdata.stateful_dataloader")
+pytest.importorskip("torchdata.stateful_dataloader")
 
 from tokenmill.integrations.torchtune import (  # noqa: E402
     TokenizedRows,
@@ -55,17 +53,39 @@ class Packed:
     """torchtune's packing: rows behind each other while they fit, by adding lists."""
 
     def __init__(self, ds: Any, *, max_seq_len: int, padding_idx: int = 0) -> None:
-        self.packs: list[dict[str, list[int]]] = [{"tokens": [], "labels": []}]
+        self.packs: list[dict[str, list[int]]] = []
         for sample in ds:
-            if len(self.packs[-1]["tokens"]) + len(sample["tokens"]) > max_seq_len:
-                self.packs.append({"tokens": [], "labels": []})
-            for name, values in self.packs[-1].items():
-                values += sample[name]
+            tokens, labels = sample["tokens"], sample["labels"]
+            if not self.packs or len(self.packs[-1]["tokens"]) + len(tokens) > max_seq_len:
+                self.packs.append({"tokens": [], "labels": [], "seq_lens": []})
+            self.packs[-1]["tokens"] += tokens
+            self.packs[-1]["labels"] += labels
+            self.packs[-1]["seq_lens"] += [len(tokens)]
+
+    def __len__(self) -> int:
+        return len(self.packs)
+
+    def __getitem__(self, number: int) -> Any:
+        return {name: torch.tensor(values) for name, values in self.packs[number].items()}
 
 
 def install(monkeypatch: pytest.MonkeyPatch, transform: type) -> None:
     stand_in(monkeypatch, "torchtune.datasets", PackedDataset=Packed)
     stand_in(monkeypatch, "torchtune.datasets._sft", SFTTransform=transform)
+
+
+@pytest.fixture(params=["shifting", "not shifting", "torchtune"])
+def shifts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Stand-ins and torchtune itself; whether its datasets shift labels."""
+    if request.param == "torchtune":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what torchtune imports
+            reason = "torchtune is not installed: only its stand-in is tried"
+            pytest.importorskip("torchtune.datasets", reason=reason)
+        return labels_are_shifted()
+    shifting = request.param == "shifting"
+    install(monkeypatch, type("Transform", (Transform,), {"shifts": shifting}))
+    return shifting
 
 
 def predictions(tokens: list[int], labels: list[int], *, shifted: bool) -> list[int]:
@@ -78,11 +98,7 @@ def expected(row: Any) -> list[int]:
     return [*(token if trained else IGNORED for token, trained in pairs), IGNORED]
 
 
-@pytest.mark.parametrize("shifts", [True, False])
-def test_labels_stand_where_the_installed_torchtune_has_them(
-    monkeypatch: pytest.MonkeyPatch, chat: Store, shifts: bool
-) -> None:
-    install(monkeypatch, type("Transform", (Transform,), {"shifts": shifts}))
+def test_labels_stand_where_the_installed_torchtune_has_them(chat: Store, shifts: bool) -> None:
     dataset = sft_dataset(SimpleNamespace(max_seq_len=None), source=str(chat.path))
     assert len(dataset) == len(chat) > 50
     for number, row in enumerate(chat):
@@ -109,16 +125,24 @@ def test_without_torchtune_its_labels_are_not_guessed(
     assert len(TokenizedRows(as_view(chat), shifted=True)) == len(chat)
 
 
-def test_packs_are_torchtunes_own(monkeypatch: pytest.MonkeyPatch, chat: Store) -> None:
-    install(monkeypatch, Transform)
-    limit = int(max(chat.lengths))
-    made = sft_dataset(SimpleNamespace(max_seq_len=limit), source=chat, packed=True)
-    assert isinstance(made, Packed)
-    assert len(made.packs) < len(chat)
-    tokens = [token for pack in made.packs for token in pack["tokens"]]
-    labels = [label for pack in made.packs for label in pack["labels"]]
-    assert tokens == [token for row in chat for token in row.input_ids.tolist()]
-    assert labels == [label for row in chat for label in expected(row)]
+def test_packs_are_torchtunes_own(chat: Store, shifts: bool) -> None:
+    tokenizer = SimpleNamespace(max_seq_len=int(max(chat.lengths)), pad_id=0)
+    made = sft_dataset(tokenizer, source=chat, packed=True)
+    assert type(made) is sys.modules["torchtune.datasets"].PackedDataset  # type: ignore[attr-defined]
+    assert len(made) < len(chat)
+    rows = iter(chat)
+    for number in range(len(made)):
+        pack, end = made[number], 0
+        found = predictions(pack["tokens"].tolist(), pack["labels"].tolist(), shifted=shifts)
+        for length in pack["seq_lens"].tolist():
+            if set(pack["tokens"][end:].tolist()) == {0}:
+                break  # padding is torchtune's last sequence
+            row = next(rows)
+            assert pack["tokens"][end : end + length].tolist() == row.input_ids.tolist()
+            assert found[end : end + length] == expected(row)
+            end += length
+        assert set(found[end:]) <= {IGNORED}
+    assert next(rows, None) is None
     with pytest.raises(UsageError, match=r"tokenizer\.max_seq_len"):
         sft_dataset(SimpleNamespace(max_seq_len=None), source=chat, packed=True)
 
@@ -133,68 +157,3 @@ def test_rows_that_would_be_cut_are_refused_before_the_run(
         sft_dataset(SimpleNamespace(max_seq_len=longest - 1), source=chat)
     assert "conversations.jsonl" in str(it.value)
     assert "--max-length" in str(it.value)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_torchtune_itself_serves_the_rows_and_resumes(chat: Store) -> None:
-    reason = "torchtune is not installed: only its stand-in is tried"
-    pytest.importorskip("torchtune", reason=reason)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what torchtune imports
-        from omegaconf import OmegaConf
-        from torchtune import config
-        from torchtune.data import padded_collate_packed, padded_collate_sft
-        from torchtune.datasets import ConcatDataset, PackedDataset
-    shifted = labels_are_shifted()
-    tokenizer = SimpleNamespace(max_seq_len=int(max(chat.lengths)), pad_id=0)
-    said = {
-        "_component_": "tokenmill.integrations.torchtune.sft_dataset",
-        "source": str(chat.path),
-    }
-    dataset = config.instantiate(OmegaConf.create(said), tokenizer)
-    collate = partial(padded_collate_sft, padding_idx=0, ignore_idx=IGNORED)
-
-    def loader(shuffle: bool, size: int) -> Any:
-        sampler = stateful_dataloader.sampler.StatefulDistributedSampler(
-            ConcatDataset([dataset]), num_replicas=1, rank=0, shuffle=shuffle, seed=0
-        )
-        return stateful_dataloader.StatefulDataLoader(
-            dataset=ConcatDataset([dataset]), batch_size=size, sampler=sampler, collate_fn=collate
-        )
-
-    rows = iter(chat)
-    for batch in loader(False, 4):
-        for tokens, labels in zip(batch["tokens"].tolist(), batch["labels"].tolist(), strict=True):
-            row = next(rows)
-            assert tokens[: len(row)] == row.input_ids.tolist()
-            found = predictions(tokens, labels, shifted=shifted)
-            assert found[: len(row)] == expected(row)
-            assert set(found[len(row) :]) <= {IGNORED}
-    assert next(rows, None) is None
-
-    first = loader(True, 3)
-    whole = []
-    for number, batch in enumerate(first):
-        whole.append(batch["tokens"].tolist())
-        if number == 4:
-            state = first.state_dict()
-    second = loader(True, 3)
-    second.load_state_dict(state)
-    assert [batch["tokens"].tolist() for batch in second] == whole[5:]
-
-    packs = config.instantiate(OmegaConf.create({**said, "packed": True}), tokenizer)
-    assert isinstance(packs, PackedDataset)
-    assert len(padded_collate_packed(list(islice(packs, 2)))["tokens"]) == 2
-    rows = iter(chat)
-    for pack in packs:
-        end = 0
-        found = predictions(pack["tokens"].tolist(), pack["labels"].tolist(), shifted=shifted)
-        for length in pack["seq_lens"].tolist():
-            if set(pack["tokens"][end:].tolist()) == {0}:
-                break  # padding is torchtune's last sequence
-            row = next(rows)
-            assert pack["tokens"][end : end + length].tolist() == row.input_ids.tolist()
-            assert found[end : end + length] == expected(row)
-            end += length
-        assert set(found[end:]) <= {IGNORED}
-    assert next(rows, None) is None

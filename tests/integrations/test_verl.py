@@ -9,15 +9,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import tokenmill as tm
-from tests.store.making import make_columns, make_store
+from tests.integrations.conftest import EXAMPLES
 from tokenmill.errors import SourceError, UsageError
-from tokenmill.sampling import FeistelOrder
 from tokenmill.source import Rows
 from tokenmill.store import Store
 
@@ -32,73 +30,89 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:'set_vital' is deprecated", "ignore:The PyTorch API of nested tensors"
 )
 
-EXAMPLES = Path(tm.__file__).parent / "examples"
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    lengths = np.random.default_rng(1).integers(3, 40, 41).tolist()
-    return make_store(tmp_path_factory.mktemp("cache"), [make_columns(lengths)], pad_id=9)
+SEQUENTIAL = {"order": "sequential"}
 
 
 def config(cache: str = "", **fields: Any) -> dict[str, Any]:
+    """Verl's settings, of SFT and of RL."""
     stated = {
         "pad_mode": "no_padding", "max_length": 4096, "truncation": "error",
         "messages_key": "messages", "tools_key": "tools", "apply_chat_template_kwargs": {},
-        "enable_thinking_key": "enable_thinking",
-        "tokenmill": {"cache_dir": cache or None, "num_workers": 0},
+        "enable_thinking_key": "enable_thinking", "prompt_key": "prompt", "max_prompt_length": 60,
+        "filter_overlong_prompts": True,
     }  # fmt: skip
-    ours = {**stated["tokenmill"], **fields.pop("tokenmill", {})}  # type: ignore[dict-item]
+    ours = {"cache_dir": cache or None, "num_workers": 0, **fields.pop("tokenmill", {})}
     return {**stated, **fields, "tokenmill": ours}
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def real_config(stated: dict[str, Any]) -> Any:
+    """The same for verl itself, where it is installed."""
+    pytest.importorskip("verl", reason="verl is not installed: only its stand-in is tried")
+    from omegaconf import OmegaConf
+
+    return OmegaConf.create(stated)
 
 
 # SFT
 
 
+def examples(shared: Path) -> tuple[Path, list[dict[str, Any]]]:
+    rows = [
+        {"messages": row["messages"]}
+        for row in tm.open_rows(EXAMPLES / "conversations.jsonl")
+        if all(set(turn) == {"role", "content"} for turn in row.get("messages") or [{}])
+    ]
+    return EXAMPLES / "tokenizer", rows
+
+
+def real_conversations(shared: Path) -> tuple[Path, list[dict[str, Any]]]:
+    lines = (shared / "corpora" / "smilechat_zh.jsonl").read_text().splitlines()[:40]
+    return shared / "tokenizers" / "qwen2.5", [
+        {"messages": json.loads(line)["messages"]} for line in lines
+    ]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("by", ["stand-in", "verl"])
+@pytest.mark.parametrize("conversations", [examples, real_conversations])
 def test_sft_rows_and_masks_are_verls_where_its_ids_are_the_whole_render(
-    tokenizer: Any, cache: str
+    shared: Path, tmp_path: Path, cache: str, conversations: Any, by: str
 ) -> None:
-    source = EXAMPLES / "conversations.jsonl"
-    dataset = verl.SFTDataset(
-        [str(source)], tokenizer, config(cache, tokenmill={"order": "sequential"})
-    )
-    rows = list(tm.open_rows(source))
+    directory, rows = conversations(shared)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    source = write_rows(tmp_path / "rows.parquet", rows)
+    stated = config(cache, tokenmill=SEQUENTIAL)
+    if by == "verl":
+        settings = real_config(stated)
+        from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset
+
+        theirs = MultiTurnSFTDataset([source], tokenizer, settings)
+    else:
+        theirs = host.SFTDataset(rows, tokenizer)
+    dataset = verl.SFTDataset([source], tokenizer, stated)
     compared = 0
     for number, row in enumerate(dataset.view):
-        messages = rows[row.origin.row]["messages"]
-        if any(set(m) != {"role", "content"} for m in messages) or "tools" in rows[row.origin.row]:
+        try:
+            expected = theirs[row.origin.row]
+        except AssertionError:  # message by message is not what the template prints
             continue
-        ids, mask = host.sft_reference(tokenizer, messages)
         item = dataset[number]
-        if ids != row.input_ids.tolist():
-            continue
-        assert item["input_ids"].tolist() == ids
-        assert item["loss_mask"].tolist() == mask
-        assert item["position_ids"].tolist() == list(range(len(ids)))
-        assert set(item) == {"input_ids", "position_ids", "loss_mask"}
+        assert set(item) == set(expected) == {"input_ids", "position_ids", "loss_mask"}
         assert {value.dtype for value in item.values()} == {torch.int64}
+        # A user turn at the end is cut here, and untrained there.
+        assert int(expected["loss_mask"].sum()) == int(item["loss_mask"].sum())
+        for name, values in item.items():
+            assert values.tolist() == expected[name][: len(row)].tolist(), name
         compared += 1
     assert compared > 20
-
-
-@pytest.mark.parametrize("name", ["qwen2.5"])
-def test_sft_masks_of_real_conversations_are_verls(shared: Path, tmp_path: Path, name: str) -> None:
-    real = transformers.AutoTokenizer.from_pretrained(shared / "tokenizers" / name)
-    lines = (shared / "corpora" / "smilechat_zh.jsonl").read_text().splitlines()[:40]
-    source = tmp_path / "rows.jsonl"
-    source.write_text("\n".join(lines) + "\n")
-    dataset = verl.SFTDataset(
-        str(source), real, config(str(tmp_path / "cache"), tokenmill={"order": "sequential"})
-    )
-    rows = list(tm.open_rows(source))
-    compared = 0
-    for number, row in enumerate(dataset.view):
-        record = rows[row.origin.row]
-        ids, mask = host.sft_reference(real, record.get("messages") or record["conversations"])
-        if ids == row.input_ids.tolist():
-            assert dataset[number]["loss_mask"].tolist() == mask
-            compared += 1
-    assert compared > 10
 
 
 def test_sft_validation_files_stay_in_file_order_once(store: Store, tokenizer: Any) -> None:
@@ -117,7 +131,7 @@ def test_sft_rows_are_cut_and_padded_as_verl_does(
     limit = 20
     stated = config(
         pad_mode=pad_mode, truncation=truncation, max_length=limit,
-        tokenmill={"order": "sequential"},
+        tokenmill=SEQUENTIAL,
     )  # fmt: skip
     dataset = verl.SFTDataset(str(store.path), tokenizer, stated)
     for row, item in zip(store, dataset, strict=True):
@@ -208,14 +222,6 @@ def test_sft_wrong_settings_are_refused(
 TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 
 
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
-    if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 @pytest.fixture(scope="module")
 def switchable() -> Any:
     """A tokenizer whose template prints what it was told about thinking."""
@@ -239,7 +245,7 @@ def test_sft_rows_say_themselves_whether_to_think(
         turns = [{"role": "user", "content": f"{number}"}, TURNS[1]]
         rows.append({"messages": turns, "enable_thinking": switch})
     source = write_rows(tmp_path / f"rows.{ending}", rows)
-    stated = config(cache, enable_thinking_default=default, tokenmill={"order": "sequential"})
+    stated = config(cache, enable_thinking_default=default, tokenmill=SEQUENTIAL)
     dataset = verl.SFTDataset(source, switchable, stated)
     dataset = pickle.loads(pickle.dumps(dataset))
     expected = []
@@ -249,7 +255,6 @@ def test_sft_rows_say_themselves_whether_to_think(
         text = switchable.apply_chat_template(row["messages"], tokenize=False, **told)
         expected.append(switchable(text, add_special_tokens=False)["input_ids"])
     assert [item["input_ids"].tolist() for item in dataset] == expected
-    assert [row.origin.row for row in dataset.view] == list(range(len(rows)))
     assert dataset.view.lengths.tolist() == [len(ids) for ids in expected]
     assert dataset.view.trained.tolist() == [int(row.loss_mask.sum()) for row in dataset.view]
 
@@ -265,7 +270,7 @@ def test_sft_rows_that_differ_keep_their_order_over_files_and_rejections(
         rows[4 + part] = {"messages": [], "enable_thinking": True}
         files.append(write_rows(tmp_path / f"{part}.jsonl", rows))
         expected += [(files[-1], number) for number in range(20) if number != 4 + part]
-    dataset = verl.SFTDataset(files, switchable, config(cache, tokenmill={"order": "sequential"}))
+    dataset = verl.SFTDataset(files, switchable, config(cache, tokenmill=SEQUENTIAL))
     assert [(row.origin.path, row.origin.row) for row in dataset.view] == expected
 
 
@@ -349,35 +354,23 @@ def test_hooks_that_would_never_be_called_are_refused() -> None:
 # RL
 
 
-def rl_config(cache: str, **fields: Any) -> dict[str, Any]:
-    stated = {
-        "prompt_key": "prompt", "max_prompt_length": 60, "filter_overlong_prompts": True,
-        "shuffle": False, "seed": 7, "apply_chat_template_kwargs": {},
-        "tokenmill": {"cache_dir": cache, "num_workers": 0},
-    }  # fmt: skip
-    ours = {**stated["tokenmill"], **fields.pop("tokenmill", {})}  # type: ignore[dict-item]
-    return {**stated, **fields, "tokenmill": ours}
-
-
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Rows as verl's examples write them; every seventh has a long prompt, every fifth no extra."""
-    path = tmp_path_factory.mktemp("prompts") / "train.jsonl"
-    with open(path, "w") as file:
-        for number in range(50):
-            text = f"How much is {number} and {number}? " * (30 if number % 7 == 0 else 1)
-            row: dict[str, Any] = {
-                "data_source": "sums",
-                "prompt": [{"role": "user", "content": text}],
-                "ability": "math",
-                "reward_model": {"style": "rule", "ground_truth": f"0{2 * number}"},
-            }
-            if number % 5:
-                row["extra_info"] = {
-                    "split": "train", "index": number, "tools_kwargs": {"calc": number}
-                }  # fmt: skip
-            file.write(json.dumps(row) + "\n")
-    return path
+    rows = []
+    for number in range(50):
+        text = f"How much is {number} and {number}? " * (30 if number % 7 == 0 else 1)
+        row: dict[str, Any] = {
+            "data_source": "sums",
+            "prompt": [{"role": "user", "content": text}],
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": f"0{2 * number}"},
+        }
+        if number % 5:
+            extra = {"split": "train", "index": number, "tools_kwargs": {"calc": number}}
+            row["extra_info"] = extra
+        rows.append(row)
+    return Path(write_rows(tmp_path_factory.mktemp("prompts") / "train.jsonl", rows))
 
 
 def eager(path: Path, tokenizer: Any, limit: int | None) -> list[dict[str, Any]]:
@@ -410,25 +403,62 @@ def without_tensor(item: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in item.items() if name != "dummy_tensor"}
 
 
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 @pytest.mark.parametrize("filtered", [True, False])
-def test_rl_rows_equal_an_eager_reference_in_our_order(
-    prompts: Path, tokenizer: Any, cache: str, filtered: bool
+def test_rl_rows_equal_an_eager_reference(
+    prompts: Path, tokenizer: Any, cache: str, tmp_path: Path, filtered: bool, ending: str
 ) -> None:
-    stated = rl_config(cache, filter_overlong_prompts=filtered, tokenmill={"epochs": 2})
-    dataset = verl.RLDataset([str(prompts)], tokenizer, stated)
-    kept = eager(prompts, tokenizer, 60 if filtered else None)
-    assert len(kept) == (42 if filtered else 50)
-    order = FeistelOrder(len(kept), 7)
-    expected = [
-        kept[number]
-        for epoch in range(2)
-        for number in order.indices(epoch, np.arange(len(kept))).tolist()
+    """Their order and epochs are tested for all trainers (test_trainers.py)."""
+    source = str(prompts)
+    if ending == "parquet":
+        rows = [json.loads(line) for line in prompts.read_text().splitlines()]
+        table = pa.table({name: [row.get(name) for row in rows] for name in rows[1]})
+        source = str(tmp_path / "train.parquet")
+        pq.write_table(table, source)
+    stated = config(cache, filter_overlong_prompts=filtered, tokenmill=SEQUENTIAL)
+    dataset = verl.RLDataset([source], tokenizer, stated)
+    expected = eager(prompts, tokenizer, 60 if filtered else None)
+    assert len(expected) == (42 if filtered else 50)
+    assert [without_tensor(item) for item in dataset] == expected
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_rl_rows_and_batches_are_those_of_verl_itself(
+    tmp_path: Path, tokenizer: Any, cache: str
+) -> None:
+    rows = [
+        {
+            "data_source": "sums",
+            "prompt": [{"role": "user", "content": f"How much is {number}? " * (1 + number % 5)}],
+            "reward_model": {"style": "rule", "ground_truth": str(number)},
+            "extra_info": {"index": number, "tools_kwargs": {"calc": number}},
+        }
+        for number in range(40)
     ]
-    assert [without_tensor(dataset[i]) for i in range(len(dataset))] == expected
+    path = write_rows(tmp_path / "train.parquet", rows)
+    stated = real_config(
+        config(
+            cache, max_prompt_length=30, filter_overlong_prompts_workers=1, tokenmill=SEQUENTIAL,
+            cache_dir=str(tmp_path / "verl"),
+            custom_cls={"path": "pkg://tokenmill.integrations.verl", "name": "RLDataset"},
+        )
+    )  # fmt: skip
+    from verl.utils.dataset.rl_dataset import RLHFDataset, collate_fn, get_dataset_class
+
+    theirs = RLHFDataset([path], tokenizer, stated)
+    assert 0 < len(theirs) < len(rows)
+    chosen = get_dataset_class(stated)
+    assert chosen is verl.RLDataset
+    dataset = chosen(data_files=[path], tokenizer=tokenizer, config=stated)
+    for item, expected in zip(dataset, theirs, strict=True):
+        assert dict(item, dummy_tensor=0) == dict(expected, dummy_tensor=0)
+    batch = collate_fn(dataset.__getitems__(range(8)))
+    assert batch["raw_prompt"].shape == (8,)
+    assert batch["dummy_tensor"].shape == (8, 1)
 
 
 def test_rl_validation_and_max_samples_are_verls(prompts: Path, tokenizer: Any, cache: str) -> None:
-    stated = rl_config(
+    stated = config(
         cache, train_files="other.parquet", val_files=str(prompts), tokenmill={"epochs": 4}
     )
     dataset = verl.RLDataset(str(prompts), tokenizer, stated, max_samples=20)
@@ -438,26 +468,11 @@ def test_rl_validation_and_max_samples_are_verls(prompts: Path, tokenizer: Any, 
     assert [without_tensor(item) for item in dataset] == expected
 
 
-def test_rl_parquet_rows_equal_those_of_json_lines(
-    prompts: Path, tokenizer: Any, cache: str, tmp_path: Path
-) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    rows = [json.loads(line) for line in prompts.read_text().splitlines()]
-    columns = {name: [row.get(name) for row in rows] for name in rows[1]}
-    pq.write_table(pa.table(columns), tmp_path / "train.parquet")
-    ours = verl.RLDataset(str(prompts), tokenizer, rl_config(cache))
-    theirs = verl.RLDataset(str(tmp_path / "train.parquet"), tokenizer, rl_config(cache))
-    assert [without_tensor(item) for item in ours] == [without_tensor(item) for item in theirs]
-
-
 def test_rl_rows_of_a_batch_have_the_same_columns(tmp_path: Path, tokenizer: Any) -> None:
-    source = tmp_path / "rows.jsonl"
     rows = [{"prompt": "one", "hint": 1}, {"prompt": [{"role": "user", "content": "two"}]}]
-    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    stated = rl_config(str(tmp_path / "cache"), tokenmill={"order": "sequential"})
-    dataset = verl.RLDataset(str(source), tokenizer, stated)
+    source = write_rows(tmp_path / "rows.jsonl", rows)
+    stated = config(str(tmp_path / "cache"), tokenmill=SEQUENTIAL)
+    dataset = verl.RLDataset(source, tokenizer, stated)
     batch = host.collate_rl(dataset.__getitems__([0, 1]))
     assert batch["dummy_tensor"].shape == (2, 1)
     assert batch["hint"].tolist() == [1, None]
@@ -469,13 +484,12 @@ def test_rl_what_cannot_be_measured_is_refused(
     prompts: Path, tokenizer: Any, cache: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match="filter_overlong_prompts=False"):
-        verl.RLDataset(str(prompts), tokenizer, rl_config(cache, tool_config_path="t.yaml"))
+        verl.RLDataset(str(prompts), tokenizer, config(cache, seed=7, tool_config_path="t.yaml"))
     with pytest.raises(UsageError, match="no prompt is left"):
-        verl.RLDataset(str(prompts), tokenizer, rl_config(cache, max_prompt_length=1))
-    source = tmp_path / "rows.jsonl"
+        verl.RLDataset(str(prompts), tokenizer, config(cache, seed=7, max_prompt_length=1))
     turn = {"role": "user", "content": "what is <image>?"}
-    source.write_text(json.dumps({"prompt": [turn], "images": ["a.png"]}) + "\n")
-    dataset = verl.RLDataset(str(source), tokenizer, rl_config(cache))
+    source = write_rows(tmp_path / "rows.jsonl", [{"prompt": [turn], "images": ["a.png"]}])
+    dataset = verl.RLDataset(source, tokenizer, config(cache, seed=7))
     with pytest.raises(UsageError, match="processor"):
         dataset[0]
 
@@ -486,5 +500,5 @@ def test_rl_subclasses_make_the_prompt(prompts: Path, tokenizer: Any, cache: str
             messages = super()._build_messages(example, key=key)
             return [*messages, {"role": "user", "content": "Please."}]
 
-    for item in Polite(str(prompts), tokenizer, rl_config(cache)):
+    for item in Polite(str(prompts), tokenizer, config(cache, seed=7)):
         assert item["raw_prompt"] == [*item["prompt"], {"role": "user", "content": "Please."}]

@@ -1,17 +1,25 @@
-"""The loader's contract, point by point; what it serves is held by tests/consistency."""
+"""The loader's contract, point by point; what it serves is checked by tests/consistency.
+
+Loops, resumes and `set_epoch` in any sequence are checked by tests/consistency/test_machine.py.
+"""
 
 from __future__ import annotations
 
+import gc
+import threading
+import time
 from collections.abc import Iterable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.store.making import make_columns, make_store
-from tokenmill.dataset import filtered, mix
-from tokenmill.errors import StateError, UsageError
+from tests.programs import python
+from tests.store.making import damage_slice, make_columns, make_store
+from tokenmill.dataset import as_view, filtered, mix
+from tokenmill.errors import CorruptionError, StateError, UsageError
 from tokenmill.loader import Cursor, LengthGrouped, Loader
 from tokenmill.packing import Pack
 from tokenmill.store import Row, Store
@@ -30,27 +38,24 @@ def numbers(loader: Iterable[dict[str, Any]]) -> list[list[int]]:
 # Batches
 
 
-def test_batch_unpacked_has_the_contracts_names_types_and_shape(store: Store) -> None:
-    batch = next(iter(Loader(store, batch_size=4)))
-    kinds = {
-        n: (v.dtype.str[1:], v.shape[0]) for n, v in batch.items() if n != "num_trained_tokens"
-    }
-    assert kinds == {"input_ids": ("i8", 4), "attention_mask": ("u1", 4), "labels": ("i8", 4),
-                     "loss_mask": ("u1", 4)}  # fmt: skip
-    assert isinstance(batch["num_trained_tokens"], int)
+def test_batches_have_the_names_types_and_shapes_of_the_contract(store: Store) -> None:
+    def kinds(**given: Any) -> dict[str, Any]:
+        batch = next(iter(Loader(store, **given)))
+        assert isinstance(batch["num_trained_tokens"], int)
+        arrays = {n: v for n, v in batch.items() if isinstance(v, np.ndarray)}
+        return {n: (v.dtype.str[1:], v.shape) for n, v in arrays.items()}
 
-
-def test_batch_packed_has_the_contracts_names_types_and_shape(store: Store) -> None:
-    batch = next(iter(Loader(store, batch_size=3, pack=Pack(64))))
-    kinds = {n: (v.dtype.str[1:], v.shape) for n, v in batch.items() if isinstance(v, np.ndarray)}
-    cu_seqlens = kinds.pop("cu_seqlens")
-    assert cu_seqlens[0] == "i4"
-    assert kinds == {
+    padded = kinds(batch_size=4)
+    shape = padded["input_ids"][1]
+    assert shape[0] == 4
+    assert padded == {"input_ids": ("i8", shape), "attention_mask": ("u1", shape),
+                      "labels": ("i8", shape), "loss_mask": ("u1", shape)}  # fmt: skip
+    packed = kinds(batch_size=3, pack=Pack(64))
+    assert packed.pop("cu_seqlens")[0] == "i4"
+    assert packed == {
         "input_ids": ("i8", (3, 64)), "labels": ("i8", (3, 64)), "position_ids": ("i8", (3, 64)),
         "loss_mask": ("u1", (3, 64)), "seq_idx": ("i4", (3, 64)),
     }  # fmt: skip
-    assert batch["max_seqlen"] == int(np.diff(batch["cu_seqlens"]).max())
-    assert batch["cu_seqlens"][-1] == 3 * 64
 
 
 def test_padding_side_multiple_and_pad_id_are_followed(store: Store) -> None:
@@ -109,15 +114,6 @@ def test_mapped_rows_are_served_and_counted_on_all_ranks(
 # Iteration and state
 
 
-def test_endless_stream_goes_on_and_states_name_the_place(store: Store) -> None:
-    loader = Loader(store, batch_size=10)
-    for number, _ in enumerate(loader.repeat(), 1):
-        state = loader.state_dict()
-        assert (state["epoch"], state["position"]) == divmod(number * 10, 50)
-        if number == 17:
-            break
-
-
 @pytest.mark.parametrize("prefetch", [0, 3])
 def test_iterators_of_a_loader_share_its_position(store: Store, prefetch: int) -> None:
     expected = numbers(Loader(store, 8, indices=True))
@@ -147,32 +143,83 @@ def test_epochs_of_repeat_count_from_the_start_of_the_run(store: Store) -> None:
     assert len(numbers(moved.repeat(1))) == 7
 
 
-def test_set_epoch_goes_to_another_epoch_and_keeps_the_place_in_the_same(store: Store) -> None:
-    whole = Loader(store, 8, indices=True)
-    epochs = [numbers(whole) for _ in range(3)]
-    loader = Loader(store, 8, indices=True)
-    for epoch in (0, 1, 2, 1):
-        loader.set_epoch(epoch)
-        assert numbers(loader) == epochs[epoch]
-    loader.set_epoch(2)
-    next(iter(loader))
-    loader.set_epoch(2)
-    assert numbers(loader) == epochs[2][1:]
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_state_too_near_the_end_of_its_epoch_is_one_empty_loop(store: Store, prefetch: int) -> None:
+    """As ranks with a smaller global batch save it after their last full batch."""
+    loader = Loader(store, 8, drop_last=True, indices=True, prefetch=prefetch)
+    epochs = [numbers(loader) for _ in range(2)]
+    loader.load_state_dict({**loader.state_dict(), "epoch": 0, "position": 48})
+    assert list(loader) == []
+    assert loader.cursor == Cursor(1)
+    assert numbers(loader) == epochs[1]
 
 
-REFUSALS: list[tuple[dict[str, Any], str]] = [
-    ({"seed": 1}, r"another seed \(the state's: 42, this loader's: 1\)"),
-    ({"shuffle": False}, r"another order \(the state's: 'feistel', this loader's: 'sequential'\)"),
-    ({"group_by_length": LengthGrouped(64, 8)}, "length_grouped/64/8"),
-    ({"pack": Pack(64)}, "another packing.*None.*64"),
+def test_iterator_that_ended_stays_ended_and_one_that_failed_fails_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = Loader(store, 13)
+    ended = iter(loader)
+    assert len(list(ended)) == 4
+    loader.set_epoch(0)
+    assert list(ended) == []
+    failing = iter(loader)
+    next(failing)
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "batch", lambda store, indices: 1 / 0)
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                next(failing)
+    assert len(list(failing)) == 3  # nothing was lost
+
+
+def test_interrupt_inside_a_batch_loses_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = numbers(Loader(store, 13, indices=True))
+    loader = Loader(store, 13, indices=True)
+    fill, calls = type(loader.filler).fill, count()
+
+    def interrupted(*given: Any) -> Any:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return fill(*given)
+
+    monkeypatch.setattr(type(loader.filler), "fill", interrupted)
+    rows = iter(loader)
+    found: list[list[int]] = []
+    while len(found) < len(expected):
+        try:
+            found.append(next(rows)["indices"].tolist())
+        except KeyboardInterrupt:
+            continue
+    assert found == expected
+
+
+# States
+
+
+OTHER_STREAMS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({}, {"seed": 1}, r"another seed \(the state's: 42, this loader's: 1\)"),
+    ({}, {"shuffle": False}, r"order \(the state's: 'feistel', this loader's: 'sequential'\)"),
+    ({}, {"group_by_length": LengthGrouped(64, 8)}, "length_grouped/64/8"),
+    ({}, {"pack": Pack(64)}, "another packing.*None.*64"),
+    *(
+        ({"pack": Pack(64)}, {"pack": pack}, "another packing")
+        for pack in (Pack(65), Pack(64, "first_fit"), Pack(64, window=9), Pack(64, oversize="drop"))
+    ),
+    (
+        {"pack": Pack(64, "balanced"), "world_size": 2},
+        {"pack": Pack(64, "balanced"), "world_size": 4},
+        r"'ranks': 2.*'ranks': 4",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("changed", "message"), REFUSALS)
+@pytest.mark.parametrize(("saved", "changed", "message"), OTHER_STREAMS)
 def test_state_of_another_stream_is_refused_saying_which(
-    store: Store, changed: dict[str, Any], message: str
+    store: Store, saved: dict[str, Any], changed: dict[str, Any], message: str
 ) -> None:
-    state = Loader(store).state_dict()
+    state = Loader(store, **saved).state_dict()
     with pytest.raises(StateError, match=message):
         Loader(store, **changed).load_state_dict(state)
 
@@ -185,29 +232,6 @@ def test_state_of_another_dataset_names_both_keys(store: Store) -> None:
     other = mix({"a": store, "b": view}, {"a": 1, "b": 2})
     with pytest.raises(StateError, match=f"dataset.*{both.key}.*{other.key}"):
         Loader(other).load_state_dict(Loader(both).state_dict())
-
-
-def test_state_of_another_pack_length_method_window_or_rank_count_is_refused(store: Store) -> None:
-    state = Loader(store, pack=Pack(64)).state_dict()
-    for pack in (Pack(65), Pack(64, "first_fit"), Pack(64, window=9), Pack(64, oversize="drop")):
-        with pytest.raises(StateError, match="another packing"):
-            Loader(store, pack=pack).load_state_dict(state)
-    two = Loader(store, pack=Pack(64, "balanced"), world_size=2).state_dict()
-    with pytest.raises(StateError, match=r"'ranks': 2.*'ranks': 4"):
-        Loader(store, pack=Pack(64, "balanced"), world_size=4).load_state_dict(two)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("version", 2), ("order_version", 0), ("kind", "x"), ("epoch", -1), ("position", 51),
-     ("position", 1.5), ("position", True), ("epoch", None), ("first_epoch", "0")],
-)  # fmt: skip
-def test_state_that_was_tampered_with_is_refused(store: Store, field: str, value: Any) -> None:
-    loader = Loader(store)
-    state = {**loader.state_dict(), field: value}
-    with pytest.raises(StateError):
-        loader.load_state_dict(state)
-    assert loader.cursor == Cursor()
 
 
 @pytest.mark.parametrize("state", [None, [], {}, {"epoch": 0, "position": 0}, "state"])
@@ -225,3 +249,114 @@ def test_packed_state_outside_of_its_window_is_refused(store: Store) -> None:
         loader.load_state_dict({**state, "packs_before": 3})
     with pytest.raises(StateError, match="pack 40"):
         loader.load_state_dict({**state, "position": 40})
+
+
+# Prefetching
+
+
+def threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name == "tokenmill-prefetch"]
+
+
+def test_prefetch_thread_ends_when_the_iterator_is_dropped(store: Store) -> None:
+    before = len(threads())
+    iterator = iter(Loader(store, prefetch=2))
+    next(iterator)
+    assert len(threads()) == before + 1
+    del iterator
+    gc.collect()
+    for _ in range(50):
+        if len(threads()) == before:
+            break
+        time.sleep(0.05)
+    assert len(threads()) == before
+
+
+def test_prefetch_error_reaches_the_trainer_with_its_type(tmp_path: Path) -> None:
+    store = make_store(tmp_path, [make_columns([5] * 40)])
+    damage_slice(tmp_path)
+    loader = Loader(store, prefetch=2)
+    iterator = iter(loader)
+    for _ in range(2):  # and again: an error does not turn into a silent end
+        with pytest.raises(CorruptionError, match="checksum"):
+            list(iterator)
+    assert loader.state_dict()["position"] == 0
+
+
+def test_prefetching_process_exits_without_being_waited_for(store: Store) -> None:
+    program = (
+        "import sys\nfrom tokenmill import Loader, open_store\n"
+        f"iterator = iter(Loader(open_store({str(store.path)!r}), prefetch=3))\n"
+        "next(iterator)\nprint('served')\n"
+    )
+    done = python(program)
+    assert done.returncode == 0
+    assert done.stdout == "served\n"
+    assert done.stderr == ""
+
+
+def test_reading_imports_neither_pyarrow_nor_any_host_library(store: Store) -> None:
+    program = (
+        "import sys\nfrom tokenmill import Loader, Pack, mix, open_store, split\n"
+        f"store = open_store({str(store.path)!r})\n"
+        "next(iter(Loader(store, prefetch=1, pack=Pack(64))))\n"
+        "train, val = split(store, {'train': 0.5, 'val': 0.5})\n"
+        "next(iter(Loader(mix({'a': train, 'b': val}))))\n"
+        "heavy = {'pyarrow', 'jinja2', 'tokenizers', 'fastokens', 'transformers',\n"
+        "         'datasets', 'torch', 'ray', 'fsspec', 'zstandard', 'typer', 'rich'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    done = python(program)
+    assert done.stdout == "[]\n", done.stderr
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"batch_size": 0}, "batch_size"), ({"batch_size": 2.0}, "batch_size"),
+        ({"rank": 2, "world_size": 2}, "rank 2 of 2"), ({"rank": -1}, "rank"),
+        ({"world_size": 0}, "world_size"), ({"drop_last": "yes"}, "drop_last"),
+        ({"pad_side": "top"}, "pad_side"), ({"seed": -1}, "seed"),
+        ({"pad_to_multiple_of": 0}, "pad_to_multiple_of"),
+        ({"prefetch": -1}, "prefetch"),
+        ({"pack": 64}, "tm.Pack"),
+        ({"pack": Pack(64), "pad_side": "left"}, "tail"),
+        ({"pack": Pack(60), "pad_to_multiple_of": 8}, "no multiple"),
+        ({"pack": Pack(8)}, r"row \d+ has .* pack only 8"),
+        ({"shuffle": False, "group_by_length": True}, "shuffle=False"),
+    ],
+)  # fmt: skip
+def test_loader_impossible_wish_is_refused_at_once(
+    store: Store, wrong: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        Loader(store, **wrong)
+
+
+def test_loader_data_that_is_none_is_refused(store: Store) -> None:
+    with pytest.raises(UsageError, match="expected a store"):
+        Loader([1, 2, 3])  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="no rows"):
+        Loader(as_view(store)[:0])
+
+
+def test_global_batch_larger_than_an_epoch_is_refused_where_it_cannot_be_served(
+    store: Store,
+) -> None:
+    loader = Loader(store, batch_size=17, world_size=3, indices=True)
+    with pytest.raises(UsageError, match="batch of 51 samples is larger than an epoch of 50"):
+        loader.repeat()
+    with pytest.raises(UsageError, match="epochs"):
+        loader.repeat(0)
+    with pytest.raises(UsageError, match="larger than an epoch"):
+        next(iter(Loader(store, batch_size=51, drop_last=True)))
+    assert [len(batch["indices"]) for batch in loader] == [17]  # one short batch
+
+
+def test_packs_that_drop_everything_are_an_error_not_an_endless_search(store: Store) -> None:
+    view = filtered(store, "length > 20")
+    with pytest.raises(UsageError, match="no samples"):
+        next(iter(Loader(view, pack=Pack(10, oversize="drop"))))

@@ -11,7 +11,7 @@ import itertools
 import pickle
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from tests.build.illustrated import Album, asked, part, text
 from tests.build.making import write_rows
 from tests.build.test_weights import HOSTS
 from tests.media import processors
-from tokenmill.api.recipes import run_recipe
+from tokenmill.build.calls import run_recipe
 from tokenmill.dataset.pictures import StoredPictures
 from tokenmill.errors import SourceChanged, SourceMissing, UsageError
 from tokenmill.loader import Cursor, PlacedMedia
@@ -41,12 +41,8 @@ PICTURES = ((0,), (1, 2), (), (3,), (2,), (0, 0, 3), (1,), (), (3, 2), (0,), (2,
 
 FAST = ("qwen2_vl", "llava", "llava_next", "pixtral", "idefics3")
 FAMILIES = [
-    *FAST,
-    *(
-        pytest.param(name, marks=pytest.mark.soak)
-        for name in processors.FAMILIES
-        if name not in FAST
-    ),
+    pytest.param(name, marks=() if name in FAST else pytest.mark.soak)
+    for name in processors.FAMILIES
 ]
 BY_ROW = ("idefics3",)
 """Whose pixels have one line for every row, with pictures or without."""
@@ -57,10 +53,10 @@ UNTOLD = ("idefics3",)
 LAYOUTS: dict[str, dict[str, Any]] = {
     "padded": {"batch_size": 4},
     "padded left": {"batch_size": 3, "pad_side": "left", "pad_to_multiple_of": 8},
-    "packs": {"batch_size": 1},
-    "slabs": {"batch_size": 6},
-    "micro padded": {"batch_size": 6},
-    "packs in slabs": {"batch_size": 2},
+    "packs": {"batch_size": 1, "pack": {}},
+    "slabs": {"batch_size": 6, "micro_batches": {"align": tm.Align(sequence=4)}},
+    "micro padded": {"batch_size": 6, "micro_batches": {"layout": "padded"}},
+    "packs in slabs": {"batch_size": 2, "pack": {}, "micro_batches": {}},
 }
 
 
@@ -81,12 +77,12 @@ class Illustrated:
             for row, numbers in enumerate(PICTURES)
         ]
         rows = []
-        for numbers, messages in zip(PICTURES, self.conversations, strict=True):
+        for numbers, (question, answer) in zip(PICTURES, self.conversations, strict=True):
             parts = iter([part(self.album.name(number)) for number in numbers])
             content = [
-                next(parts) if one["type"] == "image" else one for one in messages[0]["content"]
+                next(parts) if one["type"] == "image" else one for one in question["content"]
             ]
-            rows.append({"messages": [{**messages[0], "content": content}, messages[1]]})
+            rows.append({"messages": [{**question, "content": content}, answer]})
         self.source = write_rows(directory / "rows.jsonl", rows)
         self.store = prepare(self.source, self.raw, **{"cache_dir": directory / "cache", **more})
         assert len(self.store) == len(PICTURES)
@@ -98,16 +94,11 @@ class Illustrated:
     def wishes(self, layout: str) -> dict[str, Any]:
         """The loader's arguments of a layout, with room for the longest row."""
         room = self.longest * 2 // 8 * 8
-        found = dict(LAYOUTS[layout])
-        if layout.startswith("packs"):
-            found["pack"] = tm.Pack(room)
-        if layout == "slabs":
-            found["micro_batches"] = tm.MicroBatches(room, align=tm.Align(sequence=4))
-        if layout == "packs in slabs":
-            found["micro_batches"] = tm.MicroBatches(room)
-        if layout == "micro padded":
-            found["micro_batches"] = tm.MicroBatches(room, layout="padded")
-        return found
+        kinds = {"pack": tm.Pack, "micro_batches": tm.MicroBatches}
+        return {
+            name: kinds[name](room, **value) if name in kinds else value
+            for name, value in LAYOUTS[layout].items()
+        }
 
     def loader(self, data: Any = None, **more: Any) -> tm.Loader:
         given = {"media": "pixels", "seed": 5, "pad_id": 0} | more
@@ -123,21 +114,15 @@ class Illustrated:
         for group in (plain, [row for row in shown if row not in plain]):
             if not group:
                 continue
-            texts = [
-                self.raw.apply_chat_template(self.conversations[row], tokenize=False)
-                for row in group
-            ]
+            chats = [self.conversations[row] for row in group]
             pictures = [[self.album.open(number) for number in PICTURES[row]] for row in group]
             made = self.raw(
-                text=texts,
+                text=[self.raw.apply_chat_template(chat, tokenize=False) for chat in chats],
                 images=pictures if any(pictures) else None,
-                text_kwargs={
-                    "add_special_tokens": False,
-                    "return_tensors": None,
-                    "return_mm_token_type_ids": True,
-                },
+                text_kwargs={"add_special_tokens": False, "return_tensors": None,
+                             "return_mm_token_type_ids": True},
                 images_kwargs={"return_tensors": "pt"},
-            )
+            )  # fmt: skip
             kinds = made.get("mm_token_type_ids", made.get("token_type_ids"))
             for place, row in enumerate(group):
                 ids[row], types[row] = list(made["input_ids"][place]), list(kinds[place])
@@ -170,18 +155,13 @@ def flat(loader: Any) -> Iterator[dict[str, Any]]:
 
 def stretches(batch: dict[str, Any]) -> list[tuple[int, int, int]]:
     """Line, start and stop of every row in a batch, told by its masks alone."""
-    found = []
     if "seq_idx" in batch:
-        for line, names in enumerate(batch["seq_idx"]):
-            for name in range(int(names.max()) + 1):
-                places = np.flatnonzero(names == name)
-                found.append((line, int(places[0]), int(places[-1]) + 1))
+        masks = [(line, names == n) for line, names in enumerate(batch["seq_idx"])
+                 for n in range(int(names.max()) + 1)]  # fmt: skip
     else:
-        for line, mask in enumerate(batch["attention_mask"]):
-            places = np.flatnonzero(mask)
-            if places.size:
-                found.append((line, int(places[0]), int(places[-1]) + 1))
-    return found
+        masks = [(line, mask == 1) for line, mask in enumerate(batch["attention_mask"])]
+    places = [(line, np.flatnonzero(mask)) for line, mask in masks if mask.any()]
+    return [(line, int(found[0]), int(found[-1]) + 1) for line, found in places]
 
 
 def require_same(found: Any, expected: Any) -> None:
@@ -241,12 +221,11 @@ def test_pixels_are_the_processors_own(made: Illustrated, layout: str) -> None:
 def test_every_layout(made: Illustrated, layout: str) -> None:
     for media in ("pixels", "references"):
         loader = made.loader(media=media, indices=True, **made.wishes(layout))
-        batches = list(flat(loader))
-        assert {row for batch in batches for row in batch["indices"].tolist()} == {
-            *range(len(PICTURES))
-        }
-        for batch in batches:
+        seen: set[int] = set()
+        for batch in flat(loader):
             require_right(made, batch, pixels=media == "pixels")
+            seen |= set(batch["indices"].tolist())
+        assert seen == set(range(len(PICTURES)))
 
 
 def test_packs_are_full_and_positions_restart(made: Illustrated) -> None:
@@ -301,13 +280,9 @@ def test_state_knows_nothing_of_media(made: Illustrated) -> None:
     states = [made.loader(media=media).state_dict() for media in ("pixels", "references")]
     assert states[0] == states[1]
     pack = tm.Pack(made.longest)
+    budgets = [tm.MicroBatches(made.longest, max_patches=most) for most in (10_000, None)]
     bounded, free = (
-        made.loader(
-            media="references",
-            pack=pack,
-            micro_batches=tm.MicroBatches(made.longest, max_patches=most),
-        )
-        for most in (10_000, None)
+        made.loader(media="references", pack=pack, micro_batches=budget) for budget in budgets
     )
     with pytest.raises(tm.StateError, match="packing"):
         bounded.load_state_dict(free.state_dict())
@@ -400,10 +375,8 @@ def test_a_picture_that_changed_or_went_is_named(own: Illustrated) -> None:
     with pytest.raises(SourceMissing, match=r"images/2\.png"):
         next(iter(loader))
     own.album.draw(2, (200, 310))
-    assert [one.media.reference for one in next(iter(loader))["media"]] == [
-        "images/1.png",
-        "images/2.png",
-    ]
+    references = [one.media.reference for one in next(iter(loader))["media"]]
+    assert references == ["images/1.png", "images/2.png"]
 
 
 def test_ids_alone_are_told_of(made: Illustrated) -> None:
@@ -418,13 +391,11 @@ def test_ids_alone_are_told_of(made: Illustrated) -> None:
 
 
 def test_wrong_wishes(made: Illustrated) -> None:
+    shards = {"micro_batches": tm.MicroBatches(4096, context_parallel=2), "world_size": 2}
     for wish, message in (
         ({"media": "pixel"}, "media is 'pixel'; it is one of references, pixels"),
         ({"media": "references", "processor": made.raw}, "say media='pixels'"),
-        (
-            {"micro_batches": tm.MicroBatches(4096, context_parallel=2), "world_size": 2},
-            "shards would cut through",
-        ),
+        (shards, "shards would cut through"),
     ):
         with pytest.raises(UsageError, match=message):
             made.loader(**wish)
@@ -480,35 +451,36 @@ def test_packs_and_micro_batches_keep_both_budgets(made: Illustrated, layout: st
     many = made.store.select(list(range(len(PICTURES))) * 5)
     patches = made.store.patches.astype(np.int64)
     wishes = made.wishes(layout)
-    free = [
-        batch["indices"]
-        for batch in flat(made.loader(many, media="references", indices=True, **wishes))
-    ]
     most = int(patches.max()) * 5 // 4
-    assert max(patches[own % len(PICTURES)].sum() for own in free) > most
-    wishes["micro_batches"] = dataclasses.replace(wishes["micro_batches"], max_patches=most)
-    found = list(flat(made.loader(many, media="references", indices=True, **wishes)))
-    assert all(patches[batch["indices"] % len(PICTURES)].sum() <= most for batch in found)
-    assert all(batch["input_ids"].size <= made.longest * 2 for batch in found)
-    served = sorted(np.concatenate([batch["indices"] for batch in found]).tolist())
-    assert served == [*range(len(many))]
+    bounded = dataclasses.replace(wishes["micro_batches"], max_patches=most)
+    for budget, kept in ((wishes["micro_batches"], False), (bounded, True)):
+        given = {**wishes, "micro_batches": budget}
+        found = list(flat(made.loader(many, media="references", indices=True, **given)))
+        rows = [batch["indices"] for batch in found]
+        assert all(patches[own % len(PICTURES)].sum() <= most for own in rows) == kept
+        assert all(batch["input_ids"].size <= made.longest * 2 for batch in found)
+        assert sorted(np.concatenate(rows).tolist()) == [*range(len(many))]
 
 
 # Groups
 
 
-def test_sides_of_pairs_have_their_own_pixels(tmp_path: Path) -> None:
-    album = Album(tmp_path)
-    raw = processors.make("qwen2_vl")
-    rows = [
+def asking(album: Album, answers: Callable[[int], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Four rows that ask about a picture each."""
+    return [
         {
             "images": [album.name(number)],
             "prompt": asked(f"<image>What is {number}?")[:1],
-            "chosen": "A cat.",
-            "rejected": "No idea at all.",
+            **answers(number),
         }
         for number in range(4)
     ]
+
+
+def test_sides_of_pairs_have_their_own_pixels(tmp_path: Path) -> None:
+    album = Album(tmp_path)
+    raw = processors.make("qwen2_vl")
+    rows = asking(album, lambda _: {"chosen": "A cat.", "rejected": "No idea at all."})
     store = prepare(write_rows(tmp_path / "pairs.jsonl", rows), raw)
     batch = next(iter(tm.Loader(store, batch_size=4, shuffle=False, media="pixels", pad_id=0)))
     pictures = [[album.open(number)] for number in range(4)]
@@ -522,23 +494,15 @@ def test_sides_of_pairs_have_their_own_pixels(tmp_path: Path) -> None:
         assert counts.tolist() == (ids == raw.image_token_id).sum(axis=1).tolist()
     assert "pixel_values" not in batch
     assert "indices" not in batch
-    mixed = next(
-        iter(tm.Loader(store, batch_size=4, pad_id=0, media="pixels", layout="interleaved"))
-    )
-    assert len(mixed["image_grid_thw"]) == 8
+    mixed = tm.Loader(store, batch_size=4, pad_id=0, media="pixels", layout="interleaved")
+    assert len(next(iter(mixed))["image_grid_thw"]) == 8
 
 
 def test_kto_rows_have_references_only(tmp_path: Path) -> None:
-    album = Album(tmp_path)
-    rows = [
-        {
-            "images": [album.name(number)],
-            "prompt": asked("<image>What is it?")[:1],
-            "completion": asked("", answer=f"A cat {number}.")[1:],
-            "label": number % 2 == 0,
-        }
-        for number in range(4)
-    ]
+    def answers(number: int) -> dict[str, Any]:
+        return {"completion": asked("", answer=f"A cat {number}.")[1:], "label": number % 2 == 0}
+
+    rows = asking(Album(tmp_path), answers)
     source = write_rows(tmp_path / "kto.jsonl", rows)
     store = prepare(source, processors.make("llava"), format="kto")
     with pytest.raises(UsageError, match="mismatched answers of KTO rows come without pixels"):

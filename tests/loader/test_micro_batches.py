@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tokenmill as tm
 from tests.store.making import make_columns, make_store
 from tokenmill.errors import UsageError
 from tokenmill.loader import Cursor, Loader
@@ -196,7 +195,3 @@ def test_what_cannot_be_is_refused_by_name(
 def test_wish_that_means_nothing_is_refused_where_it_is_made(kind: Any, values: Any) -> None:
     with pytest.raises(UsageError, match=r"MicroBatches\.|Align\.|max_tokens"):
         kind(**values)
-
-
-def test_public_names() -> None:
-    assert (tm.MicroBatches, tm.Align) == (MicroBatches, Align)

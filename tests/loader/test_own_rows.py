@@ -8,9 +8,9 @@ their own.
 from __future__ import annotations
 
 import dataclasses
-import shutil
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,6 @@ from tokenmill.packing import Align, MicroBatches, Pack
 from tokenmill.store import Row, Store
 from tokenmill.store.columns import (
     SliceColumns,
-    count_within,
-    firsts_of,
-    runs_of,
     weight_runs_of,
     weights_along,
 )
@@ -155,82 +152,63 @@ def check_weights(batches: list[Any], *, weighted: bool) -> None:
         assert sum(float(batch["shift_loss_weights"].sum()) for batch in batches) == total
 
 
-def test_runs_count_any_piece_of_any_mask() -> None:
-    rng = np.random.default_rng(0)
-    masks = [np.zeros(0, np.uint8), np.ones(1, np.uint8), np.zeros(3, np.uint8)]
-    masks += [(rng.random(rng.integers(1, 20)) < 0.5).astype(np.uint8) for _ in range(200)]
-    masks += [np.zeros(0, np.uint8)]
-    starts = np.concatenate([[0], np.cumsum([len(mask) for mask in masks])])
-    runs, bounds = runs_of(np.concatenate(masks), starts)
-    assert firsts_of(runs, bounds).tolist() == [int(mask[:1].sum()) for mask in masks]
-    rows = rng.integers(0, len(masks), 2000)
-    sizes = np.diff(starts)[rows]
-    begin = rng.integers(0, sizes + 1)
-    stop = rng.integers(begin, sizes + 1)
-    expected = [int(masks[row][a:b].sum()) for row, a, b in zip(rows, begin, stop, strict=True)]
-    assert count_within(runs, bounds[rows], bounds[rows + 1], begin, stop).tolist() == expected
+@pytest.fixture
+def remote(tmp_path: Path) -> Iterator[tuple[Store, RangeServer]]:
+    """A store of slices of two rows, and a server of its copy: every slice is its own file."""
+    store = make_store(tmp_path / "cache", [make_columns([20, 30], seed=n) for n in range(40)])
+    (tmp_path / "web").mkdir()
+    tm.push(store, tmp_path / "web" / "store")
+    with serving(RangeServer(tmp_path / "web")) as web:
+        yield store, web
+
+
+def slices_of(store: Store, steps: list[Any]) -> set[str]:
+    batches = [b for step in steps for b in (step if isinstance(step, list) else [step])]
+    places = np.concatenate([batch["indices"] for batch in batches]) // 2
+    keys = list(store.slice_keys())
+    return {keys[at] for at in places.tolist()}
+
+
+def fetched(store: Store, web: RangeServer) -> set[str]:
+    return {
+        key for key in store.slice_keys() for path, size in web.requests if key in path and size
+    }
 
 
 @pytest.mark.parametrize("shape", ["padded", "packed", "packed and split"])
-def test_rank_fetches_no_slice_of_another_ranks_rows(tmp_path: Path, shape: str) -> None:
-    """Every slice elsewhere is its own file, so a request for it is seen by its name."""
-    rows = [make_columns([20, 30], seed=number) for number in range(20)]
-    store = make_store(tmp_path / "cache", rows)
-    (tmp_path / "web").mkdir()
-    tm.push(store, tmp_path / "web" / "store")
-    keys = list(store.slice_keys())
-    with serving(RangeServer(tmp_path / "web")) as web:
-        for rank in range(WORLD):
-            ranged.recent.clear()
-            shutil.rmtree(tmp_path / "blocks", ignore_errors=True)
-            there = tm.open_store(web.url("store"), cache_dir=tmp_path / "blocks")
-            loader = Loader(
-                there, rank=rank, world_size=WORLD, indices=True, shuffle=False, **SHAPES[shape]
-            )
-            web.forget()
-            rows = next(iter(loader))["indices"]
-            wanted = {
-                keys[at] for at in np.searchsorted(there.table["first_row"], rows, "right") - 1
-            }
-            fetched = {key for key in keys for path, size in web.requests if key in path and size}
-            assert fetched == wanted
-            assert len(wanted) < len(keys)
+def test_rank_fetches_no_slice_of_another_ranks_rows(
+    remote: tuple[Store, RangeServer], tmp_path: Path, shape: str
+) -> None:
+    store, web = remote
+    for rank in range(WORLD):
+        ranged.recent.clear()
+        there = tm.open_store(web.url("store"), cache_dir=tmp_path / f"blocks-{rank}")
+        given = {"rank": rank, "world_size": WORLD, "indices": True, **SHAPES[shape]}
+        loader = Loader(there, shuffle=False, **given)
+        web.forget()
+        wanted = slices_of(store, [next(iter(loader))])
+        assert fetched(store, web) == wanted
+        assert len(wanted) < 40
 
 
 @pytest.mark.parametrize("shape", [SHAPES["padded"], MICRO], ids=["padded", "micro-batches"])
 def test_rank_fetches_the_slices_of_its_next_steps_ahead_and_no_others(
-    tmp_path: Path, shape: dict[str, Any]
+    remote: tuple[Store, RangeServer], tmp_path: Path, shape: dict[str, Any]
 ) -> None:
     """One step is taken; a prefetch of two fetches those of the next steps of this rank, too."""
-    rows = [make_columns([20, 30], seed=number) for number in range(40)]
-    store = make_store(tmp_path / "cache", rows)
-    (tmp_path / "web").mkdir()
-    tm.push(store, tmp_path / "web" / "store")
-    keys = list(store.slice_keys())
+    store, web = remote
     given = {"rank": 1, "world_size": WORLD, "indices": True, **shape}
-
-    def slices_of(steps: list[Any]) -> set[str]:
-        batches = [b for step in steps for b in (step if isinstance(step, list) else [step])]
-        places = np.concatenate([batch["indices"] for batch in batches]) // 2
-        return {keys[at] for at in places.tolist()}
-
-    following = Loader(store, **given).repeat()
-    steps = [next(following) for _ in range(8)]
-    with serving(RangeServer(tmp_path / "web")) as web:
-        ranged.recent.clear()
-        there = tm.open_store(web.url("store"), cache_dir=tmp_path / "blocks")
-        ahead = Loader(there, prefetch=2, **given).repeat()
-        next(ahead)
-
-        def fetched() -> set[str]:
-            return {key for key in keys for path, size in web.requests if key in path and size}
-
-        # Two lie ready; a third may be in the thread's hands, waiting for room.
-        deadline = time.monotonic() + 30
-        while not slices_of(steps[:3]) <= fetched() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert slices_of(steps[:3]) <= fetched() <= slices_of(steps[:4])
-        ahead.close()
+    steps = list(itertools.islice(Loader(store, **given).repeat(), 8))
+    ranged.recent.clear()
+    there = tm.open_store(web.url("store"), cache_dir=tmp_path / "blocks")
+    ahead = Loader(there, prefetch=2, **given).repeat()
+    next(ahead)
+    # Two lie ready; a third may be in the thread's hands, waiting for room.
+    deadline = time.monotonic() + 30
+    while not slices_of(store, steps[:3]) <= fetched(store, web) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert slices_of(store, steps[:3]) <= fetched(store, web) <= slices_of(store, steps[:4])
+    ahead.close()
 
 
 def _all_but_the_last(row: Row) -> dict[str, Any]:
@@ -275,10 +253,12 @@ def test_runs_give_back_every_weight(rows: list[Any]) -> None:
         assert found.tolist() == row.tolist()
 
 
-def test_torch_serves_weights_as_tensors(stores: tuple[Store, Store]) -> None:
+def test_torch_workers_serve_weights_and_sidecars_as_tensors(stores: tuple[Store, Store]) -> None:
     torch = pytest.importorskip("torch")
-    ours = Loader(stores[0], batch_size=4)
-    for batch, other in zip(ours, stores[0].torch(batch_size=4), strict=True):
-        assert other["loss_weights"].dtype == torch.float32
-        assert np.array_equal(other["loss_weights"].numpy(), batch["loss_weights"])
+    loader = stores[0].torch(batch_size=4, num_workers=2)
+    for batch, other in zip(Loader(stores[0], batch_size=4), loader, strict=True):
+        assert batch.keys() == other.keys()
         assert other["weight_sum"] == batch["weight_sum"]
+        for name in ("loss_weights", "given"):
+            assert other[name].dtype == torch.float32
+            assert np.array_equal(other[name].numpy(), batch[name])

@@ -6,7 +6,7 @@ The oracle lays values out one by one, from the row numbers and masks that the b
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -114,18 +114,31 @@ def check_packed(
     assert all(count <= len(expected[row]) for row, count in begun.items())
 
 
+def batches_of(loader: Any) -> Iterator[Batch]:
+    for step in loader:
+        yield from step if isinstance(step, list) else [step]
+
+
 @pytest.mark.parametrize("name", VIEWS)
 @pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"pad_to_multiple_of": 4},
+        {"micro_batches": MicroBatches(64, layout="padded", align=Align(sequence=4))},
+    ],
+    ids=["batches", "micro-batches"],
+)
 def test_padded_batches_hold_every_value_where_its_token_stands(
-    stores: list[Store], name: str, side: str
+    stores: list[Store], name: str, side: str, given: dict[str, Any]
 ) -> None:
     data = VIEWS[name](stores)
     expected = expected_of(data)
     seen = 0
     for rank in range(2):
         loader = Loader(data, batch_size=3, rank=rank, world_size=2, pad_side=side,
-                        pad_to_multiple_of=4, indices=True)  # fmt: skip
-        for batch in loader:
+                        indices=True, **given)  # fmt: skip
+        for batch in batches_of(loader):
             check_padded(batch, expected)
             seen += batch["indices"].size
     assert seen == len(expected) or isinstance(data, Mixture)
@@ -173,27 +186,10 @@ def test_rank_reads_the_values_of_its_own_rows_alone(
 
 
 def test_every_name_of_a_batch_is_reserved(stores: list[Store]) -> None:
-    for more in ({}, {"pack": Pack(64)}):
-        batch = next(iter(Loader(stores[0], indices=True, sidecars=(), **more)))
+    shards = {"micro_batches": MicroBatches(64, context_parallel=2), "world_size": 2}
+    for more in ({}, {"pack": Pack(64)}, shards):
+        batch = next(batches_of(Loader(stores[0], indices=True, sidecars=(), **more)))
         assert set(batch) <= RESERVED
-    wish = MicroBatches(64, context_parallel=2)
-    step = next(
-        iter(Loader(stores[0], indices=True, sidecars=(), world_size=2, micro_batches=wish))
-    )
-    assert set(step[0]) <= RESERVED
-
-
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_padded_micro_batches_hold_every_value_where_its_token_stands(
-    stores: list[Store], side: str
-) -> None:
-    wish = MicroBatches(64, layout="padded", align=Align(sequence=4))
-    expected, seen = expected_of(stores[0]), 0
-    for step in Loader(stores[0], pad_side=side, micro_batches=wish, indices=True):
-        for batch in step:
-            check_padded(batch, expected)
-            seen += batch["indices"].size
-    assert seen == len(stores[0])
 
 
 @pytest.mark.parametrize(
@@ -214,7 +210,7 @@ def test_slabs_hold_every_value_where_its_token_stands(
     for rank in range(13):
         loader = Loader(stores[0], batch_size=3, rank=rank, world_size=13,
                         indices=True, **given)  # fmt: skip
-        for batch in (batch for step in loader for batch in step):
+        for batch in batches_of(loader):
             flat, rows = batch["ref"].reshape(-1), iter(batch["indices"].tolist())
             there = np.zeros(flat.size, dtype=bool)
             lengths = np.diff(batch["cu_seqlens"]).tolist()
@@ -277,13 +273,9 @@ def test_which_sidecars_are_served_is_said_or_all(stores: list[Store], tmp_path:
 
 def test_states_do_not_know_of_sidecars(stores: list[Store]) -> None:
     plain, more = Loader(stores[0], sidecars=(), indices=True), Loader(stores[0], indices=True)
-    for _ in range(2):
-        next(iter(more))
-    assert more.state_dict() | {} == more.state_dict()
+    next(iter(more))
     plain.load_state_dict(more.state_dict())
-    one, other = next(iter(plain)), next(iter(more))
-    assert one["indices"].tolist() == other["indices"].tolist()
-    check_padded(other, expected_of(stores[0]))
+    assert next(iter(plain))["indices"].tolist() == next(iter(more))["indices"].tolist()
 
 
 def test_filler_travels_small_and_serves_the_same(stores: list[Store]) -> None:
@@ -295,17 +287,6 @@ def test_filler_travels_small_and_serves_the_same(stores: list[Store]) -> None:
     there, here = pickle.loads(pickled).fill(step), loader.filler.fill(step)
     assert there["ref"].tobytes() == here["ref"].tobytes()
     assert there["reward"].tolist() == here["reward"].tolist()
-
-
-@pytest.mark.slow
-def test_torch_workers_serve_them_as_tensors(stores: list[Store]) -> None:
-    import torch
-
-    expected = expected_of(stores[0])
-    loader = stores[0].torch(batch_size=4, num_workers=2, indices=True)
-    for batch in loader:
-        assert batch["ref"].dtype == batch["reward"].dtype == torch.float32
-        check_padded({name: np.asarray(value) for name, value in batch.items()}, expected)
 
 
 # Views and filters

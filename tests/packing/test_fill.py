@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tokenmill.packing import Piece, fill_packs, fill_rows
 
 PAD = 99
+FULL = (np.arange(8, dtype=np.int32), np.ones(8, np.uint8))
 
 
 @st.composite
@@ -28,6 +28,7 @@ def pieces(draw: st.DrawFn, longest: int = 6) -> Piece:
     side=st.sampled_from(["right", "left"]),
     multiple=st.sampled_from([None, 1, 4]),
 )
+@example(rows=[], side="right", multiple=None)
 def test_fill_rows_cell_by_cell(rows: list[Piece], side: str, multiple: int | None) -> None:
     batch = fill_rows(rows, PAD, side=side, multiple=multiple)
     longest = max((ids.size for ids, _ in rows), default=1)
@@ -55,6 +56,8 @@ def test_fill_rows_cell_by_cell(rows: list[Piece], side: str, multiple: int | No
 
 @settings(max_examples=150, deadline=None)
 @given(packs=st.lists(st.lists(pieces(), max_size=3), max_size=4), spare=st.integers(0, 3))
+@example(packs=[], spare=3)
+@example(packs=[[FULL]], spare=0)  # a full pack has no tail
 def test_fill_packs_cell_by_cell(packs: list[list[Piece]], spare: int) -> None:
     length = max([1] + [sum(ids.size for ids, _ in rows) for rows in packs]) + spare
     batch = fill_packs(packs, length, PAD)
@@ -80,19 +83,3 @@ def test_fill_packs_cell_by_cell(packs: list[list[Piece]], spare: int) -> None:
             assert tuple(batch[name][number, column] for name in names) == cell
     assert batch["cu_seqlens"].tolist() == ends
     assert batch["max_seqlen"] == max(b - a for a, b in itertools.pairwise(ends))
-
-
-def test_fill_full_pack_has_no_tail_segment() -> None:
-    whole = (np.arange(8, dtype=np.int32), np.ones(8, np.uint8))
-    batch = fill_packs([[whole]], 8, PAD)
-    assert batch["cu_seqlens"].tolist() == [0, 8]
-    assert batch["seq_idx"].tolist() == [[0] * 8]
-    assert batch["labels"][0, 0] == -100
-
-
-@pytest.mark.parametrize("make", [lambda: fill_rows([], PAD), lambda: fill_packs([], 4, PAD)])
-def test_fill_nothing_is_one_row_of_padding(make: object) -> None:
-    batch = make()  # type: ignore[operator]
-    assert batch["input_ids"].shape[0] == 1
-    assert set(batch["input_ids"].ravel().tolist()) == {PAD}
-    assert set(batch["labels"].ravel().tolist()) == {-100}

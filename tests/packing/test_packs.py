@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -18,39 +20,18 @@ def contents(packs: Packs) -> list[list[int]]:
     return [packs.rows[a:b].tolist() for a, b in zip(packs.bounds, packs.bounds[1:], strict=False)]
 
 
-def by_first(packs: list[list[int]]) -> list[list[int]]:
-    return sorted((sorted(pack) for pack in packs if pack), key=min)
-
-
-def plain_best_fit(lengths: list[int], capacity: int) -> list[list[int]]:
-    """One row after the other, longest first, into the fullest pack with room."""
+def plain_fit(
+    lengths: list[int], rows: Iterable[int], choose: Callable[[list[int]], int], capacity: int = 8
+) -> list[list[int]]:
+    """One row after the other into one of the packs with room: `choose` sees what is free there."""
     packs: list[list[int]] = []
-    room: list[int] = []
-    for row in sorted(range(len(lengths)), key=lambda r: (-lengths[r], r)):
-        fitting = [p for p in range(len(packs)) if room[p] >= lengths[row]]
-        if not fitting:
-            packs.append([])
-            room.append(capacity)
-            fitting = [len(packs) - 1]
-        best = min(fitting, key=lambda p: room[p])
-        packs[best].append(row)
-        room[best] -= lengths[row]
-    return packs
-
-
-def plain_first_fit(lengths: list[int], capacity: int) -> list[list[int]]:
-    packs: list[list[int]] = []
-    room: list[int] = []
-    for row, length in enumerate(lengths):
-        for place in range(len(packs)):
-            if room[place] >= length:
-                break
+    for row in rows:
+        free = [capacity - sum(lengths[r] for r in pack) for pack in packs]
+        fitting = [place for place, room in enumerate(free) if room >= lengths[row]]
+        if fitting:
+            packs[fitting[choose([free[place] for place in fitting])]].append(row)
         else:
-            packs.append([])
-            room.append(capacity)
-            place = len(packs) - 1
-        packs[place].append(row)
-        room[place] -= length
+            packs.append([row])
     return packs
 
 
@@ -95,13 +76,16 @@ def test_best_fit_is_as_full_as_one_row_at_a_time(lengths: list[int]) -> None:
     def loads(packs: list[list[int]]) -> list[int]:
         return sorted(sum(lengths[row] for row in pack) for pack in packs)
 
-    assert loads(contents(packed(lengths, "best_fit"))) == loads(plain_best_fit(lengths, 8))
+    longest_first = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    fullest = plain_fit(lengths, longest_first, lambda free: free.index(min(free)))
+    assert loads(contents(packed(lengths, "best_fit"))) == loads(fullest)
 
 
 @settings(max_examples=200, deadline=None)
 @given(lengths=lengths_in_8)
 def test_first_fit_and_sequential_equal_the_plain_algorithms(lengths: list[int]) -> None:
-    assert contents(packed(lengths, "first_fit")) == by_first(plain_first_fit(lengths, 8))
+    first = plain_fit(lengths, range(len(lengths)), lambda free: 0)
+    assert contents(packed(lengths, "first_fit")) == first
     assert contents(packed(lengths, "sequential")) == plain_sequential(lengths, 8)
 
 

@@ -18,7 +18,7 @@ import pytest
 from tests.build.making import EXAMPLES, INLINE, TOKENIZER, write_rows
 from tests.cli.harness import Shell
 from tests.programs import environment
-from tokenmill.api import run_recipe
+from tokenmill.build.calls import run_recipe
 from tokenmill.report.page.document import make_page
 from tokenmill.store import Store
 

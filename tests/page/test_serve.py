@@ -219,7 +219,7 @@ def test_equal_rows_are_partners_in_order(made: Made) -> None:
 
 def test_edited_row_is_compared_by_its_place(made: Made, tmp_path: Path) -> None:
     from tests.build.making import INLINE, TOKENIZER
-    from tokenmill.api import run_recipe
+    from tokenmill.build.calls import run_recipe
 
     edited = tmp_path / "conversations.jsonl"
     lines = (made.room / "conversations.jsonl").read_text("utf-8").splitlines(keepends=True)

@@ -20,7 +20,7 @@ from tests.build.making import (
 )
 from tests.remote.conftest import Place
 from tests.remote.servers import RangeServer
-from tokenmill.api import run_recipe
+from tokenmill.build.calls import run_recipe
 from tokenmill.errors import SourceChanged, UsageError
 from tokenmill.files import ranged
 

@@ -16,7 +16,7 @@ import tokenmill as tm
 from tests.build.making import INLINE, TOKENIZER, conversations, files_of, small_cuts, write_rows
 from tests.remote.servers import RangeServer
 from tokenmill import fingerprint
-from tokenmill.api import run_recipe
+from tokenmill.build.calls import run_recipe
 from tokenmill.errors import (
     CacheError,
     CorruptionError,
@@ -306,9 +306,9 @@ def test_interrupted_pull_goes_on_where_it_stopped(
     with monkeypatch.context() as patch:
         patch.setattr(transfer, "_slice_files", take)
         with pytest.raises(KeyboardInterrupt):
-            transfer.pull(served, cache_dir=tmp_path / "back")
+            transfer.copy_from(served, cache_dir=tmp_path / "back")
     assert not list((tmp_path / "back").glob("stores/*"))
-    done = transfer.pull(served, cache_dir=tmp_path / "back")
+    done = transfer.copy_from(served, cache_dir=tmp_path / "back")
     assert done.skipped == 3 * 3  # tokens, meta and record of three slices
     same_rows(Store(done.path), store)
 

@@ -50,21 +50,22 @@ TOOL = {
 PROSE = " ".join(f"word{n} {n * 7919 % 613}" for n in range(60))
 
 
+def says(role: str, content: str, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
 def talk(question: str, answer: str, **more: Any) -> dict[str, Any]:
     """One question, one answer; ``more`` are members of the answer."""
-    return {
-        "messages": [
-            {"role": "user", "content": question},
-            {"role": "assistant", "content": answer, **more},
-        ]
-    }
+    return {"messages": [says("user", question), says("assistant", answer, **more)]}
 
 
 def asked(question: str, answer: str, **more: Any) -> dict[str, Any]:
     """The same, with members of the question."""
-    row = talk(question, answer)
-    row["messages"][0].update(more)
-    return row
+    return {"messages": [says("user", question, **more), says("assistant", answer)]}
+
+
+def joined(*rows: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [message for row in rows for message in row["messages"]]}
 
 
 def calling(question: str, arguments: Any, **more: Any) -> dict[str, Any]:
@@ -73,6 +74,9 @@ def calling(question: str, arguments: Any, **more: Any) -> dict[str, Any]:
 
 
 TWICE = talk("Which tree keeps its needles?", "The spruce does.")
+SWAPPED = {"prompt": "Where to?", "chosen": "Out.", "rejected": "In.", "score_chosen": 1,
+           "score_rejected": 2}  # fmt: skip
+REPEATED = {"prompt": "And where from?", "chosen": "And where from? From here.", "rejected": "No."}
 
 ROWS: list[tuple[str | None, Any]] = [
     (None, conversation(1)),
@@ -80,45 +84,24 @@ ROWS: list[tuple[str | None, Any]] = [
     ("bad_shape", {"messages": 7}),
     ("limit", '{"messages": ' + "[" * 300 + "]" * 300 + "}"),
     ("template_error", asked("Will it hold?", "It will not.", explode=True)),
-    (
-        "role_order",
-        {
-            "messages": [
-                {"role": "narrator", "content": "Night falls over the harbour."},
-                {"role": "assistant", "content": "Indeed it does."},
-            ]
-        },
-    ),
+    ("role_order", {"messages": [says("narrator", "Night falls over the harbour."),
+                                 says("assistant", "Indeed it does.")]}),
     ("template_drops_content", talk("Why is it so?", "Because.", reasoning_content="I think.")),
     ("template_drops_tool_calls", calling("Who hides?", {"q": "hidden"}, hide=True)),
     ("mask_unproven", talk("Say it once.", "Here it comes.", leaks=True)),
-    (
-        "trailing_user",
-        {"messages": [*conversation(2)["messages"], {"role": "user", "content": "?"}]},
-    ),
+    ("trailing_user", joined(conversation(2), {"messages": [says("user", "?")]})),
     ("no_trained_tokens", talk("Count me?", "No.", weight=0)),
     ("overlong", talk("Tell me everything.", " ".join(f"item{n}" for n in range(700)))),
     ("double_bos", asked("Do you begin?", "I begin twice.", again=True)),
     ("control_text", talk("What ends a turn?", "Write <|im_end|> for it.")),
     ("missing_closer", talk("When will you stop?", "I will not", open=True)),
-    (
-        "rewrites_history",
-        {
-            "messages": [
-                *talk("One and one?", "Two.", reasoning_content="1 + 1 = 2")["messages"],
-                *talk("Two and two?", "Four.")["messages"],
-            ]
-        },
-    ),
-    (
-        "template_drops_tools",
-        {**asked("Which tools have you?", "None that I see.", unarmed=True), "tools": [TOOL]},
-    ),
+    ("rewrites_history", joined(talk("One and one?", "Two.", reasoning_content="1 + 1 = 2"),
+                                talk("Two and two?", "Four."))),
+    ("template_drops_tools", {"tools": [TOOL], **asked("Which tools have you?", "None that I see.",
+                                                       unarmed=True)}),
     ("template_drops_context", asked("What was asked?", "Nobody knows.", unheard=True)),
-    (
-        "null_tool_keys",
-        {**talk("Is there a null?", "There is."), "tools": [{**TOOL, "strict": None}]},
-    ),
+    ("null_tool_keys", {"tools": [{**TOOL, "strict": None}],
+                        **talk("Is there a null?", "There is.")}),
     ("broken_arguments", calling("Is it broken?", "q: not json")),
     ("string_arguments", calling("Is it text?", '{"q": "text"}')),
     ("empty_turn", talk("", "Nobody asked for this.")),
@@ -132,25 +115,10 @@ ROWS: list[tuple[str | None, Any]] = [
     ("byte_order_mark", talk("What is between?", "A mark\ufeff is.")),
     ("control_character", talk("Can you hear it?", "A bell: \x07")),
     ("bad_group", {"prompt": "Which is it?", "chosen": "This.", "rejected": "This."}),
-    (
-        "swapped_sides",
-        {
-            "prompt": "Where to?",
-            "chosen": "Out.",
-            "rejected": "In.",
-            "score_chosen": 1,
-            "score_rejected": 2,
-        },
-    ),
-    (
-        "answer_repeats_prompt",
-        {"prompt": "And where from?", "chosen": "And where from? From here.", "rejected": "No."},
-    ),
-    (
-        "history_differs",
-        {"messages": [*conversation(3)["messages"], *conversation(4)["messages"]]},
-    ),
-]
+    ("swapped_sides", SWAPPED),
+    ("answer_repeats_prompt", REPEATED),
+    ("history_differs", joined(conversation(3), conversation(4))),
+]  # fmt: skip
 
 GOLDEN = {rule: [line] for line, (rule, _) in enumerate(ROWS, 1) if rule is not None}
 """Rule → the lines on which it is to be found."""

@@ -35,19 +35,22 @@ def test_lint_json_has_the_findings_and_exit_code_1(shell: Shell, tmp_path: Path
     assert shell("lint", source, *flags, "--fail-on", "never").code == 0
 
 
-def test_lint_of_clean_rows_exits_0(shell: Shell, tmp_path: Path) -> None:
+def test_lint_exit_codes(shell: Shell, tmp_path: Path) -> None:
     answer = shell("lint", clean(tmp_path), *QUICK)
     assert (answer.code, answer.out) == (0, "")
     assert "nothing found in 40 of 40 rows" in answer.err
-
-
-def test_lint_fails_on_what_it_is_told_to(shell: Shell, tmp_path: Path) -> None:
-    rows = [*conversations(3), conversations(1)[0]]
-    source = write_rows(tmp_path / "a.jsonl", rows)
+    source = write_rows(tmp_path / "a.jsonl", [*conversations(3), conversations(1)[0]])
     assert shell("lint", source, *QUICK).code == 0
     assert shell("lint", source, *QUICK, "--fail-on", "warning").code == 1
     assert shell("lint", source, *QUICK, "--fail-on", "warning", "--ignore", "duplicate").code == 0
     assert shell("lint", source, *QUICK, "--only", "bad_json,bad_shape").out == ""
+    missing = shell("lint", "/no/such.jsonl", *QUICK, "--json")
+    assert (missing.code, missing.error["type"]) == (1, "SourceMissing")
+    for flag in ("--ignore", "--fail-on", "--train-on"):
+        refused = shell("lint", source, *QUICK, flag, "nonsense")
+        assert refused.code == 2
+        assert "nonsense" in refused.err
+    assert shell("lint", source, *QUICK, "--sample", "0").code == 2
 
 
 def test_lint_shows_place_example_and_hint(shell: Shell, tmp_path: Path) -> None:
@@ -67,29 +70,6 @@ def test_lint_says_that_a_sample_was_a_sample(shell: Shell, tmp_path: Path) -> N
     assert "--all" in answer.err
     document = shell("lint", source, *QUICK, "--sample", "10", "--json").json
     assert (document["sampled"], document["rows"], document["rows_checked"]) == (True, 30, 10)
-
-
-@pytest.mark.parametrize(
-    ("flags", "word"),
-    [
-        (("--ignore", "nonsense"), "nonsense"),
-        (("--fail-on", "nonsense"), "nonsense"),
-        (("--sample", "0"), "sample"),
-        (("--train-on", "nonsense"), "nonsense"),
-    ],
-)
-def test_lint_refuses_a_wrong_call(
-    shell: Shell, tmp_path: Path, flags: tuple[str, ...], word: str
-) -> None:
-    answer = shell("lint", write_rows(tmp_path / "a.jsonl", conversations(2)), *QUICK, *flags)
-    assert answer.code == 2
-    assert word in answer.err
-
-
-def test_lint_of_a_missing_file_is_an_error_object(shell: Shell) -> None:
-    answer = shell("lint", "/no/such.jsonl", *QUICK, "--json")
-    assert answer.code == 1
-    assert answer.error["type"] == "SourceMissing"
 
 
 def test_lint_lists_its_rules(shell: Shell) -> None:

@@ -17,12 +17,6 @@ from tokenmill.report import doctor
 from tokenmill.report.doctor import STATUSES, Check, examine
 
 
-def by_name(checks: list[Check]) -> dict[str, Check]:
-    names = [check.name for check in checks]
-    assert len(names) == len(set(names))
-    return {check.name: check for check in checks}
-
-
 @pytest.fixture(autouse=True)
 def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading Ray takes seconds; the tests that speak of it bring their own."""
@@ -30,7 +24,15 @@ def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def look(*sources: str, tokenizer: Any = None, **given: Any) -> dict[str, Check]:
-    return by_name(examine(sources, tokenizer, tokenizer_backend="file", **given))
+    checks = examine(sources, tokenizer, tokenizer_backend="file", **given)
+    found = {check.name: check for check in checks}
+    assert len(found) == len(checks)
+    return found
+
+
+def require(check: Check, status: str, word: str) -> None:
+    assert check.status == status
+    assert word in check.detail
 
 
 def test_healthy_machine_passes_every_check(tmp_path: Path) -> None:
@@ -54,8 +56,7 @@ def test_missing_fast_engine_is_a_warning_with_the_pip_line(
     found = look(tokenizer=str(TOKENIZER))
     assert found["engine fastokens"].status == "warning"
     assert found["engine fastokens"].remedy == "pip install fastokens"
-    assert found["parity"].status == "note"
-    assert "fastokens" in found["parity"].detail
+    require(found["parity"], "note", "fastokens")
 
 
 def test_engine_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,9 +71,7 @@ def test_engine_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> Non
         return ids, starts
 
     monkeypatch.setattr(engines.FastokensEngine, "encode", wrong)
-    found = look(tokenizer=str(TOKENIZER))
-    assert found["parity"].status == "note"
-    assert "other ids" in found["parity"].detail
+    require(look(tokenizer=str(TOKENIZER))["parity"], "note", "other ids")
 
 
 def test_cache_that_cannot_be_written_fails_and_names_another() -> None:
@@ -90,15 +89,12 @@ def test_tokenizer_that_cannot_be_loaded_fails(tmp_path: Path, name: str) -> Non
         shutil.copytree(TOKENIZER, name)
         (Path(name) / "tokenizer.json").write_text("{")
     found = look(tokenizer=name)
-    assert found["tokenizer"].status == "fail"
-    assert name in found["tokenizer"].detail
+    require(found["tokenizer"], "fail", name)
     assert "parity" not in found
 
 
 def test_missing_source_fails_and_names_it() -> None:
-    found = look("/no/such.jsonl")
-    assert found["sources"].status == "fail"
-    assert "/no/such.jsonl" in found["sources"].detail
+    require(look("/no/such.jsonl")["sources"], "fail", "/no/such.jsonl")
 
 
 @pytest.mark.parametrize(("times", "status"), [(0.9, "fail"), (1.5, "warning"), (2.5, "ok")])
@@ -124,9 +120,7 @@ def test_file_system_says_which_access_it_implies(
 
     monkeypatch.setattr(kinds, "filesystem_kind", lambda _: kind)
     monkeypatch.setattr(doctor, "filesystem_kind", lambda _: kind)
-    found = doctor.file_system(tmp_path)
-    assert found.status == status
-    assert word in found.detail
+    require(doctor.file_system(tmp_path), status, word)
 
 
 def test_offline_setting_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,43 +159,29 @@ def test_ray_is_asked_through_its_integration(
     fake = types.ModuleType("ray")
     fake.__spec__ = ModuleSpec("ray", None)
     monkeypatch.setitem(sys.modules, "ray", fake)
-    found = doctor.ray(describe)
-    assert found.status == status
-    assert word in found.detail
+    require(doctor.ray(describe), status, word)
 
 
 @pytest.mark.parametrize(
-    ("changes", "status", "word"),
+    ("changes", "name", "status", "word"),
     [
-        ({"pad_token": "<|im_end|>"}, "note", "pad is eos"),
-        ({"pad_token": None}, "note", "no pad token"),
-        ({"eos_token": None}, "warning", "no end-of-sequence"),
+        ({"pad_token": "<|im_end|>"}, "special tokens", "note", "pad is eos"),
+        ({"pad_token": None}, "special tokens", "note", "no pad token"),
+        ({"eos_token": None}, "special tokens", "warning", "no end-of-sequence"),
+        ({"template": "{% for m in messages %}{{ m.content }}{% endfor %}"},
+         "chat template", "ok", "traced"),
+        ({"template": "{{ strftime_now('%Y') }}"}, "chat template", "note", "date"),
+        ({"template": "{% if %}"}, "chat template", "fail", "line 1"),
     ],
-)
-def test_special_tokens_that_surprise_are_told(
-    tmp_path: Path, changes: dict[str, Any], status: str, word: str
+)  # fmt: skip
+def test_special_tokens_and_chat_template_that_surprise_are_told(
+    tmp_path: Path, changes: dict[str, Any], name: str, status: str, word: str
 ) -> None:
-    found = look(tokenizer=str(tokenizer_with(tmp_path, **changes)))["special tokens"]
-    assert found.status == status
-    assert word in found.detail
-
-
-@pytest.mark.parametrize(
-    ("template", "status", "word"),
-    [
-        ("{% for m in messages %}{{ m.content }}{% endfor %}", "ok", "traced"),
-        ("{{ strftime_now('%Y') }}", "note", "date"),
-        ("{% if %}", "fail", "line 1"),
-    ],
-)
-def test_chat_template_is_compiled_and_tried(
-    tmp_path: Path, template: str, status: str, word: str
-) -> None:
-    tokenizer = tokenizer_with(tmp_path)
-    (tokenizer / "chat_template.jinja").write_text(template)
-    found = look(tokenizer=str(tokenizer))["chat template"]
-    assert found.status == status
-    assert word in found.detail
+    template = changes.get("template")
+    tokenizer = tokenizer_with(tmp_path, **({} if template else changes))
+    if template is not None:
+        (tokenizer / "chat_template.jinja").write_text(template)
+    require(look(tokenizer=str(tokenizer))[name], status, word)
 
 
 def test_defect_of_one_check_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,6 +190,5 @@ def test_defect_of_one_check_does_not_hide_the_others(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(doctor, "cores", broken)
     found = look()
-    assert found["cores"].status == "fail"
-    assert "for the test's sake" in found["cores"].detail
+    require(found["cores"], "fail", "for the test's sake")
     assert found["cache"].status == "ok"

@@ -173,7 +173,7 @@ def test_parquet_rows_are_named_by_number_and_nothing_is_copied(tmp_path: Path) 
     assert {one.name for one in (tmp_path / "c" / "rows").glob("*/*")} <= {"note.json"}
 
 
-def test_rules_can_be_chosen_and_switched_off(room: Path, tokenizer: str) -> None:
+def test_rules_can_be_chosen_and_depend_on_the_recipe(room: Path, tokenizer: str) -> None:
     given = {**QUICK, "cache_dir": room / "cache"}
     source = str(crafted(room))
     only = tm.lint(source, tokenizer, only=["mojibake", "duplicate"], **given)
@@ -181,16 +181,12 @@ def test_rules_can_be_chosen_and_switched_off(room: Path, tokenizer: str) -> Non
     assert only.near_duplicates is None
     less = tm.lint(source, tokenizer, ignore=["mojibake"], **given)
     assert set(lines(less)) == set(GOLDEN) - {"mojibake", "overlong"}
+    expanded = tm.lint(source, tokenizer, expand="turns", **given)  # loses no thinking
+    assert not {"rewrites_history", "history_differs"} & set(lines(expanded))
     with pytest.raises(UsageError, match="no_such_rule"):
         tm.lint(source, tokenizer, ignore=["no_such_rule"], **given)
     with pytest.raises(UsageError, match="no rule is left"):
         tm.lint(source, tokenizer, only=["mojibake"], ignore=["mojibake"], **given)
-
-
-def test_expanded_turns_lose_no_thinking(room: Path, tokenizer: str) -> None:
-    given = {**QUICK, "cache_dir": room / "cache", "expand": "turns"}
-    report = tm.lint(str(crafted(room)), tokenizer, **given)
-    assert not {"rewrites_history", "history_differs"} & set(lines(report))
 
 
 @pytest.mark.parametrize(
@@ -299,27 +295,34 @@ def test_rejections_are_those_of_a_build(all_rules: LintReport, room: Path, toke
     assert counts == rejected
 
 
-@pytest.mark.parametrize(("odd", "found"), [(3, {"label_imbalance"}), (6, set())])
-def test_labels_out_of_balance_are_told(tmp_path: Path, odd: int, found: set[str]) -> None:
-    rows = [{"prompt": f"{n}? ", "completion": f"{n * n}", "label": n >= odd} for n in range(60)]
-    source = write_rows(tmp_path / "kto.jsonl", rows)
-    report = tm.lint(str(source), str(TOKENIZER), only=["label_imbalance"], **QUICK)
-    assert set(lines(report)) == found
-    assert all(f"{odd} of 60 answers are unwanted" in one.detail for one in report.findings)
+def labelled(unwanted: int) -> list[dict[str, Any]]:
+    return [
+        {"prompt": f"{n}? ", "completion": f"{n * n}", "label": n >= unwanted} for n in range(60)
+    ]
+
+
+def chosen_longer(longer: int) -> list[dict[str, Any]]:
+    long, short = "amber birch cedar delta", "amber"
+    longs = [{"prompt": f"{n}? ", "chosen": long, "rejected": short} for n in range(longer)]
+    shorts = [{"prompt": f"{n}? ", "chosen": short, "rejected": long} for n in range(longer, 60)]
+    return longs + shorts
 
 
 @pytest.mark.parametrize(
-    ("longer", "found"), [(45, {"length_bias"}), (44, set()), (10, {"length_bias"})]
+    ("rows", "rule", "detail"),
+    [
+        (labelled(3), "label_imbalance", "3 of 60 answers are unwanted"),
+        (labelled(6), "label_imbalance", None),
+        (chosen_longer(45), "length_bias", ""),
+        (chosen_longer(44), "length_bias", None),
+        (chosen_longer(10), "length_bias", ""),
+    ],
+    ids=["3 unwanted", "6 unwanted", "45 longer", "44 longer", "10 longer"],
 )
-def test_lengths_that_give_the_answer_away_are_told(
-    tmp_path: Path, longer: int, found: set[str]
+def test_imbalance_of_labels_and_lengths_is_told(
+    tmp_path: Path, rows: list[Any], rule: str, detail: str | None
 ) -> None:
-    sides = ("amber birch cedar delta", "amber")
-    rows = [
-        dict(zip(("chosen", "rejected"), sides if n < longer else sides[::-1], strict=True))
-        | {"prompt": f"{n}? "}
-        for n in range(60)
-    ]
-    source = write_rows(tmp_path / "pairs.jsonl", rows)
-    report = tm.lint(str(source), str(TOKENIZER), only=["length_bias"], **QUICK)
-    assert set(lines(report)) == found
+    source = write_rows(tmp_path / "rows.jsonl", rows)
+    report = tm.lint(str(source), str(TOKENIZER), only=[rule], **QUICK)
+    assert set(lines(report)) == (set() if detail is None else {rule})
+    assert all((detail or "") in finding.detail for finding in report.findings)

@@ -63,14 +63,8 @@ def test_each_fault_of_pictures_is_found_on_its_own_line(source: Path, processor
 
 
 def test_lengths_count_the_tokens_of_pictures(source: Path, processor: Any) -> None:
-    report = tm.lint(
-        str(source) + "@[0:1]",
-        processor=processor,
-        cache_dir=source.parent / "cache",
-        max_length=200,
-        only=["overlong"],
-        **QUICK,
-    )
+    given = {"processor": processor, "cache_dir": source.parent / "cache", **QUICK}
+    report = tm.lint(f"{source}@[0:1]", max_length=200, only=["overlong"], **given)
     assert lines(report) == {"overlong": [1]}
 
 
@@ -85,9 +79,7 @@ def test_stats_count_pictures_and_patches(source: Path, processor: Any) -> None:
 
 def test_copies_are_pictures_of_one_content_under_several_names() -> None:
     rows = np.array([0, 1, 2, 3, 4, 5])
-    named = np.array(
-        [(7, 1), (7, 1), (8, 2), (7, 3), (8, 0), (0, 9)],
-        np.uint64,  # content, name; 0 is no name
-    )
+    # Content and name; 0 is no name.
+    named = np.array([(7, 1), (7, 1), (8, 2), (7, 3), (8, 0), (0, 9)], np.uint64)
     assert image_copies(rows, named) == [(3, 0)]
     assert image_copies(rows[:0], named[:0]) == []

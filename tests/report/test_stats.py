@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.build.making import INLINE, TOKENIZER, conversations, write_rows
 from tests.cli.harness import Shell
 from tests.store.making import make_columns, make_store
-from tokenmill.api import run_recipe
+from tokenmill.build.calls import run_recipe
 from tokenmill.errors import SourceMissing, UsageError
 from tokenmill.loader import Loader
 from tokenmill.packing import Pack
@@ -136,10 +136,8 @@ def test_roles_and_sources_add_up_to_the_store(store: Store) -> None:
         for role, start, end in row.turns:
             turns[role] += end - start
     assert {role: entry["tokens"] for role, entry in document["roles"].items()} == dict(turns)
-    assert [Path(source["path"]).name for source in document["sources"]] == [
-        "one.jsonl",
-        "two.jsonl",
-    ]
+    names = [Path(source["path"]).name for source in document["sources"]]
+    assert names == ["one.jsonl", "two.jsonl"]
     assert sum(source["tokens"] for source in document["sources"]) == tokens
 
 

@@ -60,7 +60,7 @@ PREPARE = (
     COUNTING
     + """
 from benchmarks.simulated import arguments_of, planned
-from tokenmill.api import run_recipe
+from tokenmill.build.calls import run_recipe
 from tokenmill.store import ahead
 
 ahead.WINDOW = 1  # how much is read ahead at the peak depends on which thread is faster

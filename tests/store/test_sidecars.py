@@ -337,7 +337,7 @@ def test_network_file_systems_are_read_not_mapped(
         raise AssertionError("mapped, or read as a whole")
 
     monkeypatch.setattr(sidecars, "is_network", lambda path: True)
-    monkeypatch.setattr(access.MappedFile, "__init__", refused)
+    monkeypatch.setattr("mmap.mmap", refused)
     monkeypatch.setattr(access.GuardedFile, "unchecked_view", refused)
     assert np.array_equal(found.sidecar("ref")[4], token_values(store)[4])
     rewards = found.sidecar("reward")
@@ -368,7 +368,7 @@ def test_store_that_stands_alone_takes_sidecars_and_gives_them_to_a_cache(
     assert [path.name for path in (copy.path / "sidecars").iterdir()] == [
         copy.sidecar("reward").path.name
     ]
-    pulled = open_store(pull(str(copy.path), tmp_path / "other").path)
+    pulled = pull(copy.path, cache_dir=tmp_path / "other")
     shutil.rmtree(copy.path)
     assert np.array_equal(pulled.sidecar("reward").values, row_values(store))
 

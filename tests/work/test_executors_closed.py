@@ -12,7 +12,7 @@ import pytest
 
 import tokenmill as tm
 from tests.build.making import TOKENIZER, conversations, write_rows
-from tokenmill.api import explain_recipe, prepare_part
+from tokenmill.build.calls import explain_recipe, prepare_part
 from tokenmill.errors import TokenmillError
 from tokenmill.work import InlineExecutor
 

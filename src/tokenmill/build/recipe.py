@@ -27,6 +27,8 @@ from tokenmill.options import Count, Options, declared, refuse_unknown
 RECIPE_VERSION = 1
 """Raised when rows would come out differently for the same fields: part of every key."""
 
+RECIPE_ENDINGS = (".yaml", ".yml")
+
 _IN_HUB = re.compile(r"^[^/\s]+/[^/:\s]+:")  # owner/name:split
 
 
@@ -183,6 +185,11 @@ def _texts(name: str, value: Any, one: str, many: str) -> tuple[str, ...]:
         return tuple(os.fspath(item) for item in value)
     except TypeError as error:
         raise UsageError(f"{name} is {value!r}; it is {one} or a list of {many}") from error
+
+
+def is_recipe_file(sources: Any) -> bool:
+    """Return whether sources are the path of a ``recipe.yaml``."""
+    return isinstance(sources, str | os.PathLike) and os.fspath(sources).endswith(RECIPE_ENDINGS)
 
 
 def load_recipe_file(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -133,7 +133,7 @@ def command(
 
 
 def recipe_arguments(given: Given) -> Given:
-    """The arguments of `tokenmill.api.run_recipe` from the options `RECIPE`."""
+    """The arguments of `tokenmill.build.calls.run_recipe` from the options `RECIPE`."""
     from tokenmill.build.recipe import load_recipe_file
 
     arguments = {"sources": None, **given}

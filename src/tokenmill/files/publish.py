@@ -27,15 +27,11 @@ import xxhash
 from tokenmill.errors import CacheError, TokenmillError
 from tokenmill.files.paths import require_inside
 
-_NO_HARD_LINKS = (
-    errno.EPERM,
-    errno.EOPNOTSUPP,
-    errno.ENOSYS,
-    errno.EMLINK,
-    errno.EXDEV,
-    errno.EACCES,
+_UNSUPPORTED = (
+    errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EACCES,
     errno.EINVAL,
-)
+)  # fmt: skip
+"""What linking a file can raise where hard links do not work."""
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
 _REMEDIES = {
@@ -165,13 +161,6 @@ def _apply_mode(path: Path, root: Path, *, directory: bool) -> None:
         path.chmod(mode)
 
 
-def _apply_modes(staged: Path, root: Path) -> None:
-    for directory, _, files in os.walk(staged):
-        _apply_mode(Path(directory), root, directory=True)
-        for name in files:
-            _apply_mode(Path(directory, name), root, directory=False)
-
-
 def sync_directory(path: Path) -> None:
     """Make the names in a directory durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -237,12 +226,12 @@ class Staging:
         """
         self.make(target.parent)
         with writing_errors(target):
-            if staged.is_dir():
-                if self._own_modes:
-                    _apply_modes(staged, self.root)
-                return publish_directory(staged, target)
+            is_directory = staged.is_dir()
             if self._own_modes:
-                _apply_mode(staged, self.root, directory=False)
+                for path in (staged, *staged.rglob("*")) if is_directory else (staged,):
+                    _apply_mode(path, self.root, directory=path.is_dir())
+            if is_directory:
+                return publish_directory(staged, target)
             return publish_file(staged, target, durable=durable)
 
 
@@ -253,12 +242,21 @@ def publish_file(staged: Path, target: Path, *, durable: bool = True) -> bool:
     name.
     """
     before = os.stat(staged)
-    try:
-        ours = _link(staged, target, before)
-    except OSError as error:
-        if error.errno not in _NO_HARD_LINKS:
-            raise
-        ours = _rename(staged, target, before)
+    ours = True
+    for step in (os.link, _rename_without_replacing, _rename_if_free):
+        try:
+            step(staged, target)
+            break
+        except (FileExistsError, FileNotFoundError):
+            # A repeated request finds the target there, or nothing to rename, because the first
+            # one was carried out.
+            ours = target.exists() and _is_ours(target, before)
+            if not ours and not (target.exists() and staged.exists()):
+                raise
+            break
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED or step is _rename_if_free:
+                raise
     # Also when another was first: what we do next may rely on a name that its writer, perhaps
     # dead by now, has not made durable yet.
     if durable:
@@ -270,36 +268,6 @@ def replace_file(staged: Path, target: Path) -> None:
     """Replace a file of the user by a staged one, in one step; nothing in a cache is replaced."""
     os.replace(staged, target)
     sync_directory(target.parent)
-
-
-def _link(staged: Path, target: Path, before: os.stat_result) -> bool:
-    try:
-        os.link(staged, target)
-    except FileExistsError:
-        return _is_ours(target, before)
-    return True
-
-
-def _rename(staged: Path, target: Path, before: os.stat_result) -> bool:
-    """For file systems without hard links."""
-    try:
-        try:
-            _rename_without_replacing(staged, target)
-        except OSError as error:
-            if error.errno not in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
-                raise
-            # Neither links nor a guarded rename: equal keys hold equal bytes, so a rename that
-            # comes second replaces a file by its twin.
-            if target.exists():
-                return _is_ours(target, before)
-            os.rename(staged, target)
-    except FileExistsError:
-        return _is_ours(target, before)
-    except FileNotFoundError:
-        # A repeated request finds nothing to rename, because the first one was carried out.
-        if not target.exists() or not _is_ours(target, before):
-            raise
-    return True
 
 
 def _is_ours(target: Path, before: os.stat_result) -> bool:
@@ -317,6 +285,14 @@ def _rename_without_replacing(staged: Path, target: Path) -> None:
     if done != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), os.fspath(target))
+
+
+def _rename_if_free(staged: Path, target: Path) -> None:
+    # Neither links nor a guarded rename: equal keys hold equal bytes, so a rename that comes second
+    # replaces a file by an equal one.
+    if target.exists():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(target))
+    os.rename(staged, target)
 
 
 def publish_directory(staged: Path, target: Path) -> bool:
@@ -353,7 +329,7 @@ def copy_or_link(
         os.link(source, target)
         return
     except OSError as error:
-        if error.errno not in _NO_HARD_LINKS:
+        if error.errno not in _UNSUPPORTED:
             raise
     if pieces is not None:
         write_file(target, pieces())

@@ -14,9 +14,9 @@ import threading
 from collections.abc import Hashable
 from typing import Any
 
-from tokenmill.errors import SourceChanged, TokenmillError
+from tokenmill.errors import TokenmillError
 from tokenmill.files.process import RecentValues
-from tokenmill.files.remote import RemoteObject, Version
+from tokenmill.files.remote import RemoteObject, Version, require_version
 
 BLOCK = 256 << 10  # bytes of one cached block: what a single row costs
 WINDOW = 8 << 20  # bytes of the largest request
@@ -96,13 +96,7 @@ class RemoteFile:
 
     def check(self) -> None:
         """Raise `SourceChanged` when the object is no longer the version that was opened."""
-        now = self._object.look()
-        if now[:2] != self.version[:2]:
-            raise SourceChanged(
-                f"the object changed since it was opened ({self.size} bytes, "
-                f"{self.version.token}; now {now.size} bytes, {now.token}); open it again",
-                path=self.path,
-            )
+        require_version(self._object.look(), self.version, self.path, None)
 
     def _long(self, start: int, stop: int) -> bytes:
         pieces = [
@@ -162,13 +156,11 @@ class RangedStream(io.RawIOBase):
         return self._position
 
     def read(self, size: int = -1) -> bytes:
-        if size < 0:
-            size = max(self._file.size - self._position, 0)
-        data = self._file.pread(size, self._position)
+        data = self._file.pread(self._file.size if size < 0 else size, self._position)
         self._position += len(data)
         return data
 
     def readinto(self, target: Any) -> int:
-        data = self.read(len(target))
-        target[: len(data)] = data
-        return len(data)
+        count = self._file.read_into(target, self._position)
+        self._position += count
+        return count

@@ -188,7 +188,7 @@ class RemoteObject:
             except Exception as error:  # drivers raise whatever their libraries raise
                 if type(error).__name__ in _CHANGED_NAMES:
                     raise SourceChanged(CHANGED, path=self.path, offset=offset) from error
-                if is_final(error) or attempt == ATTEMPTS:
+                if _is_final(error) or attempt == ATTEMPTS:
                     self._refuse(error, offset, attempt)
             # Many workers that failed together should not come back together.
             time.sleep(pause * random.SystemRandom().uniform(0.5, 1.0))
@@ -196,8 +196,7 @@ class RemoteObject:
         raise AssertionError("unreachable")
 
     def _refuse(self, error: Exception, offset: int | None, attempts: int) -> NoReturn:
-        status = status_of(error)
-        if isinstance(error, FileNotFoundError) or status in (404, 410):
+        if isinstance(error, FileNotFoundError) or status_of(error) in (404, 410):
             hint = ""
             if protocol_of(self.url) == "memory":
                 hint = "; memory:// is seen only by the process that wrote it: executor='inline'"
@@ -214,6 +213,17 @@ class RemoteObject:
 CHANGED = "the object changed since it was opened; open it again"
 
 
+def require_version(now: Version, expected: Version | None, path: str, offset: int | None) -> None:
+    """Refuse an object that is no longer the expected version."""
+    if expected is not None and now[:2] != expected[:2]:
+        raise SourceChanged(
+            f"{CHANGED} ({expected.size} bytes, {expected.token or 'no ETag'}; now {now.size} "
+            f"bytes, {now.token or 'no ETag'})",
+            path=path,
+            offset=offset,
+        )
+
+
 def status_of(error: Exception) -> int | None:
     """Return the HTTP status of an error, if any."""
     status = getattr(error, "status", None)
@@ -222,8 +232,7 @@ def status_of(error: Exception) -> int | None:
     return status if isinstance(status, int) else None
 
 
-def is_final(error: Exception) -> bool:
-    """Whether a retry cannot help."""
+def _is_final(error: Exception) -> bool:
     status = status_of(error)
     if status is not None:
         return 400 <= status < 500 and status not in _PASSING
@@ -249,8 +258,7 @@ class FileSystemTransport:
         self._path = path
         self._url = url
         self._handle: Any = None
-        protocol = protocol_of(url)
-        self._conditional = protocol in ("s3", "s3a", "hf")
+        self._conditional = protocol_of(url) in ("s3", "s3a", "hf")
 
     def look(self) -> Version:
         if protocol_of(self._url) != "hf":  # a pinned commit has no other state
@@ -270,21 +278,13 @@ class FileSystemTransport:
             if self._handle is None:
                 handle = self._fs.open(self._path, "rb", cache_type="none")
                 now = version_of(handle.details, self._url)
-                if expected is not None and now[:2] != expected[:2]:
-                    raise SourceChanged(CHANGED, path=self._url, offset=start)
+                require_version(now, expected, self._url, start)
                 self._handle = handle
             data: bytes = self._handle._fetch_range(start, stop)
             return data
         data = self._fs.cat_file(self._path, start=start, end=stop)
         if expected is not None:
-            now = self.look()
-            if now[:2] != expected[:2]:
-                raise SourceChanged(
-                    f"{CHANGED} ({expected.size} bytes, {expected.token}; now {now.size} bytes, "
-                    f"{now.token})",
-                    path=self._url,
-                    offset=start,
-                )
+            require_version(self.look(), expected, self._url, start)
         return data
 
 
@@ -302,18 +302,11 @@ class HttpTransport:
         self._url = url
 
     def look(self) -> Version:
-        version, _ = self._ask(0, 1)
-        return version
+        return self._ask(0, 1)[0]
 
     def fetch(self, start: int, stop: int, expected: Version | None) -> bytes:
         now, data = self._ask(start, stop)
-        if expected is not None and now[:2] != expected[:2]:
-            raise SourceChanged(
-                f"the object changed since it was opened ({expected.size} bytes, "
-                f"{expected.token or 'no ETag'}; now {now.size} bytes, {now.token or 'no ETag'})",
-                path=shown(self._url),
-                offset=start,
-            )
+        require_version(now, expected, shown(self._url), start)
         return data
 
     def read(self) -> bytes:
@@ -360,8 +353,7 @@ class HttpTransport:
                 if answer.headers.get("Content-Length") == "0":
                     return _version(answer.headers, 0), b""
                 raise self._refused("the server does not support range requests; download it first")
-            total = self._total(answer)
-            return _version(answer.headers, total), await answer.read()
+            return _version(answer.headers, self._total(answer)), await answer.read()
 
     def _total(self, answer: Any) -> int:
         match = _CONTENT_RANGE.match(answer.headers.get("Content-Range", ""))

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from tokenmill.errors import UsageError
+from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.files.process import ProcessLock
 from tokenmill.files.remote import RemoteObject, shown
 
@@ -17,11 +17,8 @@ KEPT_SHARE = 0.8  # of the bound is left after making room, so that it is not ma
 _VARIABLE = "TOKENMILL_BLOCK_CACHE_BYTES"
 
 
-def most_bytes() -> int:
-    """Return the bound, in bytes."""
-    stated = os.environ.get(_VARIABLE)
-    if not stated:
-        return MOST_BYTES
+def _most_bytes() -> int:
+    stated = os.environ.get(_VARIABLE) or MOST_BYTES
     try:
         return max(0, int(stated))
     except ValueError:
@@ -39,7 +36,7 @@ class BlockCache:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.directory = root / "blocks"
-        self._most = most_bytes()
+        self._most = _most_bytes()
         self._known: int | None = None  # bytes, as of the last look plus what was put since
         self._lock = ProcessLock()
 
@@ -71,28 +68,20 @@ class BlockCache:
             return None
         path = self.place(name)
         unique = path.with_name(f".{os.getpid()}-{secrets.token_hex(8)}")
-        size = 0
         try:
-            with contextlib.suppress(FileExistsError):
-                path.parent.mkdir(parents=True)
-            file = open(unique, "wb")  # noqa: SIM115 - the pieces' own errors must pass
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(unique, "wb") as file:
+                size = sum(map(file.write, pieces))
+            os.replace(unique, path)
+            self._account(size)
+        except TokenmillError:
+            raise  # of the pieces: some of them are OSErrors, too
         except OSError:
-            return None
-        try:
-            with file:
-                for piece in pieces:
-                    try:
-                        size += file.write(piece)
-                    except OSError:
-                        return None
-            with contextlib.suppress(OSError):
-                os.replace(unique, path)
-                self._account(size)
-                return path
             return None
         finally:
             with contextlib.suppress(OSError):
                 unique.unlink(missing_ok=True)
+        return path
 
     def drop(self, name: str) -> None:
         with contextlib.suppress(OSError):

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +31,7 @@ from tokenmill.files import Staging, publish_directory, writing_errors
 from tokenmill.formats.columns import TRAINERS, Table, stored_slots, table_of
 from tokenmill.loader import WholeRun
 from tokenmill.loader.group_batches import group_kind
-from tokenmill.packing import Packs
+from tokenmill.packing import Pack, Packs, Slots
 from tokenmill.store import Store
 from tokenmill.store.commit import datasets_state
 
@@ -209,7 +210,65 @@ class Exported:
     found: bool  # it existed already
 
 
-def export(plan: ExportPlan | SplitPlan) -> Exported:
+def export(
+    data: Store | View | Mixture | Mapping[str, Store | View | Mixture],
+    format: str,  # noqa: A002 - a name of the contract
+    out: str | os.PathLike[str],
+    *,
+    mask: str = "loss_mask",
+    also: Sequence[str] = (),
+    pack: Pack | None = None,
+    pad_multiple: int = 1,
+    layout: str = "tokenmill",
+    order: str | None = None,
+    seed: int = 42,
+    epochs: int = 1,
+    embed_media: bool = False,
+) -> Exported:
+    """Write rows in another library's format; the files appear all at once.
+
+    Args:
+        data: A store, a view or a mixture; for hf also several by the names of their splits.
+        format: ``parquet``, ``arrow``, ``jsonl``, ``hf``, ``axolotl``, ``llama-factory``,
+            ``megatron``, ``packed-parquet``. Of data with groups, hf and llama-factory hold a
+            record per group, the others a record per row.
+        out: File or directory to make. One that ends in ``.parquet``, ``.arrow`` or ``.jsonl`` is
+            one file; any other is a directory, with a file per 128 Mi tokens.
+        mask: ``loss_mask`` or ``labels``, for parquet, arrow and jsonl.
+        also: More columns for hf: ``origin``, ``length``, ``lengths``, or carried ones; of groups
+            ``origin``, ``margin``, or carried ones.
+        pack: How rows are packed, for packed-parquet.
+        pad_multiple: Pad rows in packs to a multiple of this many tokens, for Megatron-Bridge.
+        layout: Columns of packs: ``tokenmill``, or ``megatron-bridge`` for its packed dataset.
+        order: As for the loader; None: rows and groups as they stand, packs in the loader's default
+            order.
+        seed: Of the order.
+        epochs: How many epochs are written, one after the other.
+        embed_media: For parquet and arrow: the bytes of pictures beside what is said of them.
+
+    Raises:
+        UsageError: An argument is wrong, or something else is at ``out``.
+        CacheError: The disk is full or cannot be written; nothing was published.
+    """
+    order = order or ("sequential" if pack is None else "feistel")
+    slots = None if pad_multiple == 1 else Slots(pad_multiple, unpredicted=1)
+
+    def plan(part: Store | View | Mixture, target: Path) -> ExportPlan:
+        run = WholeRun(
+            part, epochs=epochs, seed=seed, order=order, pack=pack, slots=slots,
+            unit=unit_of(part, format),
+        )  # fmt: skip
+        return ExportPlan(run, format, target, mask, layout, tuple(also), embed_media)
+
+    target = Path(out)
+    if isinstance(data, Mapping):
+        return write_plan(
+            SplitPlan(target, {n: plan(part, target / n) for n, part in data.items()})
+        )
+    return write_plan(plan(data, target))
+
+
+def write_plan(plan: ExportPlan | SplitPlan) -> Exported:
     """Write the files of a plan, or find them at the target.
 
     Raises:

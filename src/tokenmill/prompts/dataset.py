@@ -89,8 +89,7 @@ class PromptDataset(Sequence[Prompt]):
         on_bad_row: ``reject`` counts a row that is no prompt, ``raise`` makes the first an error.
         num_workers: Worker processes that measure; 0 runs inline, None takes the machine's cores.
         cache_dir: Where the indexes are kept.
-        executor: ``local``, ``inline``, ``ray`` (with `tokenmill.integrations` imported, as
-            `tokenmill.PromptDataset` has it) or an executor object.
+        executor: ``local``, ``inline``, ``ray`` or an executor object.
     """
 
     def __init__(

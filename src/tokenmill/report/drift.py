@@ -1,7 +1,7 @@
 """Check recorded rollouts against template and tokenizer.
 
-`run_check` sends the blocks of the sources to an executor and adds up how many trajectories are of
-each class, the findings with their places, and the rejected rows. Nothing is published.
+`check_rollouts` sends the blocks of the sources to an executor and adds up the trajectories of each
+class, the findings with their places, and the rejected rows. Nothing is published.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from itertools import starmap
 from pathlib import Path
 from typing import Any
 
+from tokenmill.build.calls import Sources, resolve_call
 from tokenmill.build.recipe import Recipe, RunOptions, to_travel
 from tokenmill.collector import without_collector
 from tokenmill.errors import RowError, SourceError, UsageError
@@ -25,7 +26,7 @@ from tokenmill.rollouts.trajectory import Trajectory
 from tokenmill.rollouts.verdict import CLASSES, Judge
 from tokenmill.source import BlockRows, read_block
 from tokenmill.tokenizer import load_copy
-from tokenmill.work import Executor
+from tokenmill.work import Executor, executor_for
 from tokenmill.work.blocks import BlockJob, BlockTask, block_of, cache_of, open_sources, size_of
 from tokenmill.work.identity import identity_card
 from tokenmill.work.progress import open_progress
@@ -80,19 +81,42 @@ class RolloutReport:
         return {**vars(self), "findings": findings, "rejected_rows": rejected}
 
 
-def run_check(
+def check_rollouts(
+    sources: Sources,
+    tokenizer: Any = None,
+    format: str = "auto",  # noqa: A002 - a name of the contract
+    *,
+    progress: Any = None,
+    **given: Any,
+) -> RolloutReport:
+    """Compare recorded rollouts with what template and tokenizer make of their messages.
+
+    Args:
+        sources: Files of rollouts, in any of the formats that docs/rollouts.md lists.
+        tokenizer: As for `prepare`.
+        format: ``auto`` looks at each row's columns; a name reads every row so.
+        progress: As for `prepare`.
+        given: Of the other arguments of `prepare` those that concern rendering (``chat_template``,
+            ``template_kwargs``, ``date``, ``thinking_opener``) and running (``num_workers``,
+            ``cache_dir``, ``executor``, ``engine``, ``renderer``, ``rehash``).
+    """
+    from tokenmill.build.recorded import readable_sources
+
+    readable, names = readable_sources(sources, given.get("cache_dir"))
+    recipe, options = resolve_call(readable, tokenizer, given)
+    with executor_for(options.executor, options.num_workers) as workers:
+        return _check(recipe, options, workers, format=format, names=names, progress=progress)
+
+
+def _check(
     recipe: Recipe,
     options: RunOptions,
     executor: Executor,
     *,
-    format: str = "auto",  # noqa: A002 - as in the contract
-    names: dict[str, str] | None = None,
-    progress: Any = None,
+    format: str,  # noqa: A002 - as in the contract
+    names: dict[str, str],  # of files that were converted from others, for origins
+    progress: Any,
 ) -> RolloutReport:
-    """Check every trajectory of a recipe's sources.
-
-    ``names`` are those in origins for files that were converted from others.
-    """
     start = time.perf_counter()
     if format != "auto" and format not in FORMATS:
         raise UsageError(f"format={format!r}: choose one of auto, {', '.join(FORMATS)}")
@@ -127,7 +151,7 @@ def run_check(
 
     def origin_of(position: int) -> Origin:
         origin = places.origin(position)
-        return origin._replace(path=(names or {}).get(origin.path or "", origin.path))
+        return origin._replace(path=names.get(origin.path or "", origin.path))
 
     for number in sorted(results):
         result = results[number]

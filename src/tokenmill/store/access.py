@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -41,42 +41,22 @@ def reading_errors(path: Path | RemotePath) -> AbstractContextManager[None]:
     return sealed.reading_errors(path, remedy(path))
 
 
-class ByteFile(Protocol):
-    """The bytes of one published file."""
+class ByteFile:
+    """The bytes of one published file: mapped, or read range by range."""
 
-    path: Path
-    size: int
-
-    def view(self, start: int, length: int) -> memoryview:
-        """Bytes ``start`` to ``start + length``."""
-
-
-class MappedFile:
-    """A file in the address space; views cost nothing and keep the mapping alive."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        descriptor = _open(path)
-        try:
-            self.size = os.fstat(descriptor).st_size
-            with reading_errors(path):
-                mapping = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) if self.size else b""
-        finally:
-            os.close(descriptor)
-        self._view = memoryview(mapping)
-
-    def view(self, start: int, length: int) -> memoryview:
-        return self._view[start : start + length]
-
-
-class ReadFile:
-    """A file that is read range by range."""
-
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, mapped: bool) -> None:
         self.path = path
         self._descriptor = -1
-        self._descriptor = _open(path)
-        self.size = os.fstat(self._descriptor).st_size
+        with reading_errors(path):
+            # Published files are never symlinks; following one could lead out of the cache.
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            self.size = os.fstat(self._descriptor).st_size
+            self._view: memoryview | None = None
+            if mapped:
+                whole = self.size and mmap.mmap(self._descriptor, 0, prot=mmap.PROT_READ)
+                self._view = memoryview(whole or b"")
+                os.close(self._descriptor)
+                self._descriptor = -1
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         # Bound early: at the interpreter's end this module may be emptied before its last file.
@@ -84,6 +64,8 @@ class ReadFile:
             close(self._descriptor)
 
     def view(self, start: int, length: int) -> memoryview:
+        if self._view is not None:
+            return self._view[start : start + length]
         pieces: list[bytes] = []
         while length > 0:
             with reading_errors(self.path):
@@ -96,17 +78,6 @@ class ReadFile:
             start += len(piece)
             length -= len(piece)
         return memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
-
-
-def _open(path: Path) -> int:
-    with reading_errors(path):
-        # Published files are never symlinks; following one could lead out of the cache.
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-
-
-def open_bytes(path: Path, *, mapped: bool) -> ByteFile:
-    """Open a published file."""
-    return MappedFile(path) if mapped else ReadFile(path)
 
 
 def require_size(path: Path | RemotePath, actual: int, expected: int) -> None:
@@ -128,12 +99,11 @@ class GuardedFile:
     def __init__(self, path: Path, record: FileRecord, *, mapped: bool, check: bool) -> None:
         self.path = path
         self.record = record
-        self._bytes = open_bytes(path, mapped=mapped)
+        self._bytes = ByteFile(path, mapped=mapped)
         require_size(path, self._bytes.size, record.size)
         blocks = self._require_checksums()
         self._unchecked = bytearray(b"\1" * blocks) if check else bytearray()
         self.clean = not any(self._unchecked)
-        """True once every block was seen to be intact: then `view` need not ask."""
 
     def _require_checksums(self) -> int:
         stated, blocks = len(self.record.blocks), -(-self.record.size // BLOCK_BYTES)
@@ -185,20 +155,13 @@ class GuardedFile:
         """Check the blocks of a range that were not checked before."""
         if self.clean or length <= 0:
             return
-        first, last = start // BLOCK_BYTES, (start + length - 1) // BLOCK_BYTES
-        touched = False
-        for block in range(first, last + 1):
+        for block in range(start // BLOCK_BYTES, (start + length - 1) // BLOCK_BYTES + 1):
             if self._unchecked[block]:
-                self._check_block(block)
+                at = block * BLOCK_BYTES
+                size = min(BLOCK_BYTES, self.record.size - at)
+                self.require_block(block, self._bytes.view(at, size))
                 self._unchecked[block] = 0
-                touched = True
-        if touched:
-            self.clean = not any(self._unchecked)
-
-    def _check_block(self, block: int) -> None:
-        start = block * BLOCK_BYTES
-        length = min(BLOCK_BYTES, self.record.size - start)
-        self.require_block(block, self._bytes.view(start, length))
+                self.clean = not any(self._unchecked)
 
     def require_block(self, block: int, data: memoryview) -> None:
         actual, expected = xxhash.xxh3_64_hexdigest(data), self.record.blocks[block]
@@ -232,6 +195,6 @@ def open_guarded(path: Path, record: FileRecord, *, mapped: bool, check: bool) -
 def load_array(path: Path, dtype: str, count: int, *, mapped: bool) -> np.ndarray[Any, Any]:
     """Read a flat file as an array; its size must be exact."""
     wanted = count * np.dtype(dtype).itemsize
-    file = open_bytes(path, mapped=mapped)
+    file = ByteFile(path, mapped=mapped)
     require_size(path, file.size, wanted)
     return np.frombuffer(file.view(0, wanted), dtype)

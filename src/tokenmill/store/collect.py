@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.files import Staging, make_directory, sync_directory, writing_errors
-from tokenmill.store.access import open_bytes
+from tokenmill.store.access import ByteFile
 from tokenmill.store.layout import OTHER_STORES, TABLE, CacheLayout, is_key
 from tokenmill.store.manifest import load_table, read_manifest
 from tokenmill.store.store import Store
@@ -151,7 +151,7 @@ class _Needed:
 def _needed_slices(layout: CacheLayout, expired: set[str]) -> _Needed:
     stores = [path for path in _directories(layout.stores) if path.name not in expired]
     # A store whose table cannot be read stops the collection: its slices are unknown.
-    keys = [load_table(open_bytes(path / TABLE, mapped=False))["key"].copy() for path in stores]
+    keys = [load_table(ByteFile(path / TABLE, mapped=False))["key"].copy() for path in stores]
     return _Needed(np.concatenate([np.empty((0, 20), np.uint8), *keys]))
 
 

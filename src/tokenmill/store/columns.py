@@ -7,45 +7,52 @@ opening rows of other ranks. Weights other than 1 are stored in the same way.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
+from tokenmill.fingerprint import canonical
 from tokenmill.store import layout as names
+from tokenmill.store.record import GROUP_COLUMNS, MEDIA_COLUMNS, RejectedRow
 
 if TYPE_CHECKING:
     from tokenmill.store.store import Store
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-
-import xxhash
-
-from tokenmill.fingerprint import canonical
-from tokenmill.store.record import GROUP_COLUMNS, MEDIA_COLUMNS, RejectedRow
-
+Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 
 
-def runs_of(mask: NDArray[Any], starts: NDArray[Any]) -> tuple[NDArray[np.int32], Int64]:
+def runs_of(mask: NDArray[Any], starts: NDArray[Any]) -> tuple[Int32, Int64]:
     """Return the places within each row at which its mask changes, and where each row's begin.
 
     ``starts`` are the rows' starts in ``mask``, and one more.
     """
     starts = np.asarray(starts, np.int64)
-    changes = np.empty(len(mask), bool)
-    np.not_equal(mask[1:], mask[:-1], out=changes[1:])
-    firsts = starts[:-1][starts[:-1] < len(mask)]
-    changes[firsts] = mask[firsts] != 0  # every row begins untrained
+    return _within(_changes(mask, starts), starts)
+
+
+def _changes(values: NDArray[Any], starts: Int64) -> NDArray[np.bool_]:
+    """Whether each value differs from the one before it in its row; every row begins with 0."""
+    changes = np.empty(len(values), bool)
+    np.not_equal(values[1:], values[:-1], out=changes[1:])
+    firsts = starts[:-1][starts[:-1] < len(values)]
+    changes[firsts] = values[firsts] != 0
+    return changes
+
+
+def _within(changes: NDArray[np.bool_], starts: Int64) -> tuple[Int32, Int64]:
     places = np.flatnonzero(changes)
     bounds = np.searchsorted(places, starts)
     within = places - np.repeat(starts[:-1], np.diff(bounds))
     return within.astype(np.int32), bounds.astype(np.int64)
 
 
-def firsts_of(runs: NDArray[np.int32], bounds: Int64) -> NDArray[np.uint8]:
+def firsts_of(runs: Int32, bounds: Int64) -> NDArray[np.uint8]:
     """Return whether each row's first token is trained."""
     firsts = np.zeros(len(bounds) - 1, np.uint8)
     some = np.flatnonzero(bounds[:-1] < bounds[1:])
@@ -53,9 +60,7 @@ def firsts_of(runs: NDArray[np.int32], bounds: Int64) -> NDArray[np.uint8]:
     return firsts
 
 
-def count_within(
-    runs: NDArray[np.int32], first: Int64, last: Int64, starts: Int64, stops: Int64
-) -> Int64:
+def count_within(runs: Int32, first: Int64, last: Int64, starts: Int64, stops: Int64) -> Int64:
     """Count trained tokens in ``start:stop`` of some rows.
 
     ``first`` and ``last`` are where the places of each row begin and end in ``runs``.
@@ -83,7 +88,7 @@ class WeightRuns(NamedTuple):
             trained token weighs 1 has none.
     """
 
-    places: NDArray[np.int32]
+    places: Int32
     weights: NDArray[np.float32]
     bounds: Int64
 
@@ -91,20 +96,15 @@ class WeightRuns(NamedTuple):
 def weight_runs_of(weights: NDArray[np.float32], starts: NDArray[Any]) -> WeightRuns:
     """Return the runs of weights per token; ``starts`` as for `runs_of`."""
     starts = np.asarray(starts, np.int64)
-    changes = np.empty(len(weights), bool)
-    np.not_equal(weights[1:], weights[:-1], out=changes[1:])
-    firsts = starts[:-1][starts[:-1] < len(weights)]
-    changes[firsts] = weights[firsts] != 0
     said = np.concatenate(([0], np.cumsum((weights != 0) & (weights != 1))))
+    changes = _changes(weights, starts)
     changes &= np.repeat(said[starts[1:]] > said[starts[:-1]], np.diff(starts))
-    places = np.flatnonzero(changes)
-    bounds = np.searchsorted(places, starts).astype(np.int64)
-    within = places - np.repeat(starts[:-1], np.diff(bounds))
-    return WeightRuns(within.astype(np.int32), weights[places], bounds)
+    within, bounds = _within(changes, starts)
+    return WeightRuns(within, weights[changes], bounds)
 
 
 def weights_along(
-    places: NDArray[np.int32], weights: NDArray[np.float32], mask: NDArray[np.uint8]
+    places: Int32, weights: NDArray[np.float32], mask: NDArray[np.uint8]
 ) -> NDArray[np.float32]:
     """Return the weight of every token of one row.
 
@@ -153,9 +153,6 @@ def weighed_within(store: Store, rows: Int64, starts: Int64, stops: Int64) -> ND
         inside = np.diff(np.clip(bounds, starts[number], max(starts[number], stops[number])))
         found[number] = float(inside @ weights[own].astype(np.float64))
     return found
-
-
-Int32 = NDArray[np.int32]
 
 
 @dataclass(frozen=True)

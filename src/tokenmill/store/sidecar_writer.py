@@ -1,6 +1,6 @@
 """Write sidecars: all values at once (`Store.attach`) or while they are computed (`attach`).
 
-`publish_values` writes a whole sidecar from values in row order, staged and published by one
+`_publish_values` writes a whole sidecar from values in row order, staged and published by one
 rename. `Store.attach` gives it the caller's values. A `SidecarWriter` takes the values of any rows,
 in any number of processes, and publishes them as *parts*: row numbers and their values. When no row
 is missing, the parts are merged and published. Several processes that do so produce the same bytes.
@@ -25,7 +25,7 @@ import xxhash
 
 from tokenmill import fingerprint
 from tokenmill.errors import CacheError, CorruptionError, NonDeterminismError, UsageError
-from tokenmill.files.sealed import Draft, Sealed, SealedKind, reading_errors
+from tokenmill.files.sealed import Draft, SealedKind, reading_errors
 from tokenmill.store.layout import SIDECAR_VALUES
 from tokenmill.store.record import BLOCK_BYTES
 from tokenmill.store.sidecars import (
@@ -69,10 +69,13 @@ PART = SealedKind(
 
 
 class _Converter:
-    """Convert values to float32; refuse what float32 cannot hold, naming its row."""
+    """Convert values to float32; refuse what float32 cannot hold.
+
+    ``describe`` names the row of the value at a position.
+    """
 
     def __init__(self, describe: Callable[[int], str]) -> None:
-        self._describe = describe  # of the value at a position
+        self._describe = describe
         self.taken = 0
 
     def __call__(self, given: npt.ArrayLike) -> Float32:
@@ -136,19 +139,16 @@ def _in_order(values: Values, per: Per, store: Store) -> Iterator[Float32]:
         if not any(map(np.ndim, values[:1])):
             values = _as_array(values)
     is_array = hasattr(values, "ndim") and hasattr(values, "shape")
-    pieces: Iterable[Any] = ()
     if is_array:
         whole: Any = values  # also a memory map or a tensor: sliced, so that it stays there
         if whole.ndim != 1:
-            whole = convert(whole)  # a single value; refused otherwise
-            convert.taken = 0
+            whole = _as_array(whole)  # a single value; refused otherwise
         if len(whole) != expected:
             raise _wrong_count(len(whole), expected, per)
-        pieces = (whole[at : at + CHUNK_VALUES] for at in range(0, len(whole), CHUNK_VALUES))
-    elif isinstance(values, Iterable) and not isinstance(values, str | bytes | dict):
-        pieces = values
-    else:
+        values = (whole[at : at + CHUNK_VALUES] for at in range(0, len(whole), CHUNK_VALUES))
+    elif not isinstance(values, Iterable) or isinstance(values, str | bytes | dict):
         raise UsageError(f"values are arrays or an iterable of them, not {type(values).__name__}")
+    pieces: Iterable[Any] = values
     for given in pieces:
         piece = convert(given)
         end = convert.taken
@@ -231,10 +231,10 @@ class _BlockWriter:
 def attach_values(store: Store, name: str, values: Values, *, made_by: str, per: str) -> Sidecar:
     """See `Store.attach`."""
     identity, kind = Identity(store.key, name, made_by), check_per(per)
-    return publish_values(store, identity, kind, _in_order(values, kind, store))
+    return _publish_values(store, identity, kind, _in_order(values, kind, store))
 
 
-def publish_values(
+def _publish_values(
     store: Store, identity: Identity, per: Per, pieces: Iterable[Float32]
 ) -> Sidecar:
     """Publish values in row order; an intact published sidecar must have the same ones."""
@@ -338,19 +338,13 @@ class _RowValues:
         return int(self.rows[row]), float(self.values[place]), float(other.values[place])
 
 
-@dataclass(frozen=True)
 class _Part:
     """A published part; its row numbers ascend."""
 
-    sealed: Sealed
-    record: _PartRecord
-
-    @classmethod
-    def open(cls, place: Path, home: SidecarDir, document: dict[str, Any]) -> _Part:
-        sealed = PART.admit(place, home.root)
-        part = cls(sealed, sealed.convert(_PartRecord))
-        sealed.require_document(document)
-        return part
+    def __init__(self, place: Path, home: SidecarDir, document: dict[str, Any]) -> None:
+        self.sealed = PART.admit(place, home.root)
+        self.record = self.sealed.convert(_PartRecord)
+        self.sealed.require_document(document)
 
     def rows(self) -> Int64:
         return self._array(ROW_NUMBERS, "<i8", self.record.rows)
@@ -363,21 +357,9 @@ class _Part:
 
     def read(self, first: int, count: int) -> Float32:
         """Some of its values, unchecked; no file stays open, because there may be many parts."""
-        if not count:
-            return np.zeros(0, dtype=np.float32)
         path = self.sealed.directory / SIDECAR_VALUES
         with reading_errors(path, PART.remedy):
             return np.fromfile(path, "<f4", count, offset=first * BYTES)
-
-
-@dataclass
-class _PartCursor:
-    """Position of a merge in a part."""
-
-    part: _Part
-    rows: Int64
-    place: int = 0  # of the next row
-    value: int = 0  # the next one
 
 
 class SidecarWriter:
@@ -467,7 +449,7 @@ class SidecarWriter:
                 f"{missing[0]}: write them first"
             )
         if self.sidecar is None:
-            self.sidecar = publish_values(self._store, self.identity, self.per, self._merged())
+            self.sidecar = _publish_values(self._store, self.identity, self.per, self._merged())
         return self.sidecar
 
     def __enter__(self) -> Self:
@@ -526,7 +508,7 @@ class SidecarWriter:
         for home in sidecar_dirs(self._store):
             for place in listed(home.directory / self._parts_name):
                 if place not in self._parts:
-                    part = _Part.open(place, home, self._document)
+                    part = _Part(place, home, self._document)
                     self._written[self._rows_of(part)] = True
                     self._parts[place] = part
 
@@ -583,9 +565,10 @@ class SidecarWriter:
 
     def _merged(self) -> Iterator[Float32]:
         """The values of all rows in order, a window of rows at a time."""
-        cursors = [_PartCursor(part, np.array(part.rows())) for part in self._parts.values()]
-        for cursor in cursors:
-            cursor.part.values()  # compares the checksum, once
+        parts = [(part, np.array(part.rows())) for part in self._parts.values()]
+        next_values = [0] * len(parts)
+        for part, _ in parts:
+            part.values()  # compares the checksum, once
         first = 0
         while first < len(self._store):
             rows = np.arange(first, min(first + WINDOW_ROWS, len(self._store)))
@@ -593,19 +576,18 @@ class SidecarWriter:
             rows = rows[: max(1, int(np.searchsorted(ends, WINDOW_VALUES, side="right")))]
             window = self._of(rows, np.empty(ends[rows.size - 1], dtype=np.float32))
             written = np.zeros(rows.size, dtype=np.bool_)
-            for cursor in cursors:
-                end = int(np.searchsorted(cursor.rows, first + rows.size))
-                own = cursor.rows[cursor.place : end]
-                values = cursor.part.read(cursor.value, int(self._lengths(own).sum()))
-                cursor.place, cursor.value = end, cursor.value + values.size
-                given = self._of(own, values)
-                places = given.rows - first
+            for number, (part, all_rows) in enumerate(parts):
+                own = all_rows[slice(*np.searchsorted(all_rows, [first, first + rows.size]))]
+                count = int(self._lengths(own).sum())
+                given = self._of(own, part.read(next_values[number], count))
+                next_values[number] += count
+                places = own - first
                 # Two that wrote a row at the same time did not see each other's part.
                 twice = np.flatnonzero(written[places])
                 self._require_equal(window.take(places[twice]), given.take(twice))
                 written[places] = True
                 spread = np.repeat(window.starts[places] - given.starts, given.lengths)
-                window.values[spread + np.arange(given.values.size)] = given.values
+                window.values[spread + np.arange(count)] = given.values
             assert written.all()
             yield window.values
             first += rows.size

@@ -22,8 +22,8 @@ from tokenmill.files.sealed import quarantine
 from tokenmill.origin import Origin
 from tokenmill.store import layout as names
 from tokenmill.store.access import (
+    ByteFile,
     GuardedFile,
-    open_bytes,
     open_guarded,
     reading_errors,
     require_size,
@@ -51,7 +51,15 @@ from tokenmill.store.record import (
 def read_record(files: SliceFiles, expected: str | None = None) -> tuple[CommitRecord, str]:
     """Read a slice's commit record and its digest, which must be ``expected`` if given."""
     files.require_inside()
-    data = _record_bytes(files, expected)
+    remote = as_remote(files.record)
+    if remote is None:
+        file = ByteFile(files.record, mapped=False)
+        data = bytes(file.view(0, file.size))
+    else:
+        with reading_errors(files.record):
+            data = remote.read_kept(
+                f"{expected}.record", lambda found: xxhash.xxh3_128_hexdigest(found) == expected
+            )
     digest = xxhash.xxh3_128_hexdigest(data)
     if expected is not None and digest != expected:
         raise CorruptionError(
@@ -64,17 +72,6 @@ def read_record(files: SliceFiles, expected: str | None = None) -> tuple[CommitR
             "the right members, but not the bytes that were written", path=files.record
         )
     return record, digest
-
-
-def _record_bytes(files: SliceFiles, expected: str | None) -> bytes:
-    remote = as_remote(files.record)
-    if remote is None:
-        file = open_bytes(files.record, mapped=False)
-        return bytes(file.view(0, file.size))
-    with reading_errors(files.record):
-        return remote.read_kept(
-            f"{expected}.record", lambda data: xxhash.xxh3_128_hexdigest(data) == expected
-        )
 
 
 class SliceCounts(NamedTuple):
@@ -204,10 +201,9 @@ class SliceReader:
         self.ids: NDArray[np.int32] | None = None
         self.mask: NDArray[np.uint8] | None = None
         if mapped:
-            ids = self.tokens.unchecked_view(self._ids_at, ids_size)
-            self.ids = np.frombuffer(ids, np.int32)
-            mask = self.tokens.unchecked_view(self._mask_at, mask_size)
-            self.mask = np.frombuffer(mask, np.uint8)
+            unchecked = self.tokens.unchecked_view
+            self.ids = np.frombuffer(unchecked(self._ids_at, ids_size), np.int32)
+            self.mask = np.frombuffer(unchecked(self._mask_at, mask_size), np.uint8)
         if self.starts[0] != 0 or self.starts[rows] != self.record.tokens:
             raise CorruptionError(
                 f"row offsets run from {self.starts[0]} to {self.starts[rows]}, expected 0 to "
@@ -255,11 +251,8 @@ class SliceReader:
         ends = self._values("turn_ends", "<i4", first, last).tolist()
         kind = role_type(len(self.record.roles))
         roles = self._values("turn_roles", kind, first, last).tolist()
-        turns, start = [], 0
-        for end, role in zip(ends, roles, strict=True):
-            turns.append((self.record.roles[role], start, end))
-            start = end
-        return turns
+        speakers = (self.record.roles[role] for role in roles)
+        return list(zip(speakers, [0, *ends[:-1]], ends, strict=True)) if ends else []
 
     def all_turns(
         self,
@@ -293,8 +286,7 @@ class SliceReader:
     def media_columns(self) -> MediaColumns | None:
         if not self.record.has_media:
             return None
-        told = [str(self._text(MEDIA, row), "utf-8") for row in range(self.record.rows)]
-        return MediaColumns(told, self.column("pictures"), self.column("patches"))
+        return MediaColumns(self._texts(MEDIA), self.column("pictures"), self.column("patches"))
 
     def carried(self, number: int) -> dict[str, Any]:
         """The extra columns of one row, decoded."""
@@ -316,7 +308,10 @@ class SliceReader:
 
     def carried_texts(self, name: str) -> list[str]:
         """One extra column of the whole slice as JSON text."""
-        return [str(self._text(CARRIED + name, row), "utf-8") for row in range(self.record.rows)]
+        return self._texts(CARRIED + name)
+
+    def _texts(self, name: str) -> list[str]:
+        return [str(self._text(name, row), "utf-8") for row in range(self.record.rows)]
 
     def _text(self, name: str, number: int) -> memoryview:
         first, last = self._bounds(name, number)

@@ -29,7 +29,7 @@ from tokenmill.files.remote import local_path
 from tokenmill.files.remote_path import as_remote
 from tokenmill.origin import Origin
 from tokenmill.store import layout as names
-from tokenmill.store.access import load_array, open_bytes, reading_errors, require_checksum
+from tokenmill.store.access import ByteFile, load_array, reading_errors, require_checksum
 from tokenmill.store.columns import trained_within, weighed_within, weights_along
 from tokenmill.store.groups import Groups
 from tokenmill.store.layout import StoreLayout
@@ -195,7 +195,7 @@ class Store(ViewMethods, Sequence[Row]):
         """Owner of a directory that lives as long as this store (``disable_cache``)."""
         self._check_own_files()
         table = self._own_file(names.TABLE)
-        self.table = load_table(open_bytes(table, mapped=self._maps_own))
+        self.table = load_table(ByteFile(table, mapped=self._maps_own))
         check_table(self.manifest, table, content=verify != "off")
         firsts = self.table["first_row"]
         # Plain integers, of a list or a memory view, are searched much faster than numpy's.

@@ -390,13 +390,25 @@ def _is_beginning(remote: RemoteObject, size: int, file: StoreFile) -> bool:
     return True
 
 
-def push(store: Store, target: str, *, embed_media: bool = False) -> TransferResult:
-    """Copy a store to a URL, or to a directory as ``--out`` does.
+def push(
+    store: Store | str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    embed_media: bool = False,
+) -> TransferResult:
+    """Copy a store to any URL that fsspec can write, or to a directory.
+
+    Args:
+        store: A store of this machine, or its path.
+        target: What will be the store's URL; `open_store` and `pull` take it.
+        embed_media: Copy the images of its rows, each once.
 
     Raises:
         CacheError: Something else is there, or it cannot be written.
         NonDeterminismError: A store of the same key is there, with other bytes.
     """
+    store = store if isinstance(store, Store) else open_store(store)
+    target = os.fspath(target)
     if isinstance(store, RemoteStore):
         raise UsageError("is a remote store: pull it first", path=store.path)
     if not is_remote(target):
@@ -496,23 +508,34 @@ class _Cache:
 
 def pull(
     source: str | os.PathLike[str],
-    cache_dir: str | os.PathLike[str] | None = None,
-    out: str | os.PathLike[str] | None = None,
     *,
+    out: str | os.PathLike[str] | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
     embed_media: bool = False,
-) -> TransferResult:
-    """Copy a store from a URL or a directory into the local cache.
+) -> Store:
+    """Copy a store from a URL into the local cache, every block checked.
 
     Args:
-        source: URL or directory.
+        source: Its URL, or a directory.
+        out: Also make a self-contained copy here, and open that.
         cache_dir: The cache; None: the user's own.
-        out: Also make a self-contained copy here and return its path.
-        embed_media: As for `copy_store`, for that copy.
+        embed_media: With ``out``: copy the images of its rows, each once.
 
     Raises:
         CorruptionError: The store there is damaged.
         NonDeterminismError: The cache holds other bytes under the same key.
     """
+    return Store(copy_from(source, out=out, cache_dir=cache_dir, embed_media=embed_media).path)
+
+
+def copy_from(
+    source: str | os.PathLike[str],
+    *,
+    out: str | os.PathLike[str] | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    embed_media: bool = False,
+) -> TransferResult:
+    """`pull`, returning the counts of the copy."""
     cache = CacheLayout(Path(cache_dir or default_cache_dir()).absolute())
     store = open_store(source, cache_dir=cache.root)
     result = TransferResult("", len(store))

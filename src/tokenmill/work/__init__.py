@@ -12,7 +12,6 @@ from tokenmill.work.executors import (
     HEARTBEAT_SILENCE_S,
     LocalExecutor,
     executor_for,
-    register_executor,
     resolve_executor,
     usable_cores,
 )
@@ -36,7 +35,6 @@ __all__ = [
     "Setup",
     "Task",
     "executor_for",
-    "register_executor",
     "resolve_executor",
     "run_tasks",
     "usable_cores",

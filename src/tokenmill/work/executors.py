@@ -16,7 +16,7 @@ Three things bound the cores: the machine, the affinity mask of this process (ta
 the CPU quota of its control group (``docker --cpus``), which the mask does not show. Workers are
 pinned to one core each before an engine loads, because fastokens starts a thread per core it sees.
 
-`executor_for` turns a name into an executor. `tokenmill.integrations` registers ``ray``.
+`executor_for` turns a name into an executor.
 """
 
 from __future__ import annotations
@@ -305,17 +305,18 @@ class _Run:
 
 # Names
 
-Maker = Callable[[int | None], Executor]  # of a number of workers; None leaves it open
 
-_makers: dict[str, Maker] = {
+def _ray_executor(num_workers: int | None) -> Executor:
+    from tokenmill.integrations.ray import RayExecutor
+
+    return RayExecutor(num_workers)
+
+
+EXECUTORS: dict[str, Callable[[int | None], Executor]] = {  # by name, of a number of workers
     "local": lambda workers: InlineExecutor() if workers == 0 else LocalExecutor(workers),
     "inline": lambda _: InlineExecutor(),
+    "ray": _ray_executor,
 }
-
-
-def register_executor(name: str, make: Maker) -> None:
-    """Let a name mean an executor, from now on and in this process."""
-    _makers[name] = make
 
 
 def resolve_executor(executor: str | Executor | None, num_workers: int | None) -> Executor:
@@ -329,8 +330,8 @@ def resolve_executor(executor: str | Executor | None, num_workers: int | None) -
         isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0
     ):
         raise UsageError(f"num_workers is {num_workers!r}; it is 0 (inline), a count, or None")
-    check_one_of("executor", executor, _makers)
-    return _makers[executor](num_workers)
+    check_one_of("executor", executor, EXECUTORS)
+    return EXECUTORS[executor](num_workers)
 
 
 @contextlib.contextmanager

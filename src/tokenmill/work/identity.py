@@ -72,18 +72,19 @@ def identity_card(choice: TokenizerChoice, cache_dir: Path, executor: Executor) 
 def _one_at_a_time(cache_dir: Path) -> Iterator[None]:
     """Keep other processes of this machine from loading the same tokenizer at the same time.
 
-    Only to save work: the kernel frees the lock of a process that dies, nobody waits longer than
-    `MAX_WAIT_S`, and where there are no locks nobody waits.
+    Only to save work: it locks a directory, so there is no lock file; the kernel frees the lock of
+    a process that dies; nobody waits longer than `MAX_WAIT_S` or where locks do not work.
     """
+    directory = cache_dir / "tokenizers" / "memo"
     with contextlib.ExitStack() as opened:
         with contextlib.suppress(OSError, CacheError):
-            directory = cache_dir / "tokenizers" / "memo"
             make_directory(directory, cache_dir)
-            file = opened.enter_context(open(directory / "lock", "a"))
+            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+            opened.callback(os.close, descriptor)
             deadline = time.monotonic() + MAX_WAIT_S
             while time.monotonic() < deadline:
                 try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
                     time.sleep(0.05)

@@ -19,7 +19,7 @@ pytest.importorskip("ray")
 
 from tests import programs
 from tests.faults.world import Picture, picture, write_sources
-from tokenmill.api import run_recipe
+from tokenmill.build.calls import run_recipe
 
 STORE_BYTES = 80 << 20  # the least that Ray takes for its object store
 FILES = 10

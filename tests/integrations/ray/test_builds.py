@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from tests.build import lying
 from tests.faults.tools import start_command
 from tests.faults.world import TOKENIZER, Picture, picture, prepare_arguments
-from tokenmill.api import run_recipe
+from tokenmill.build.calls import run_recipe
 from tokenmill.errors import CacheError, SourceMissing, UsageError, WorkerError
 from tokenmill.integrations.ray import RayExecutor, describe, executor, worker
 from tokenmill.work import Setup, resolve_executor

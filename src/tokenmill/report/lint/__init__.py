@@ -1,5 +1,5 @@
 """Lint: find what is wrong with rows before anything is trained on them.
 
-`run.run_lint` sends blocks of rows to an executor. Workers (`linter`) render and encode them as a
+`run.lint` sends blocks of rows to an executor. Workers (`linter`) render and encode them as a
 build would and apply `checks`; duplicates are found from digests and sketches (`minhash`).
 """

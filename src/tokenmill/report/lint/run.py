@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.build.calls import resolve_call
 from tokenmill.build.recipe import Recipe, RunOptions, to_travel
 from tokenmill.build.run import media_options
 from tokenmill.errors import SourceError, UsageError
@@ -40,7 +41,7 @@ from tokenmill.report.lint.rules import (
 )
 from tokenmill.sampling import Permutation, derive_key
 from tokenmill.source import Rows
-from tokenmill.work import Done, Executor, Setup, Task, run_tasks
+from tokenmill.work import Done, Executor, Setup, Task, executor_for, run_tasks
 from tokenmill.work.blocks import BlockJob, BlockTask, cache_of, open_sources, size_of
 from tokenmill.work.identity import identity_card
 from tokenmill.work.processor import processor_card, tokenizer_choice
@@ -52,23 +53,47 @@ SHOWN_CHARS = 400  # of a row's JSON before it is cut to an excerpt
 Positions = npt.NDArray[np.int64]
 
 
-def run_lint(
-    recipe: Recipe,
-    options: RunOptions,
-    executor: Executor,
+def lint(
+    sources: Any,
+    tokenizer: Any = None,
     *,
     sample: int | None = SAMPLE_ROWS,
     only: Sequence[str] = (),
     ignore: Sequence[str] = (),
     progress: Any = None,
+    **given: Any,
 ) -> LintReport:
-    """Check the rows of a recipe; arguments are those of `tokenmill.lint`."""
+    """Find what is wrong with raw rows before they are prepared.
+
+    Args:
+        sources: As for `prepare`.
+        tokenizer: As for `prepare`.
+        sample: Check this many rows, always the same; None: all of them.
+        only: Names of the rules that run; empty: all (`tokenmill.report.lint.rules.RULES`).
+        ignore: Names of rules that do not run.
+        progress: As for `prepare`.
+        given: Any other argument of `prepare` that shapes rows, ``num_workers``, ``cache_dir``,
+            ``executor``, ``engine``, ``renderer``, ``rehash``.
+    """
+    recipe, options = resolve_call(sources, tokenizer, given)
+    rules = chosen_rules(only, ignore)
+    with executor_for(options.executor, options.num_workers) as workers:
+        return _run(recipe, options, workers, rules, sample, progress)
+
+
+def _run(
+    recipe: Recipe,
+    options: RunOptions,
+    executor: Executor,
+    rules: frozenset[str],
+    sample: int | None,
+    progress: Any,
+) -> LintReport:
     start = time.perf_counter()
     if recipe.format in ("tokens", "rollouts"):
         raise UsageError(
             f"lint reads texts; rows of format={recipe.format!r} are checked by prepare itself"
         )
-    rules = chosen_rules(only, ignore)
     cache = cache_of(options.cache_dir)
     processor = processor_card(recipe, cache, executor)
     choice = tokenizer_choice(recipe, processor)

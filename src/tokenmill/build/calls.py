@@ -1,85 +1,40 @@
-"""What is made from sources: `prepare` and its relatives.
+"""The public functions that run a recipe: `prepare`, `prepare_part`, and what the commands need.
 
-Each function turns names into objects (``executor="ray"``, a path to ``recipe.yaml``) and calls
-one room. `prepare` makes or finds a store and returns it; `run_recipe` also returns what was done,
-for the command line. What they take is declared in `tokenmill.build.recipe`.
-
-`prepare` writes its signature out, because editors and type checkers read source: `_only_given`
-calls `run_recipe` with the arguments that a caller gave, and a test compares names, types, defaults
-and help with the declaration.
+`prepare` returns a store; `run_recipe` also returns a summary of the run, `run_part` builds a share
+of the slices, `explain_recipe` compares with the stores of the cache and builds nothing. All of
+them take sources, a `Recipe` or a ``recipe.yaml``, and override it with the arguments given.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
+from msgspec import UNSET as _UNSET
+
+from tokenmill.build.recipe import NO_SOURCES, Recipe, RunOptions, is_recipe_file, load_recipe_file
 from tokenmill.errors import UsageError
-from tokenmill.store import Store
+from tokenmill.options import refuse_unknown
 
 if TYPE_CHECKING:
     from tokenmill.build.outcome import Prepared, Unfinished
-    from tokenmill.build.recipe import Recipe, RunOptions
-    from tokenmill.report.lint.rules import LintReport
-    from tokenmill.source import Rows
+    from tokenmill.store import Store
     from tokenmill.work import Executor
 
 Sources = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-RECIPE_ENDINGS = (".yaml", ".yml")
-
-P = ParamSpec("P")
-T = TypeVar("T")
+UNSET: Any = _UNSET
+"""Default of an argument that was not given, so that a recipe's value is kept."""
 
 
-def open_rows(
-    source: Sources, *, cache_dir: str | os.PathLike[str] | None = None, rehash: bool = False
-) -> Rows:
-    """Open rows lazily: indexed once, read one by one.
-
-    Args:
-        source: File, directory, glob or a list of these, each with an optional ``@[a:b]``.
-        cache_dir: Where the index is kept.
-        rehash: Read the files again even where they seem unchanged.
-    """
-    from tokenmill.source import open_rows as open_source
-
-    return open_source(source, cache_dir=cache_dir, rehash=rehash)
-
-
-def _only_given(call: Callable[..., T]) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Lend a function the written signature of another; it gets what callers give, no defaults.
-
-    So an argument counts where it is given, even with its default: it overrides a recipe's.
-    """
-
-    def lend(written: Callable[P, T]) -> Callable[P, T]:
-        signature = inspect.signature(written)
-
-        @functools.wraps(written)
-        def called(*args: P.args, **kwargs: P.kwargs) -> T:
-            try:
-                given = signature.bind(*args, **kwargs).arguments
-            except TypeError as error:
-                raise TypeError(f"{written.__name__}() {error}") from None
-            return call(**given)
-
-        return called
-
-    return lend
-
-
-@_only_given(lambda **given: run_recipe(**given).store)
 def prepare(
     sources: Sources | Recipe,
-    tokenizer: Any = None,
+    tokenizer: Any = UNSET,
     *,
-    tokenizer_backend: Literal["auto", "transformers", "file"] = "auto",
-    processor: Any = None,
-    trust_remote_code: bool = False,
+    tokenizer_backend: Literal["auto", "transformers", "file"] = UNSET,
+    processor: Any = UNSET,
+    trust_remote_code: bool = UNSET,
     format: Literal[  # noqa: A002 - a name of the contract
         "auto",
         "messages",
@@ -92,43 +47,46 @@ def prepare(
         "text",
         "tokens",
         "rollouts",
-    ] = "auto",
-    messages_key: str | None = None,
-    tools_key: str = "tools",
-    system_key: str = "system",
-    text_key: str = "text",
-    prompt_key: str = "prompt",
-    completion_key: str = "completion",
-    chat_template: Any = None,
-    template_kwargs: Mapping[str, Any] | None = None,
-    date: str | None = None,
+    ] = UNSET,
+    messages_key: str | None = UNSET,
+    tools_key: str = UNSET,
+    system_key: str = UNSET,
+    text_key: str = UNSET,
+    prompt_key: str = UNSET,
+    completion_key: str = UNSET,
+    chat_template: Any = UNSET,
+    template_kwargs: Mapping[str, Any] | None = UNSET,
+    date: str | None = UNSET,
     train_on: Literal[
         "all_assistant_messages", "last_assistant_message", "completion", "everything"
     ]
-    | None = None,
-    turn_end: Literal["stop", "turn"] = "stop",
-    thinking_opener: Literal["prompt", "trained"] = "prompt",
-    expand: Literal["none", "turns", "append"] = "none",
-    trailing: Literal["reject", "trim"] = "reject",
-    append_eos: bool = True,
-    max_length: int | None = None,
-    overlong: Literal["drop", "truncate"] = "drop",
-    carry: Sequence[str] = (),
-    on_bad_row: Literal["reject", "raise"] = "reject",
-    max_rejected: float | int | str | None = None,
-    num_workers: int | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-    force_recache: bool = False,
-    disable_cache: bool = False,
-    executor: str | Executor = "local",
-    engine: Literal["auto", "fastokens", "hf"] = "auto",
-    renderer: Literal["auto", "jinja2"] = "auto",
-    rehash: bool = False,
-    media_root: str | os.PathLike[str] | None = None,
-    media_urls: bool = False,
+    | None = UNSET,
+    turn_end: Literal["stop", "turn"] = UNSET,
+    thinking_opener: Literal["prompt", "trained"] = UNSET,
+    expand: Literal["none", "turns", "append"] = UNSET,
+    trailing: Literal["reject", "trim"] = UNSET,
+    append_eos: bool = UNSET,
+    max_length: int | None = UNSET,
+    overlong: Literal["drop", "truncate"] = UNSET,
+    carry: Sequence[str] = UNSET,
+    on_bad_row: Literal["reject", "raise"] = UNSET,
+    max_rejected: float | int | str | None = UNSET,
+    num_workers: int | None = UNSET,
+    cache_dir: str | os.PathLike[str] | None = UNSET,
+    force_recache: bool = UNSET,
+    disable_cache: bool = UNSET,
+    executor: str | Executor = UNSET,
+    engine: Literal["auto", "fastokens", "hf"] = UNSET,
+    renderer: Literal["auto", "jinja2"] = UNSET,
+    rehash: bool = UNSET,
+    media_root: str | os.PathLike[str] | None = UNSET,
+    media_urls: bool = UNSET,
     progress: Any = None,
 ) -> Store:
     """Make a store of tokens and loss masks from raw rows, or find the one that is there.
+
+    An argument that is not given has the value of the recipe, or the default of `Recipe` and
+    `RunOptions`.
 
     Args:
         sources: Files, directories, globs, each with an optional ``@[a:b]``. Or a `Recipe`, or a
@@ -188,7 +146,8 @@ def prepare(
         media_urls: Fetch pictures whose rows give an address.
         progress: True, False, or a callable; None shows progress on a terminal.
     """
-    raise NotImplementedError  # `_only_given` calls `run_recipe`
+    given = {name: value for name, value in locals().items() if value is not UNSET}
+    return run_recipe(**given).store
 
 
 def run_recipe(
@@ -276,45 +235,10 @@ def explain_recipe(
     return explain(planned, cache)
 
 
-def lint(
-    sources: Any,
-    tokenizer: Any = None,
-    *,
-    sample: int | None = 2000,
-    only: Sequence[str] = (),
-    ignore: Sequence[str] = (),
-    progress: Any = None,
-    **given: Any,
-) -> LintReport:
-    """Find what is wrong with raw rows before they are prepared.
-
-    Args:
-        sources: As for `prepare`.
-        tokenizer: As for `prepare`.
-        sample: Check this many rows, always the same; None: all of them.
-        only: Names of the rules that run; empty: all (`tokenmill.report.lint.rules.RULES`).
-        ignore: Names of rules that do not run.
-        progress: As for `prepare`.
-        given: Any other argument of `prepare` that shapes rows, ``num_workers``, ``cache_dir``,
-            ``executor``, ``engine``, ``renderer``, ``rehash``.
-    """
-    from tokenmill.report.lint.run import run_lint
-    from tokenmill.work import executor_for
-
-    recipe, options = resolve_call(sources, tokenizer, given)
-    with executor_for(options.executor, options.num_workers) as workers:
-        return run_lint(
-            recipe, options, workers, sample=sample, only=only, ignore=ignore, progress=progress
-        )
-
-
 def resolve_call(
     sources: Any, tokenizer: Any, given: Mapping[str, Any]
 ) -> tuple[Recipe, RunOptions]:
     """What is to be made, how and where, from arguments, a `Recipe` or ``recipe.yaml``."""
-    from tokenmill.build.recipe import NO_SOURCES, Recipe, RunOptions, load_recipe_file
-    from tokenmill.options import refuse_unknown
-
     recipe_names, run_names = Recipe.__struct_fields__, RunOptions.__struct_fields__
     refuse_unknown(given, (*recipe_names, *run_names), "arguments")
     stated: dict[str, Any] = {}
@@ -334,8 +258,3 @@ def resolve_call(
     recipe = Recipe(**{n: v for n, v in stated.items() if n in recipe_names})
     options = RunOptions(**{n: v for n, v in stated.items() if n in run_names})
     return recipe, options
-
-
-def is_recipe_file(sources: Any) -> bool:
-    """Whether sources are a recipe.yaml."""
-    return isinstance(sources, str | os.PathLike) and os.fspath(sources).endswith(RECIPE_ENDINGS)

@@ -1,0 +1,366 @@
+"""Commands on stores and the cache: `verify`, `attach`, `export`, `push`, `pull`, `cache`."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from tokenmill.cli.app import app, require_command
+from tokenmill.cli.options import (
+    CACHE,
+    EmbedMedia,
+    Given,
+    Order,
+    OutDirectory,
+    PackMethod,
+    PackOversize,
+    PackWindow,
+    Seed,
+    StorePath,
+    command,
+)
+from tokenmill.cli.output import Output
+from tokenmill.errors import SourceMissing, UsageError
+from tokenmill.report.terminal_text import harmless
+
+if TYPE_CHECKING:
+    from tokenmill.store import Store
+
+
+@command(app)
+def verify(output: Output, store: StorePath) -> None:
+    """Check every checksum of a store."""
+    from tokenmill.store import open_store
+
+    checked, errors = open_store(store).check_everything()
+    document = {
+        "ok": not errors,
+        "checked_bytes": checked,
+        "errors": [error.as_dict() for error in errors],
+    }
+
+    def show() -> None:
+        for error in errors:
+            output.say(str(error))
+        output.say(f"{'intact' if not errors else 'CORRUPT'}: {checked:,} bytes checked")
+
+    output.result(document, show)
+    if errors:
+        raise typer.Exit(1)
+
+
+@command(app)
+def attach(
+    output: Output,
+    store: StorePath,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="What batches and filters call them.")
+    ],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A .npy or .jsonl file.")],
+    made_by: Annotated[
+        str, typer.Option(help="What computed the values: a digest of the model, or a text.")
+    ],
+    per: Annotated[Literal["row", "token"], typer.Option(help="One value for each of these.")] = (
+        "row"
+    ),
+) -> None:
+    """Attach numbers to the rows of a store."""
+    from tokenmill.store import open_store
+
+    opened = open_store(store)
+    path = Path(file)
+    if not path.is_file():
+        raise SourceMissing("no such file", path=path)
+    values = _array(path) if path.suffix == ".npy" else _lines(path, opened, per)
+    sidecar = opened.attach(name, values, made_by=made_by, per=per)
+    document = {
+        "path": str(sidecar.path),
+        "name": sidecar.name,
+        "made_by": sidecar.made_by,
+        "per": sidecar.per,
+        "rows": len(sidecar),
+        "bytes": sidecar.bytes,
+    }
+    output.say(f"{sidecar.name}: {sidecar.record.values:,} values, one per {sidecar.per}")
+    output.result(document)
+
+
+def _array(path: Path) -> Any:
+    import numpy as np
+
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise UsageError(f"not an array of numbers: {error}", path=path) from error
+
+
+def _lines(path: Path, store: Store, per: str) -> Iterator[Any]:
+    """One line per row, each with as many numbers as its row wants."""
+    import msgspec
+
+    kind: Any = float if per == "row" else list[float]
+    decoder, row = msgspec.json.Decoder(kind), 0
+    with open(path, "rb") as file:
+        for line, data in enumerate(file, 1):
+            if not data.strip():
+                continue
+            try:
+                values = decoder.decode(data)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                wanted = "a number" if per == "row" else "a list of numbers"
+                raise UsageError(f"not {wanted}: {error}", path=path, line=line) from error
+            if per == "token" and row < len(store) and len(values) != store.lengths[row]:
+                raise UsageError(
+                    f"{len(values)} values for row {row}, which has {store.lengths[row]} tokens",
+                    path=path,
+                    line=line,
+                )
+            yield values
+            row += 1
+
+
+@command(app)
+def export(
+    output: Output,
+    store: StorePath,
+    format: Annotated[  # noqa: A002 - a name of the contract
+        Literal[
+            "parquet",
+            "arrow",
+            "jsonl",
+            "hf",
+            "axolotl",
+            "llama-factory",
+            "megatron",
+            "packed-parquet",
+        ],
+        typer.Option(help="Format of the files."),
+    ],
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="One file when it ends in .parquet, .arrow or .jsonl, else a directory.",
+        ),
+    ] = None,
+    mask: Annotated[
+        Literal["loss_mask", "labels"],
+        typer.Option(help="How trained tokens are marked; for parquet, arrow, jsonl."),
+    ] = "loss_mask",
+    also: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="For hf: origin, length, lengths, of groups margin, or a carried one. Repeatable.",
+        ),
+    ] = None,
+    split: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=SHARE", help="For hf: a split and its share of the rows. Repeatable."
+        ),
+    ] = None,
+    split_seed: Annotated[int, typer.Option(help="Seed of the splits, as for tm.split.")] = 0,
+    length: Annotated[int | None, typer.Option(help="Tokens per pack; for packed-parquet.")] = None,
+    method: PackMethod = "best_fit",
+    window: PackWindow = 65536,
+    oversize: PackOversize = "error",
+    pad_multiple: Annotated[
+        int, typer.Option(help="Pad rows in packs to a multiple; for --layout megatron-bridge.")
+    ] = 1,
+    layout: Annotated[
+        Literal["tokenmill", "megatron-bridge"], typer.Option(help="Columns of packs.")
+    ] = "tokenmill",
+    order: Annotated[
+        Order | None,
+        typer.Option(
+            help="Order of rows or packs; when not given, sequential for rows, feistel for packs."
+        ),
+    ] = None,
+    seed: Seed = 42,
+    epochs: Annotated[int, typer.Option(help="Epochs written one after the other.")] = 1,
+    embed_media: EmbedMedia = False,
+) -> None:
+    """Write a store's rows in another library's format."""
+    from tokenmill.formats import export as write
+    from tokenmill.formats.export_files import default_name, unit_of
+    from tokenmill.packing import Pack
+    from tokenmill.store import open_store
+
+    opened = open_store(store)
+    made = write(
+        split_by(opened, split, split_seed) if split else opened,
+        format,
+        out or default_name(opened.key, format),
+        mask=mask,
+        also=also or (),
+        pad_multiple=pad_multiple,
+        pack=None if length is None else Pack(length, method, window, oversize),
+        layout=layout,
+        order=order,
+        seed=seed,
+        epochs=epochs,
+        embed_media=embed_media,
+    )
+    document = {
+        "path": str(made.path),
+        "rows": made.rows,
+        "bytes": made.bytes,
+        "format": format,
+        "files": made.files,
+        "found": made.found,
+    }
+    if not output.as_json:
+        what = "packs" if length is not None else unit_of(opened, format)
+        how = "found" if made.found else "written"
+        output.say(f"{made.rows:,} {what}, {made.bytes:,} bytes in {made.files} files, {how}")
+    output.result(document)
+
+
+def split_by(store: Store, given: list[str], seed: int) -> dict[str, Any]:
+    """The parts that ``--split NAME=SHARE`` names; one alone may go without its share."""
+    from tokenmill.dataset import split
+
+    shares: dict[str, float] = {}
+    for one in given:
+        name, equals, share = one.partition("=")
+        try:
+            number = float(share) if equals or len(given) > 1 else 1.0
+        except ValueError:
+            raise UsageError(f"--split {one}: write NAME=SHARE, for example train=0.98") from None
+        if name in shares:
+            raise UsageError(f"--split names {name} twice")
+        shares[name] = number
+    return dict(zip(shares, split(store, shares, seed=seed), strict=True))
+
+
+@command(app)
+def push(
+    output: Output,
+    store: StorePath,
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="URL of the directory that becomes the store.")
+    ],
+    embed_media: EmbedMedia = False,
+) -> None:
+    """Copy a store to S3 or another place that fsspec can write."""
+    from tokenmill.files import is_remote
+    from tokenmill.store import open_store
+    from tokenmill.store.transfer import push as push_store
+
+    opened = open_store(store)
+    done = push_store(opened, target, embed_media=embed_media)
+    new = done.files - done.skipped
+    output.say(f"{new:,} of {done.files:,} files sent, {done.rows:,} rows, {done.bytes:,} bytes")
+    staying = [sidecar.name for sidecar in opened.sidecars] if is_remote(target) else []
+    if staying:
+        output.say(f"not sent: {', '.join(staying)}; attach them again where the store is read")
+    output.result(done.document())
+
+
+@command(app, *CACHE)
+def pull(
+    output: Output,
+    given: Given,
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="URL that `tokenmill push` printed.")
+    ],
+    out: OutDirectory = None,
+    embed_media: EmbedMedia = False,
+) -> None:
+    """Bring a store from S3 or another place into the cache."""
+    from tokenmill.store.transfer import copy_from
+
+    done = copy_from(source, out=out, embed_media=embed_media, **given)
+    output.say(f"{done.rows:,} rows, {done.bytes:,} bytes, every block checked")
+    output.result(done.document())
+
+
+cache_app = typer.Typer(help="List the cache; remove what no store needs.")
+app.add_typer(cache_app, name="cache")
+cache_app.callback(invoke_without_command=True)(require_command)
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@command(cache_app, *CACHE, name="list")
+def list_cache(output: Output, given: Given) -> None:
+    """List the stores in the cache and the space that its parts take."""
+    from tokenmill.store.collect import survey
+
+    root = _root(given)
+    found = survey(root)
+    output.result(found, lambda: show_cache(output, root, found))
+
+
+def show_cache(output: Output, root: Path, found: dict[str, Any]) -> None:
+    """One line per store, oldest first, then the size of each part."""
+    for entry in found["entries"]:
+        if "error" in entry:
+            # It may quote what stands in the damaged file.
+            typer.echo(f"{entry['key'][:12]}  DAMAGED  {harmless(entry['error'])}")
+            continue
+        made = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry["made"]))
+        counts = f"{entry['rows']:>12,} rows  {entry['tokens']:>15,} tokens"
+        typer.echo(f"{entry['key'][:12]}  {made}  {counts}  {entry['path']}")
+        for one in entry["sidecars"]:
+            told = f"{one['name']} per {one['per']}, made by {one['made_by']}"
+            typer.echo(f"              + {harmless(told)}  {one['bytes']:,} bytes")
+    parts = ", ".join(f"{name} {size:,}" for name, size in found["parts"].items() if size)
+    output.say(f"{root}: {found['bytes']:,} bytes{f' ({parts})' if parts else ''}")
+
+
+@command(cache_app, *CACHE)
+def gc(
+    output: Output,
+    given: Given,
+    grace: Annotated[
+        str, typer.Option(help="Time between marking and removing: 30m, 24h, 7d.")
+    ] = "24h",
+    older_than: Annotated[
+        str | None, typer.Option(help="Also remove stores made longer ago: 30d.")
+    ] = None,
+    store: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="Also remove this store. Repeatable."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option(help="Only report what would be done.")] = False,
+) -> None:
+    """Mark files that no store needs; remove those marked longer ago than the grace period."""
+    from tokenmill.store.collect import collect
+
+    done = collect(
+        _root(given),
+        grace_s=_seconds(grace, "--grace"),
+        older_than_s=None if older_than is None else _seconds(older_than, "--older-than"),
+        stores=store or (),
+        dry_run=dry_run,
+    )
+    document = {"entries": done.removed, "bytes": done.freed_bytes, "marked": done.marked}
+
+    def show() -> None:
+        would = "would be " if dry_run else ""
+        output.say(f"{len(done.removed):,} {would}removed, {done.freed_bytes:,} bytes")
+        output.say(
+            f"{len(done.marked):,} {would}marked; running gc again after {grace} removes them"
+        )
+
+    output.result(document, show)
+
+
+def _root(given: Given) -> Path:
+    from tokenmill.files import default_cache_dir
+
+    return Path(given.get("cache_dir") or default_cache_dir())
+
+
+def _seconds(text: str, flag: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if match is None:
+        raise UsageError(f"{flag} is {text!r}; write it as 90s, 30m, 24h or 7d")
+    return float(match[1]) * _UNITS[match[2]]
