@@ -150,18 +150,19 @@ def test_sides_are_ordinary_rows_under_every_habit() -> None:
     assert accepted > 2 * len(ALL)
 
 
-def test_sides_are_ordinary_rows_under_real_templates(shared: Path) -> None:
-    """A sample of the templates, with other forms for each."""
+@pytest.mark.parametrize(
+    ("one_in", "forms_in", "least"), [(7, 5, 1), pytest.param(1, 1, 5, marks=pytest.mark.soak)]
+)
+def test_sides_are_ordinary_rows_under_real_templates(
+    shared: Path, one_in: int, forms_in: int, least: int
+) -> None:
+    """A share of the templates, with other forms for each."""
     cases = list(FORMS)
-    some = list(enumerate(zoo(shared).items()))[::7]
-    accepted = sum(judge(name, source, cases[n % 5 :: 5]) for n, (name, source) in some)
-    assert accepted > len(some)
-
-
-@pytest.mark.soak
-def test_sides_are_ordinary_rows_under_all_templates(shared: Path) -> None:
-    templates = zoo(shared)
-    assert sum(judge(name, source, list(FORMS)) for name, source in templates.items()) > 500
+    some = list(enumerate(zoo(shared).items()))[::one_in]
+    accepted = sum(
+        judge(name, source, cases[n % forms_in :: forms_in]) for n, (name, source) in some
+    )
+    assert accepted > least * len(some)
 
 
 @pytest.mark.parametrize("renderer", ["auto", "jinja2"])

@@ -21,6 +21,7 @@ from tokenmill.chat import ChatSpec
 CHANCE = ("random", "lipsum")  # refused by name, whatever jinja2 draws
 WHOLE = ChatSpec(date=DATE, train_on="everything")
 MASKED = ChatSpec(date=DATE)
+RENDERERS = ("auto", "jinja2")
 GROUPS = 8  # so that several workers share the templates
 
 
@@ -67,32 +68,27 @@ def differences(name: str, source: str, data: list[Row], renderers: tuple[str, .
                 right = right or "is not allowed here" in str(outcome)
             if not right:
                 found.append(f"{name}, {renderer}: {outcome!r} where jinja2: {text!r} of {row}")
-    quick, slow = (rendered(MASKED, source, data, renderer) for renderer in ("auto", "jinja2"))
+    quick, slow = (rendered(MASKED, source, data, renderer) for renderer in RENDERERS)
     for row, left, right in zip(data, quick, slow, strict=True):
         if left != right:
             found.append(f"{name}: {left!r} with shortcuts, {right!r} without, of {row}")
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("count", "renderers"),
+    [
+        pytest.param(5, ("auto",), marks=[pytest.mark.slow, pytest.mark.timeout(300)]),
+        pytest.param(900, RENDERERS, marks=[pytest.mark.soak, pytest.mark.timeout(36000)]),
+    ],
+)
 @pytest.mark.parametrize("group", range(GROUPS))
-def test_hostile_templates_are_never_different(group: int) -> None:
+def test_hostile_templates_are_never_different(
+    group: int, count: int, renderers: tuple[str, ...]
+) -> None:
     wrong: list[str] = []
     for name, source in list(HOSTILE.items())[group::GROUPS]:
-        wrong += differences(name, source, rows(name, 5), ("auto",))[:2]
-    assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(36000)
-@pytest.mark.parametrize("group", range(GROUPS))
-def test_hostile_templates_are_never_different_at_length(group: int) -> None:
-    wrong: list[str] = []
-    for name, source in list(HOSTILE.items())[group::GROUPS]:
-        for seed in range(3):
-            data = rows((name, seed), 300)
-            wrong += differences(name, source, data, ("auto", "jinja2"))[:2]
+        wrong += differences(name, source, rows(name, count), renderers)[:2]
     assert not wrong, "\n".join(wrong)
 
 

@@ -135,15 +135,14 @@ def test_hungry_template_is_refused_with_a_part_of_what_it_may_take(cage: Cage, 
     check_refused(cage.render(HUNGRY[name], seconds=2, part=PART), MEMORY // 2)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(HUNGRY)[::16])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.soak if number % 16 else pytest.mark.slow)
+        for number, name in enumerate(sorted(HUNGRY))
+    ],
+)
 def test_hungry_template_is_refused_before_it_eats(cage: Cage, name: str) -> None:
-    check_refused(cage.render(HUNGRY[name]), MEMORY)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("name", sorted(HUNGRY))
-def test_every_hungry_template_is_refused_before_it_eats(cage: Cage, name: str) -> None:
     check_refused(cage.render(HUNGRY[name]), MEMORY)
 
 

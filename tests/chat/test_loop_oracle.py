@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from itertools import groupby
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.chat import mask_oracle
-from tests.chat.conversations import DATE, ODD, SPECIAL, VARIABLES, turns, zoo
+from tests.chat.conversations import DATE, ODD, SPECIAL, say, turns, zoo
 from tests.chat.hostile_templates import HOSTILE
 from tests.chat.hostile_templates import rows as odd_rows
 from tests.chat.judge import conversation_of, oracle, score, wanted
@@ -22,13 +23,37 @@ from tests.chat.templates import ALL, CHATML, GENERATION, HABITS, THINKING
 from tests.chat.turn_oracle import Conversation, thinking_at_end
 from tokenmill.chat import ChatSpec, Renderer, Rendering
 
-LETTERS = {"system": "s", "user": "u", "assistant": "a", "tool": "t"}
 
-
-def compare_with_transformers(
-    templates: list[tuple[int, tuple[str, str]]], patch: pytest.MonkeyPatch
-) -> None:
+def check_against_transformers(
+    name: str, ours: OracleTemplate, talks: Iterable[Any]
+) -> Counter[str]:
     """The oracle's jinja2 prints what `apply_chat_template` prints, or refuses where it does."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    found: Counter[str] = Counter()
+    for messages, tools in talks:
+        try:
+            text = render_jinja_template(
+                [messages], tools=tools, chat_template=ours.source, **ours.given
+            )[0][0]
+        except Exception:
+            with pytest.raises(Refused):
+                ours.plain(messages, tools)
+            found["refused"] += 1
+            continue
+        assert ours.plain(messages, tools) == text, name
+        found["compared"] += 1
+    return found
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "one_in",  # compiling the templates takes the time
+    [pytest.param(3, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.soak)],
+)
+def test_renders_are_those_of_transformers(
+    shared: Path, one_in: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from transformers.utils import chat_template_utils as theirs
 
     class Clock(datetime):
@@ -36,66 +61,22 @@ def compare_with_transformers(
         def now(cls, tz: Any = None) -> Clock:
             return cls(2026, 11, 15)
 
-    patch.setattr(theirs, "datetime", Clock)
-    cases = list(ODD.values())
-    compared = refused = 0
-    for number, (name, source) in templates:
-        variables = {**SPECIAL, **VARIABLES.get(name, {})}
-        ours = OracleTemplate(source, variables, DATE)
-        for row in cases[number % 40 :: 40]:
-            for job in wanted(row, ChatSpec()):
-                try:
-                    text = theirs.render_jinja_template(
-                        [job.messages], tools=job.tools, chat_template=source, **variables
-                    )[0][0]
-                except Exception:
-                    with pytest.raises(Refused):
-                        ours.plain(job.messages, job.tools)
-                    refused += 1
-                    continue
-                assert ours.plain(job.messages, job.tools) == text, name
-                compared += 1
-    assert compared > 10 * refused > 0
-
-
-def every_template(shared: Path) -> list[tuple[int, tuple[str, str]]]:
-    return list(enumerate({**zoo(shared), **ALL, **HABITS}.items()))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_renders_are_those_of_transformers(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One in three templates: compiling them takes the time."""
-    compare_with_transformers(every_template(shared)[::3], monkeypatch)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(300)
-def test_renders_of_every_template_are_those_of_transformers(
-    shared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compare_with_transformers(every_template(shared), monkeypatch)
+    monkeypatch.setattr(theirs, "datetime", Clock)
+    total: Counter[str] = Counter()
+    templates = list(enumerate({**zoo(shared), **ALL, **HABITS}.items()))
+    for number, (name, source) in templates[::one_in]:
+        rows = list(ODD.values())[number % 40 :: 40]
+        talks = [(job.messages, job.tools) for row in rows for job in wanted(row, ChatSpec())]
+        total += check_against_transformers(name, oracle(name, source), talks)
+    assert total["compared"] > 10 * total["refused"] > 0
 
 
 @pytest.mark.slow
 def test_hostile_templates_are_those_of_transformers() -> None:
-    from transformers.utils.chat_template_utils import render_jinja_template
-
     for name, source in HOSTILE.items():
-        if name in ("lipsum", "random", "date"):
-            continue
-        ours = OracleTemplate(source, SPECIAL, DATE)
-        for row in odd_rows(name, 1):
-            messages, tools = row["messages"], row.get("tools")
-            try:
-                text = render_jinja_template(
-                    [messages], tools=tools, chat_template=source, **SPECIAL
-                )[0][0]
-            except Exception:
-                with pytest.raises(Refused):
-                    ours.plain(messages, tools)
-                continue
-            assert ours.plain(messages, tools) == text, name
+        if name not in ("lipsum", "random", "date"):
+            talks = [(row["messages"], row.get("tools")) for row in odd_rows(name, 1)]
+            check_against_transformers(name, OracleTemplate(source, SPECIAL, DATE), talks)
 
 
 def owners(source: str, messages: list[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -116,6 +97,20 @@ CALLED = [
     {"role": "assistant", "content": "A"},
 ]
 QUESTION = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
+SKIPPED = [say("s", 0), say("u", 1, ""), say("a", 2, "stop"), say("u", 3), say("a", 4)]
+NESTED = {
+    "empty and skipped": (
+        "{% for m in messages %}{% if m.role == 'system' %}{% continue %}{% endif %}"
+        "[{{ m.content }}]{% if m.content == 'stop' %}{% break %}{% endif %}{% endfor %}end"
+    ),
+    "loop in a loop": (
+        "{% for m in messages %}({% for n in messages %}{{ n.role[0] }}{% endfor %}){% endfor %}"
+    ),
+    "captures": (
+        "{% macro all() %}{% for m in messages %}<{{ m.content }}>{% endfor %}{% endmacro %}"
+        "{% set kept %}{{ all() }}{% endset %}{% filter upper %}x{{ kept }}{% endfilter %}"
+    ),
+}
 
 
 @pytest.mark.parametrize(
@@ -140,37 +135,14 @@ QUESTION = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "
         ("eos or prompt", QUESTION,
          [("0", "<|user|>\nQ<|end|>\n"), ("1", "<|assistant|>\nA<|end|>\n"), (".", "</s>")]),
         ("macro", QUESTION, [("0", "<|user|>Q<|end|>"), ("1", "<|assistant|>A<|stop|>")]),
+        ("empty and skipped", SKIPPED, [("1", "[]"), ("2", "[stop]"), (".", "end")]),
+        ("loop in a loop", QUESTION,  # the innermost owns; of two messages no assistant does
+         [("0", "(u"), (".", "a"), ("0", ")"), ("1", "("), ("0", "u"), ("1", "a)")]),
+        ("captures", QUESTION, [(".", "X"), ("0", "<Q>"), ("1", "<A>")]),
     ],
 )  # fmt: skip
 def test_owners(name: str, messages: list[dict[str, Any]], pieces: list[tuple[str, str]]) -> None:
-    assert owners(HABITS[name], messages) == pieces
-
-
-def test_owner_of_an_empty_text_and_of_skipped_messages() -> None:
-    source = (
-        "{% for m in messages %}{% if m.role == 'system' %}{% continue %}{% endif %}"
-        "[{{ m.content }}]{% if m.content == 'stop' %}{% break %}{% endif %}{% endfor %}end"
-    )
-    talk = turns("suaua")
-    talk[1]["content"] = ""
-    talk[2]["content"] = "stop"
-    assert owners(source, talk) == [("1", "[]"), ("2", "[stop]"), (".", "end")]
-
-
-def test_owner_is_the_innermost_message_and_of_two_no_assistant() -> None:
-    source = (
-        "{% for m in messages %}({% for n in messages %}{{ n.role[0] }}{% endfor %}){% endfor %}"
-    )
-    pieces = [("0", "(u"), (".", "a"), ("0", ")"), ("1", "("), ("0", "u"), ("1", "a)")]
-    assert owners(source, QUESTION) == pieces
-
-
-def test_owner_survives_captures() -> None:
-    source = (
-        "{% macro all() %}{% for m in messages %}<{{ m.content }}>{% endfor %}{% endmacro %}"
-        "{% set kept %}{{ all() }}{% endset %}{% filter upper %}x{{ kept }}{% endfilter %}"
-    )
-    assert owners(source, QUESTION) == [(".", "X"), ("0", "<Q>"), ("1", "<A>")]
+    assert owners({**HABITS, **NESTED}[name], messages) == pieces
 
 
 def test_a_template_that_looks_at_what_it_captured_is_not_judged() -> None:
@@ -229,55 +201,54 @@ def complaints(
 
 TWICE = turns("uaua")
 FIRST, SECOND = TWICE[1]["content"], TWICE[3]["content"]
+ENDED = f"{SECOND}<|im_end|>"
+THOUGHT = "</think>\n\nA<|im_end|>"
+BY_THE_NEXT, TALK = HABITS["closed by the next"], [*QUESTION, *QUESTION]
+GOES_ON = [*QUESTION, {"role": "assistant", "content": "B"}]
 
 
 @pytest.mark.parametrize(
-    ("spans", "kinds"),
+    ("source", "messages", "spans", "options", "kinds"),
     [
-        ([f"{FIRST}<|im_end|>", f"{SECOND}<|im_end|>"], []),
-        ([f"assistant\n{FIRST}<|im_end|>", f"{SECOND}<|im_end|>"], ["trained: header"]),
-        ([f"\n{FIRST}<|im_end|>", f"{SECOND}<|im_end|>"], ["trained: header"]),
-        ([f"{FIRST}<|im_end|>\n", f"{SECOND}<|im_end|>"], ["trained: after the closer"]),
-        (
-            [f"{FIRST}<|im_end|>\n<|im_start|>user", f"{SECOND}<|im_end|>"],
-            ["trained: after the closer", "trained: another turn"],
-        ),
-        (["user0x0", f"{FIRST}<|im_end|>", f"{SECOND}<|im_end|>"], ["trained: another turn"]),
-        ([f"{FIRST}<|im_end|>", SECOND], ["untrained: own part"]),
-        ([f"{FIRST[1:]}<|im_end|>", f"{SECOND}<|im_end|>"], ["untrained: own part"]),
-        ([f"{FIRST}<|im_end|>"], ["untrained: own part"] * 3),
+        (CHATML, TWICE, [f"{FIRST}<|im_end|>", ENDED], {}, []),
+        (CHATML, TWICE, [f"assistant\n{FIRST}<|im_end|>", ENDED], {}, ["trained: header"]),
+        (CHATML, TWICE, [f"\n{FIRST}<|im_end|>", ENDED], {}, ["trained: header"]),
+        (CHATML, TWICE, [f"{FIRST}<|im_end|>\n", ENDED], {}, ["trained: after the closer"]),
+        (CHATML, TWICE, [f"{FIRST}<|im_end|>\n<|im_start|>user", ENDED], {},
+         ["trained: after the closer", "trained: another turn"]),
+        (CHATML, TWICE, ["user0x0", f"{FIRST}<|im_end|>", ENDED], {}, ["trained: another turn"]),
+        (CHATML, TWICE, [f"{FIRST}<|im_end|>", SECOND], {}, ["untrained: own part"]),
+        (CHATML, TWICE, [f"{FIRST[1:]}<|im_end|>", ENDED], {}, ["untrained: own part"]),
+        (CHATML, TWICE, [f"{FIRST}<|im_end|>"], {}, ["untrained: own part"] * 3),
+        (CHATML, TWICE, [ENDED], {"trained": [3]}, []),
+        (CHATML, TWICE, [f"{FIRST}<|im_end|>", ENDED], {"trained": [3]}, ["trained: another turn"]),
+        (CHATML, TWICE, [f"{FIRST}<|im_end|>\n", f"{ENDED}\n"], {"turn_end": "turn"}, []),
+        (THINKING, QUESTION, [f"<think>\n\n{THOUGHT}"], {}, []),
+        (THINKING, QUESTION, [THOUGHT], {}, ["untrained: thinking opener"]),
+        (THINKING, QUESTION, [THOUGHT], {"thinking_opener": "prompt"}, []),
+        (THINKING, QUESTION, [f"<think>\n\n{THOUGHT}"], {"thinking_opener": "prompt"},
+         ["trained: thinking opener"]),
+        (GENERATION, QUESTION, ["A<|im_end|>"], {}, []),
+        (GENERATION, QUESTION, ["A"], {}, ["untrained: generation block"]),
+        (GENERATION, QUESTION, ["\nA<|im_end|>"], {}, ["trained: another turn"]),
+        # A closer in the next step may be trained, the next opener not.
+        (BY_THE_NEXT, TALK, ["A<|assistant_end|>", "A"], {}, []),
+        (BY_THE_NEXT, TALK, ["A", "A"], {}, []),
+        (BY_THE_NEXT, TALK, ["A<|assistant_end|><|user_start|>", "A"], {},
+         ["trained: another turn"]),
+        # A header behind the closer of the turn before.
+        (BY_THE_NEXT, GOES_ON, ["B"], {"trained": [2]}, []),
+        (BY_THE_NEXT, GOES_ON, ["<|assistant_start|>B"], {"trained": [2]}, ["trained: header"]),
     ],
 )  # fmt: skip
-def test_every_kind_of_violation_is_seen(spans: list[str], kinds: list[str]) -> None:
-    assert complaints(CHATML, TWICE, spans) == kinds
-
-
-def test_a_turn_that_is_not_to_be_trained() -> None:
-    answer = f"{SECOND}<|im_end|>"
-    assert complaints(CHATML, TWICE, [answer], trained=[3]) == []
-    found = complaints(CHATML, TWICE, [f"{FIRST}<|im_end|>", answer], trained=[3])
-    assert found == ["trained: another turn"]
-
-
-def test_turn_end_turn_allows_what_follows_the_closer() -> None:
-    spans = [f"{FIRST}<|im_end|>\n", f"{SECOND}<|im_end|>\n"]
-    assert complaints(CHATML, TWICE, spans, turn_end="turn") == []
-
-
-def test_thinking_opener_of_the_prompt() -> None:
-    own = f"</think>\n\n{QUESTION[1]['content']}<|im_end|>"
-    opened = [f"<think>\n\n{own}"]
-    assert complaints(THINKING, QUESTION, opened) == []
-    assert complaints(THINKING, QUESTION, [own]) == ["untrained: thinking opener"]
-    assert complaints(THINKING, QUESTION, [own], thinking_opener="prompt") == []
-    found = complaints(THINKING, QUESTION, opened, thinking_opener="prompt")
-    assert found == ["trained: thinking opener"]
-
-
-def test_generation_blocks_are_taken_at_their_word() -> None:
-    assert complaints(GENERATION, QUESTION, ["A<|im_end|>"]) == []
-    assert complaints(GENERATION, QUESTION, ["A"]) == ["untrained: generation block"]
-    assert complaints(GENERATION, QUESTION, ["\nA<|im_end|>"]) == ["trained: another turn"]
+def test_every_kind_of_violation_is_seen(
+    source: str,
+    messages: list[dict[str, Any]],
+    spans: list[str],
+    options: dict[str, Any],
+    kinds: list[str],
+) -> None:
+    assert complaints(source, messages, spans, **options) == kinds
 
 
 @pytest.mark.parametrize(
@@ -302,21 +273,6 @@ def test_generation_blocks_are_taken_at_their_word() -> None:
 )  # fmt: skip
 def test_headers_and_closers_of_many_habits(name: str, span: str, kinds: list[str]) -> None:
     assert complaints(HABITS[name], QUESTION, [span]) == kinds
-
-
-def test_a_closer_in_the_next_step_may_be_trained_the_next_opener_not() -> None:
-    source, talk = HABITS["closed by the next"], [*QUESTION, *QUESTION]
-    assert complaints(source, talk, ["A<|assistant_end|>", "A"]) == []
-    assert complaints(source, talk, ["A", "A"]) == []
-    wrong = complaints(source, talk, ["A<|assistant_end|><|user_start|>", "A"])
-    assert wrong == ["trained: another turn"]
-
-
-def test_a_header_behind_the_closer_of_the_turn_before() -> None:
-    source, talk = HABITS["closed by the next"], [*QUESTION, {"role": "assistant", "content": "B"}]
-    assert complaints(source, talk, ["B"], trained=[2]) == []
-    wrong = complaints(source, talk, ["<|assistant_start|>B"], trained=[2])
-    assert wrong == ["trained: header"]
 
 
 def faulty(text: str, spans: list[tuple[int, int]], chance: random.Random) -> Iterator[Any]:

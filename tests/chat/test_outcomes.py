@@ -95,7 +95,16 @@ def real_rows(shared: Path) -> dict[str, Row]:
     return {case: row for case, row in sample(shared, 6).items() if "very long" not in case}
 
 
-def examine(templates: dict[str, str], rows: dict[str, Row], examples: int) -> None:
+@pytest.mark.parametrize(
+    "examples",
+    [
+        pytest.param(16, marks=[pytest.mark.slow, pytest.mark.timeout(300)]),
+        pytest.param(3000, marks=[pytest.mark.soak, pytest.mark.timeout(36000)]),
+    ],
+)
+def test_outcome_depends_on_the_row_alone(
+    templates: dict[str, str], real_rows: dict[str, Row], examples: int
+) -> None:
     @settings(
         max_examples=examples,
         derandomize=True,
@@ -104,17 +113,17 @@ def examine(templates: dict[str, str], rows: dict[str, Row], examples: int) -> N
     )
     @given(
         name=st.sampled_from(sorted(templates)),
-        cases=st.lists(st.sampled_from(sorted(rows)), min_size=1, max_size=5, unique=True),
+        cases=st.lists(st.sampled_from(sorted(real_rows)), min_size=1, max_size=5, unique=True),
         neighbours=st.lists(st.sampled_from(NEIGHBOURS), min_size=1, max_size=3, unique=True),
         odd=st.integers(0, 10**6),
         expand=st.sampled_from(["none", "none", "none", "turns"]),
     )
-    def test(name: str, cases: list[str], neighbours: list[str], odd: int, expand: str) -> None:
-        chosen = [*(rows[case] for case in cases), *(ODD[case] for case in neighbours)]
+    def examine(name: str, cases: list[str], neighbours: list[str], odd: int, expand: str) -> None:
+        chosen = [*(real_rows[case] for case in cases), *(ODD[case] for case in neighbours)]
         chosen += odd_rows(odd, 2)
         check(name, templates[name], chosen, odd, ChatSpec(date=DATE, expand=expand))
 
-    test()
+    examine()
 
 
 @pytest.mark.slow
@@ -135,22 +144,6 @@ def test_outcome_is_the_same_in_either_order(templates: dict[str, str]) -> None:
             if one != other:
                 wrong.append(f"{name} × {case}: {one} or {other}")
     assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_outcome_depends_on_the_row_alone(
-    templates: dict[str, str], real_rows: dict[str, Row]
-) -> None:
-    examine(templates, real_rows, 16)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(36000)
-def test_outcome_depends_on_the_row_alone_at_length(
-    templates: dict[str, str], real_rows: dict[str, Row]
-) -> None:
-    examine(templates, real_rows, 3000)
 
 
 @pytest.mark.soak

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from tests.chat.templates import ALL
 from tokenmill.chat import ChatSpec, Renderer
 from tokenmill.chat.template import ReferenceTemplate
-from tokenmill.errors import RowError
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 RENDERERS = {name: Renderer(ChatSpec(), source, SPECIAL) for name, source in ALL.items()}
@@ -43,10 +42,15 @@ PIECES = st.sampled_from(
         "|>",
         "0",
         "a b",
+        "<|im_start|>assistant\n",
+        "\ue000",
+        "\ud7ff",
+        "x" * 3000,
     ]
 )
 TEXT = st.lists(PIECES, max_size=5).map("".join)
 KEY = "abcdefghij"
+PRINTED_WHOLE = ("chatml", "trimming", "inst", "unclosed", "returning", "standing")
 
 
 @st.composite
@@ -71,6 +75,9 @@ def check(name: str, messages: list[dict[str, Any]], renderer: Renderer) -> None
             "mask_unproven",
             "no_trained_tokens",
         )
+    answers = [m["content"].strip() for m in messages if m["role"] == "assistant"]
+    if name in PRINTED_WHOLE and all(answers) and "system" not in {m["role"] for m in messages}:
+        assert not result.rejected, name
     for text, spans, turns in zip(result.texts, result.spans, result.turns, strict=True):
         assert spans
         assert text == REFERENCES[name].render(messages)
@@ -81,6 +88,8 @@ def check(name: str, messages: list[dict[str, Any]], renderer: Renderer) -> None
         assert [role for role, _ in turns] == [m["role"] for m in messages]
         flat = [position for span in spans for position in span]
         assert flat == sorted(flat)
+        if name in PRINTED_WHOLE:
+            assert all(answer in inside for answer in answers), name
         for index, message in enumerate(messages):
             word = f"Q{KEY[index]}Z"
             if word in message["content"]:
@@ -154,10 +163,3 @@ def test_random_rows_are_rejected_never_raised(row: Any) -> None:
         ]
     )
     assert len(result.texts) + len(result.rejected) == 3
-
-
-def test_reference_refuses_what_the_template_refuses() -> None:
-    try:
-        REFERENCES["inst"].render([{"role": "system", "content": "x"}])
-    except RowError as error:
-        assert error.reason == "template_error"

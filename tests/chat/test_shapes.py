@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from tests.chat.templates import CHATML, THINKING
-from tokenmill.chat import RENDERER_VERSION, ChatSpec, Renderer
+from tokenmill.chat import ChatSpec, Renderer
 from tokenmill.chat.shapes import Conversation, Plain, read
 from tokenmill.errors import RowError, UsageError
 
 CALL = {"type": "function", "function": {"name": "look", "arguments": {"at": "sky"}}}
+TOOL = {"name": "f"}
 
 
 def messages(row: Any, **options: Any) -> list[dict[str, Any]]:
@@ -68,11 +70,6 @@ def test_shape_every_spelling_gives_one_conversation(row: Any, options: dict[str
     assert messages(row, **options) == HELLO
 
 
-def test_shape_alpaca_input_is_joined_by_a_blank_line() -> None:
-    row = {"instruction": "Sum", "input": "1 2", "output": "3"}
-    assert messages(row)[0] == {"role": "user", "content": "Sum\n\n1 2"}
-
-
 def test_shape_system_column_leads_only_where_there_is_none() -> None:
     assert messages({"messages": HELLO, "system": "S"})[0] == {"role": "system", "content": "S"}
     own = [{"role": "system", "content": "own"}, *HELLO]
@@ -81,12 +78,47 @@ def test_shape_system_column_leads_only_where_there_is_none() -> None:
     assert messages({"messages": HELLO, "sys": "S"}, system_key="sys")[0]["content"] == "S"
 
 
-@pytest.mark.parametrize("content", [None, "absent"])
-def test_shape_null_or_absent_content_becomes_empty_text(content: Any) -> None:
-    turn = {"role": "assistant", "tool_calls": [CALL]}
-    if content is None:
-        turn["content"] = None
-    assert messages({"messages": [HELLO[0], turn]})[1]["content"] == ""
+def test_shape_alpaca_input_is_joined_by_a_blank_line() -> None:
+    row = {"instruction": "Sum", "input": "1 2", "output": "3"}
+    assert messages(row)[0] == {"role": "user", "content": "Sum\n\n1 2"}
+
+
+def odd_call(arguments: str) -> dict[str, Any]:
+    return {"function": {"name": "f", "arguments": arguments}}
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ({"role": "assistant", "tool_calls": [CALL]}, {"content": ""}),
+        ({"role": "assistant", "content": None, "tool_calls": [CALL]}, {"content": ""}),
+        *(
+            ({"role": "assistant", "content": "", "tool_calls": [odd_call(text)]}, {})
+            for text in ("[1]", "not json", '"text"', "3")
+        ),
+        (
+            {"role": "tool", "content": "x", "tool_call_id": "7", "name": "f", "odd": [1, None]},
+            {},
+        ),
+        (
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "reasoning", "value": "hm"},
+                    {"type": "text", "value": "Hello"},
+                    {"type": "tool_call", "value": json.dumps(CALL["function"])},
+                ],
+            },
+            {"content": "Hello", "reasoning_content": "hm", "tool_calls": [CALL]},
+        ),
+        (
+            {"role": "user", "content": [{"type": "document"}, {"type": "text", "value": "Hi"}]},
+            {"content": [{"type": "document"}, {"type": "text", "text": "Hi"}]},
+        ),
+    ],
+)
+def test_shape_what_one_message_becomes(given: dict[str, Any], read: dict[str, Any]) -> None:
+    assert messages({"messages": [HELLO[0], given]})[1] == {**given, **read}
 
 
 @pytest.mark.parametrize(
@@ -94,42 +126,34 @@ def test_shape_null_or_absent_content_becomes_empty_text(content: Any) -> None:
     [
         [CALL],
         CALL,
-        '[{"type": "function", "function": {"name": "look", "arguments": {"at": "sky"}}}]',
+        json.dumps([CALL]),
         '{"type": "function", "function": {"name": "look", "arguments": "{\\"at\\": \\"sky\\"}"}}',
         [{"type": "function", "function": {"name": "look", "arguments": '{"at": "sky"}'}}],
     ],
 )
-def test_shape_tool_calls_in_every_spelling_are_one_list(calls: Any) -> None:
-    row = {"messages": [HELLO[0], {"role": "assistant", "content": "", "tool_calls": calls}]}
+@pytest.mark.parametrize("content", ["", None])
+def test_shape_tool_calls_in_every_spelling_are_and_render_alike(calls: Any, content: Any) -> None:
+    turn = {"role": "assistant", "content": content, "tool_calls": calls}
+    row = {"messages": [HELLO[0], turn, {"role": "tool", "content": "blue"}, HELLO[1]]}
     assert messages(row)[1]["tool_calls"] == [CALL]
-
-
-def test_shape_arguments_that_are_no_json_object_stay_text() -> None:
-    for text in ("[1]", "not json", '"text"', "3"):
-        call = {"function": {"name": "f", "arguments": text}}
-        row = {"messages": [HELLO[0], {"role": "assistant", "content": "", "tool_calls": [call]}]}
-        assert messages(row)[1]["tool_calls"] == [call]
+    plain = {"messages": [row["messages"][0], {**turn, "tool_calls": [CALL], "content": ""}]}
+    plain["messages"] += row["messages"][2:]
+    result = Renderer(ChatSpec(), THINKING).render([row, plain])
+    assert result.texts[0] == result.texts[1]
+    assert result.spans[0] == result.spans[1]
 
 
 @pytest.mark.parametrize(
-    "tools", [[{"name": "f"}], {"name": "f"}, '[{"name": "f"}]', '{"name": "f"}']
+    ("tools", "expected"),
+    [
+        *((tools, [TOOL]) for tools in ([TOOL], TOOL, json.dumps([TOOL]), json.dumps(TOOL))),
+        *((tools, None) for tools in (None, "", "  ")),
+    ],
 )
-def test_shape_tools_in_every_spelling_are_one_list(tools: Any) -> None:
+def test_shape_tools_in_every_spelling_are_one_list(tools: Any, expected: Any) -> None:
     found = read({"messages": HELLO, "tools": tools}, ChatSpec())
     assert isinstance(found, Conversation)
-    assert found.tools == [{"name": "f"}]
-
-
-@pytest.mark.parametrize("tools", [None, "", "  "])
-def test_shape_no_tools_is_none(tools: Any) -> None:
-    found = read({"messages": HELLO, "tools": tools}, ChatSpec())
-    assert isinstance(found, Conversation)
-    assert found.tools is None
-
-
-def test_shape_unknown_keys_pass_through() -> None:
-    turn = {"role": "tool", "content": "x", "tool_call_id": "7", "name": "f", "odd": [1, None]}
-    assert messages({"messages": [HELLO[0], turn]})[1] == turn
+    assert found.tools == expected
 
 
 def test_shape_sharegpt_function_calls_and_observations() -> None:
@@ -147,24 +171,6 @@ def test_shape_sharegpt_function_calls_and_observations() -> None:
         {"role": "tool", "content": "blue"},
         {"role": "assistant", "content": "It is blue."},
     ]
-
-
-def test_shape_reasoning_and_call_parts_find_their_place() -> None:
-    parts = [
-        {"type": "reasoning", "value": "hm"},
-        {"type": "text", "value": "Hello"},
-        {"type": "tool_call", "value": '{"name": "look", "arguments": {"at": "sky"}}'},
-    ]
-    found = messages({"messages": [HELLO[0], {"role": "assistant", "content": parts}]})[1]
-    assert found["content"] == "Hello"
-    assert found["reasoning_content"] == "hm"
-    assert found["tool_calls"] == [CALL]
-
-
-def test_shape_parts_of_other_kinds_stay_a_list() -> None:
-    parts = [{"type": "document", "name": "a"}, {"type": "text", "value": "Hi"}]
-    found = messages({"messages": [{"role": "user", "content": parts}, HELLO[1]]})[0]
-    assert found["content"] == [parts[0], {"type": "text", "text": "Hi"}]
 
 
 @pytest.mark.parametrize(
@@ -273,12 +279,6 @@ def test_spec_refuses_what_means_nothing(options: dict[str, Any]) -> None:
         ChatSpec(**options)
 
 
-def test_spec_document_holds_every_field() -> None:
-    document = ChatSpec(template_kwargs={"a": 1}).document()
-    assert document["renderer"] == RENDERER_VERSION
-    assert set(document) > {"format", "date", "train_on", "turn_end", "expand", "trailing"}
-
-
 def test_conversations_without_a_template_are_a_usage_error() -> None:
     with pytest.raises(UsageError, match="chat_template"):
         Renderer(ChatSpec(), None).render([{"messages": HELLO}])
@@ -288,25 +288,6 @@ def test_read_plain_says_its_shape() -> None:
     assert read({"text": "x"}, ChatSpec()) == Plain("text", "", "x")
     with pytest.raises(RowError, match="columns are other"):
         read({"other": 1}, ChatSpec())
-
-
-def test_typed_parts_and_strings_render_alike() -> None:
-    """Tool data in two spellings gives the same text and spans (T24)."""
-    tool = {"role": "tool", "content": "blue"}
-    end = {"role": "assistant", "content": "It is."}
-    as_text = {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [
-            {"type": "function", "function": {"name": "look", "arguments": '{"at": "sky"}'}}
-        ],
-    }
-    as_dict = {"role": "assistant", "content": "", "tool_calls": [CALL]}
-    rows = [{"messages": [HELLO[0], turn, tool, end]} for turn in (as_text, as_dict)]
-    result = Renderer(ChatSpec(), THINKING).render(rows)
-    assert result.rejected == []
-    assert result.texts[0] == result.texts[1]
-    assert result.spans[0] == result.spans[1]
 
 
 def test_row_that_the_parser_refused_keeps_its_place_and_its_words() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.chat.conversations import say, turns
-from tests.chat.templates import ALL, CHATML, HABITS, INST, THINKING
+from tests.chat.templates import ALL, CHATML, HABITS, THINKING
 from tokenmill.chat import ChatSpec, Renderer
 from tokenmill.chat.program import Run
 from tokenmill.chat.render import AUDIT_ONE_IN, FIRST_AUDITED, Asked, audited, digest_of
@@ -21,12 +21,7 @@ EVERY = {**ALL, **HABITS}
 
 def rows(count: int, text: str = "answer") -> list[dict[str, Any]]:
     return [
-        {
-            "messages": [
-                {"role": "user", "content": f"question {i}"},
-                {"role": "assistant", "content": f"{text} {i}"},
-            ]
-        }
+        {"messages": [say("u", 0, f"question {i}"), say("a", 1, f"{text} {i}")]}
         for i in range(count)
     ]
 
@@ -181,10 +176,6 @@ def test_tools_are_remembered_by_everything_they_say() -> None:
     slow = Renderer(ChatSpec(), LISTING, renderer="jinja2").render(data)
     same(quick, slow)
     assert len(quick.texts) == 60
-    template = traced(LISTING)
-    for row in data:
-        template.follow(row["messages"], row["tools"])
-    assert len(template._tools) == 5  # an empty list is no list
 
 
 @pytest.mark.slow
@@ -203,34 +194,6 @@ def test_one_object_twice_in_a_conversation_is_two_messages() -> None:
     row = {"messages": [{"role": "user", "content": "hi"}, message, message]}
     result = Renderer(ChatSpec(), CHATML).render([row])
     assert result.spans == [[(52, 67), (90, 105)]]
-
-
-def test_row_near_the_limits_is_left_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenmill.chat.program.MOST_WORK", 10)
-    with pytest.raises(NotTraced, match="near the limits"):
-        traced(CHATML).follow(rows(1)[0]["messages"], None)
-
-
-def test_one_refused_row_does_not_disturb_its_neighbours() -> None:
-    data = rows(130)
-    data[70]["messages"].insert(0, {"role": "system", "content": "S"})
-    result = Renderer(ChatSpec(), INST, SPECIAL).render(data)
-    assert [(i, e.reason) for i, _, e in result.rejected] == [(70, "template_error")]
-    assert len(result.texts) == 129
-
-
-def test_batches_of_any_size_give_the_same_rows() -> None:
-    data = rows(130)
-    whole = Renderer(ChatSpec(), THINKING).render(data)
-    renderer = Renderer(ChatSpec(), THINKING)
-    for size in (1, 7, 64):
-        texts, spans = [], []
-        for first in range(0, 130, size):
-            part = renderer.render(data[first : first + size])
-            texts += part.texts
-            spans += part.spans
-        assert texts == whole.texts
-        assert spans == whole.spans
 
 
 def test_prompts_of_a_lying_program_are_the_references(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from tests.build.making import TOKENIZER, conversations, write_rows
 from tests.cli.harness import QUICK, Shell
-from tokenmill.cli.options import in_flags
 from tokenmill.errors import UsageError
 
 WRONG = {
@@ -330,11 +329,3 @@ def test_refusal_names_flags_and_no_python(shell: Shell, places: dict[str, str],
     assert message in refused.error["message"]
     assert not re.search(r"Pack|None|Value error", refused.error["message"])
     assert message in refused.err
-
-
-def test_names_that_are_no_flags_stay_as_they_are() -> None:
-    said = "Pack(oversize='drop' | 'x') or a_b=3, c=, d='e f', Pack.window"
-    assert (
-        in_flags(said, {"a_b", "c"})
-        == "oversize='drop' | 'x' or --a-b 3, --c, d='e f', Pack.window"
-    )

@@ -97,22 +97,16 @@ def require_same_features(given: Any, found: dict[str, Any]) -> None:
         assert np.array_equal(found[name], expected), name
 
 
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    ("rows", "longest"), [(2, 260), pytest.param(200, 1300, marks=pytest.mark.soak)]
+)
 @pytest.mark.parametrize("name", processors.NAMES)
-def test_rows_are_what_the_processor_gives(name: str) -> None:
+def test_rows_are_what_the_processor_gives(name: str, rows: int, longest: int) -> None:
     processor = known(name)
     rng = random.Random(f"rows {name}")
-    for _ in range(2):
-        require_equal(name, *row_of(rng, processor.image_token, 260), processor)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", processors.NAMES)
-def test_two_hundred_rows_are_what_the_processor_gives(name: str) -> None:
-    processor = known(name)
-    rng = random.Random(f"two hundred {name}")
-    for _ in range(200):
-        require_equal(name, *row_of(rng, processor.image_token, 1300), processor)
+    for _ in range(rows):
+        require_equal(name, *row_of(rng, processor.image_token, longest), processor)
 
 
 REAL = {

@@ -377,6 +377,8 @@ def stored_slots(plan: ExportPlan, packs: Packs) -> npt.NDArray[np.int64]:
 def _eos_of(view: View) -> int:
     found = {store.manifest["tokenizer"].get("eos_id") for store in view.stores}
     if len(found) != 1 or None in found:
-        raise UsageError("pad_multiple needs one end-of-sequence token, which the data has not")
+        raise UsageError(
+            ("pad_multiple",), " needs one end-of-sequence token, which the data has not"
+        )
     eos: int = found.pop()
     return eos

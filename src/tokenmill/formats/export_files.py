@@ -83,9 +83,11 @@ class ExportPlan:
         if self.layout != "tokenmill" and not packed:
             raise UsageError(f"layout {self.layout} is for packed-parquet")
         if self.run.slots is not None and self.layout != "megatron-bridge":
-            raise UsageError("pad_multiple is for packed-parquet in the layout megatron-bridge")
+            raise UsageError(
+                ("pad_multiple",), " is for packed-parquet in the layout megatron-bridge"
+            )
         if self.also and self.format not in TRAINERS:
-            raise UsageError(f"also is for {', '.join(TRAINERS)}; {self.format} has it all")
+            raise UsageError(("also",), f" is for {', '.join(TRAINERS)}; {self.format} has it all")
         if self.run.unit == "groups":
             self._check_groups()
         if self.format in UNWEIGHTED or self.run.unit == "groups":
@@ -98,9 +100,9 @@ class ExportPlan:
                 "hold them"
             )
         if self.embed_media and not self.run.view.has_media:
-            raise UsageError("embed_media is for rows with pictures, and these have none")
+            raise UsageError(("embed_media",), " is for rows with pictures, and these have none")
         if self.embed_media and self.format == "jsonl":
-            raise UsageError("embed_media is for parquet and arrow: JSON holds no bytes")
+            raise UsageError(("embed_media",), " is for parquet and arrow: JSON holds no bytes")
         suffix = self.target.suffix
         if suffix in SUFFIXES.values() and not self.one_file:
             raise UsageError(f"{self.target.name} does not name a target of format {self.format}")

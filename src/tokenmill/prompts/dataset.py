@@ -122,7 +122,9 @@ class PromptDataset(Sequence[Prompt]):
         executor: str | Executor = "local",
     ) -> None:
         if apply_chat_template_kwargs and template_kwargs:
-            raise UsageError("apply_chat_template_kwargs and template_kwargs are one: give one")
+            raise UsageError(
+                ("apply_chat_template_kwargs",), " and ", ("template_kwargs",), " are one: give one"
+            )
         if isinstance(order, str):
             check_one_of("order", order, ("feistel",))
         check_one_of("on_bad_row", on_bad_row, ON_BAD_ROW)

@@ -141,7 +141,9 @@ class PromptSpec(Options, frozen=True, kw_only=True):
         force_setattr(self, "template_kwargs", dict(self.template_kwargs or {}))
         for name, remedy in _NOT_VARIABLES.items():
             if name in (self.template_kwargs or ()):
-                raise UsageError(f"apply_chat_template_kwargs[{name!r}] cannot be set: {remedy}")
+                raise UsageError(
+                    ("apply_chat_template_kwargs",), f"[{name!r}] cannot be set: {remedy}"
+                )
         for name in self.__struct_fields__:
             force_setattr(self, name, fingerprint.plain(getattr(self, name), name))
         check_date(self.date)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from tokenmill.build.recipe import read_yaml
 from tokenmill.dataset import Mixture, as_view, mix
-from tokenmill.errors import UsageError
+from tokenmill.errors import UsageError, check_positive
 from tokenmill.loader import PackSamples, Units
 from tokenmill.options import refuse_unknown
 from tokenmill.packing import Pack, Packs
@@ -147,8 +147,7 @@ def share_histogram(
 def limits_to_try(lengths: Lengths, asked: Sequence[int] = ()) -> list[int]:
     """Return the usual limits up to the first that drops nothing, and the given ones."""
     for limit in asked:
-        if isinstance(limit, bool) or limit < 1:
-            raise UsageError(f"max_length is {limit!r}; it is a positive integer")
+        check_positive("max_length", limit)
     longest = int(lengths.max()) if len(lengths) else 0
     usual = [limit for limit in MAX_LENGTHS if limit < longest]
     usual += [limit for limit in MAX_LENGTHS if limit >= longest][:1]

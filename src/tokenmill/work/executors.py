@@ -329,7 +329,7 @@ def resolve_executor(executor: str | Executor | None, num_workers: int | None) -
     if num_workers is not None and (
         isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0
     ):
-        raise UsageError(f"num_workers is {num_workers!r}; it is 0 (inline), a count, or None")
+        raise UsageError(("num_workers",), f" is {num_workers!r}; it is 0 (inline) or a count")
     check_one_of("executor", executor, EXECUTORS)
     return EXECUTORS[executor](num_workers)
 

@@ -203,7 +203,7 @@ def _show_rows(output: Output, store: Store, numbers: list[int], values: str | N
     per_token = sorted(name for name, it in views[0].sidecars.items() if isinstance(it, list))
     if values is not None and values not in per_token:
         there = ", ".join(per_token) or "nothing"
-        raise UsageError(f"values is {values!r}; attached per token is: {there}")
+        raise UsageError(("values",), f" is {values!r}; attached per token is: {there}")
     document = views[0].document()
     if len(views) > 1:
         document["rows"] = [view.document() for view in views]
