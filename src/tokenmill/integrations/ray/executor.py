@@ -459,10 +459,7 @@ class _RayRun:
             else:
                 node, pid, done = answer
                 number = self._numbers.setdefault((node, pid), len(self._numbers))
-                size = done.private_bytes
-                finished.append(
-                    Done(done.number, done.result, done.seconds, number, private_bytes=size)
-                )
+                finished.append(Done(done.number, done.result, done.seconds, number))
         return finished, failure
 
 
