@@ -16,7 +16,7 @@ from tokenmill.formats import FORMATS, LAYOUTS, MASKS
 from tokenmill.loader.stream import ORDERS
 from tokenmill.options import declared
 from tokenmill.packing.packs import METHODS, OVERSIZE
-from tokenmill.prompts.spec import PromptSpec
+from tokenmill.prompts import PromptSpec
 from tokenmill.report.lint.rules import FAIL_ON
 from tokenmill.report.lookup import RULES
 from tokenmill.rollouts import FORMATS as ROLLOUT_FORMATS

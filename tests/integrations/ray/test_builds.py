@@ -67,19 +67,15 @@ def test_mismatch_in_one_task_starts_the_build_again(
     assert len(proof["notices"]) == 1
 
 
-def test_hit_needs_no_ray_at_all(
+def test_progress_is_told_as_by_local_workers_and_a_hit_needs_no_ray(
     sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build(sources, tmp_path)
-    monkeypatch.setattr(cluster, "join", None)
-    assert build(sources, tmp_path).hit
-
-
-def test_progress_is_told_as_by_local_workers(sources: Path, tmp_path: Path) -> None:
     seen: list[Any] = []
     prepared = build(sources, tmp_path, progress=seen.append)
     assert seen[-1].slices == prepared.account.slices
     assert seen[-1].fraction == 1.0
+    monkeypatch.setattr(cluster, "join", None)
+    assert build(sources, tmp_path).hit
 
 
 def test_relative_tokenizer_is_found_by_workers_elsewhere(
@@ -107,29 +103,24 @@ class Trainer:
         return prepared.account.slices_built, ray.is_initialized()
 
 
-def test_actor_in_a_placement_group_gets_its_tasks_outside_of_it(
-    sources: Path, expected: Picture, tmp_path: Path
+@pytest.mark.parametrize("grouped", [True, False])
+def test_actor_in_a_placement_group_or_with_every_cpu_builds(
+    sources: Path, expected: Picture, tmp_path: Path, grouped: bool
 ) -> None:
-    group = placement_group([{"CPU": 1}])
-    ray.get(group.ready())
-    inside = PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
-    actor = Trainer.options(num_cpus=1, scheduling_strategy=inside).remote()  # type: ignore[attr-defined]
+    """In a group, its tasks run outside of it; an actor with every CPU builds in its own."""
+    group = placement_group([{"CPU": 1}]) if grouped else None
+    options: dict[str, Any] = {"num_cpus": 4}
+    if group is not None:
+        ray.get(group.ready())
+        inside = PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
+        options = {"num_cpus": 1, "scheduling_strategy": inside}
+    actor = Trainer.options(**options).remote(None if grouped else 1)  # type: ignore[attr-defined]
     try:
         assert ray.get(actor.prepare.remote(str(sources), str(tmp_path))) == (10, True)
     finally:
         ray.kill(actor)
-        remove_placement_group(group)
-    assert picture(tmp_path) == expected
-
-
-def test_actor_that_holds_every_cpu_builds_in_its_own(
-    sources: Path, expected: Picture, tmp_path: Path
-) -> None:
-    actor = Trainer.options(num_cpus=4).remote(wait_s=1)  # type: ignore[attr-defined]
-    try:
-        assert ray.get(actor.prepare.remote(str(sources), str(tmp_path))) == (10, True)
-    finally:
-        ray.kill(actor)
+        if group is not None:
+            remove_placement_group(group)
     assert picture(tmp_path) == expected
 
 

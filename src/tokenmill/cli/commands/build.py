@@ -36,7 +36,7 @@ from tokenmill.cli.output import Output, one_line
 from tokenmill.errors import StateError, UsageError
 from tokenmill.options import declared
 from tokenmill.origin import nothing_left
-from tokenmill.prompts.spec import PromptSpec
+from tokenmill.prompts import PromptSpec
 
 if TYPE_CHECKING:
     from tokenmill.build.outcome import Prepared, Unfinished
