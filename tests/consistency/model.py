@@ -24,13 +24,7 @@ SEED = 11
 
 
 class Model:
-    """One case, eagerly.
-
-    Args:
-        corpus: The rows.
-        name: The case.
-        ranks: Data-parallel ranks, which only `balanced` packing asks for.
-    """
+    """One case, eagerly. Only `balanced` packing depends on the data-parallel ranks."""
 
     def __init__(self, corpus: Corpus, name: str, ranks: int = 1) -> None:
         self.corpus = corpus

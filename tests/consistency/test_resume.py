@@ -6,6 +6,9 @@ import json
 import os
 import random
 import signal
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -69,47 +72,49 @@ def test_resume_at_every_step_in_a_new_process(corpus: Corpus, zygote: Zygote, n
     resume_at_every_step(corpus, zygote, name, share=1)
 
 
-def resume_in_a_chain(corpus: Corpus, zygote: Zygote, name: str, times: int) -> None:
-    """So many resumes, each in a new process and from the state of the one before."""
+def resume_in_a_chain(
+    corpus: Corpus, name: str, takes: Iterable[int], run: Callable[..., Any], **more: Any
+) -> None:
+    """So many resumes, each from the state of the one before, and then to the end."""
     batches, states = uninterrupted(corpus, name)
-    steps = random.Random(name)
     served: list[str] = []
     state = None
-    for _ in range(times):
-        most = len(batches) // times + 1
-        report = in_new_process(zygote, job(corpus, name, state, steps.randint(0, most)))
+    for take in (*takes, None):
+        report = run(job(corpus, name, state, take, **more))
         served += report["batches"]
         state = report["state"]
         assert state == states[len(served)]
-    served += in_new_process(zygote, job(corpus, name, state, None))["batches"]
     assert served == batches
+
+
+def some_takes(corpus: Corpus, name: str, times: int) -> list[int]:
+    most = len(uninterrupted(corpus, name)[0]) // times + 1
+    steps = random.Random(name)
+    return [steps.randint(0, most) for _ in range(times)]
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in WHOLE])
 def test_chained_resumes_in_new_processes(corpus: Corpus, zygote: Zygote, name: str) -> None:
-    resume_in_a_chain(corpus, zygote, name, times=8)
+    takes = some_takes(corpus, name, 8)
+    resume_in_a_chain(corpus, name, takes, partial(in_new_process, zygote))
 
 
 @pytest.mark.parametrize("name", WHOLE_OR_SOAK)
 def test_thirty_chained_resumes_in_new_processes(corpus: Corpus, zygote: Zygote, name: str) -> None:
-    resume_in_a_chain(corpus, zygote, name, times=30)
+    takes = some_takes(corpus, name, 30)
+    resume_in_a_chain(corpus, name, takes, partial(in_new_process, zygote))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("take", [9, pytest.param(1, marks=pytest.mark.soak)])
 def test_chained_resumes_in_fresh_interpreters(corpus: Corpus, take: int) -> None:
     """Nothing is inherited at all: 36 batches, each epoch ending with a partial one."""
-    batches, _ = uninterrupted(corpus, "rows_keep")
-    assert len(batches) == EPOCHS * 12
-    served: list[str] = []
-    state = None
-    for seed in range(0, len(batches), take):
-        report = in_fresh_interpreter(
-            job(corpus, "rows_keep", state, take), PYTHONHASHSEED=str(seed)
-        )
-        served += report["batches"]
-        state = report["state"]
-    assert served == batches
+    seeds = count()
+
+    def run(job: dict[str, Any]) -> dict[str, Any]:
+        return in_fresh_interpreter(job, PYTHONHASHSEED=str(next(seeds)))
+
+    resume_in_a_chain(corpus, "rows_keep", [take] * (EPOCHS * 12 // take), run)
 
 
 @pytest.mark.parametrize("prefetch", [1, 7])
@@ -117,16 +122,8 @@ def test_chained_resumes_in_fresh_interpreters(corpus: Corpus, take: int) -> Non
 def test_resume_counts_what_was_handed_out_not_what_was_prefetched(
     corpus: Corpus, zygote: Zygote, name: str, prefetch: int
 ) -> None:
-    batches, states = uninterrupted(corpus, name)
-    geometry = {"prefetch": prefetch}
-    take = 3 + len(batches) // 20
-    state, served = None, []
-    while len(served) < len(batches):
-        report = in_new_process(zygote, job(corpus, name, state, take, geometry=geometry))
-        served += report["batches"]
-        state = report["state"]
-        assert state == states[len(served)]
-    assert served == batches
+    run, geometry = partial(in_new_process, zygote), {"prefetch": prefetch}
+    resume_in_a_chain(corpus, name, [4] * 6, run, geometry=geometry)
 
 
 @pytest.mark.slow

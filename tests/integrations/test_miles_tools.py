@@ -110,7 +110,7 @@ def test_worker_whose_class_does_something_else_measures_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     host_sglang.install(monkeypatch, host_sglang.DeferredTool)
-    travelled = PromptSpec(**SPEC).travelling()  # type: ignore[arg-type]
+    travelled = PromptSpec(**SPEC).as_dict()  # type: ignore[arg-type]
     host_sglang.install(monkeypatch, host_sglang.NamedTool)
     spec = PromptSpec(**travelled)
     maker = PromptMaker(spec, TEMPLATE, {})

@@ -36,11 +36,6 @@ GONE, CHANGED, LARGE = 2, 3, 4  # numbers of pictures
 
 
 @pytest.fixture(scope="module")
-def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("pictures")
-
-
-@pytest.fixture(scope="module")
 def store(room: Path) -> Store:
     """Rows with two pictures each; one picture is gone since, one is another."""
     album = Album(room)
@@ -63,7 +58,7 @@ def store(room: Path) -> Store:
     return made
 
 
-page_file, server = own_page_and_server()
+room, page_file, server = own_page_and_server("pictures")
 
 
 def opened(src: str) -> tuple[Any, int]:

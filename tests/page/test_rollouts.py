@@ -33,11 +33,6 @@ HOSTILE = 2  # number of the group with a hostile name
 
 
 @pytest.fixture(scope="module")
-def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("rollouts")
-
-
-@pytest.fixture(scope="module")
 def store(room: Path) -> Store:
     """Groups of four answers, the rows of two groups in turn; some broken, one group alone."""
     world, _ = appending()
@@ -71,7 +66,7 @@ def store(room: Path) -> Store:
     return made
 
 
-page_file, server = own_page_and_server()
+room, page_file, server = own_page_and_server("rollouts")
 
 
 def members(store: Store, row: int) -> list[int]:
@@ -274,13 +269,11 @@ def test_overview_over_steps(visit: Visit, address: str, store: Store) -> None:
     drift = here[-1]["drift"]
     page.click(f"#steps-drift .column:nth-child(3) .drift-{drift}")
     wanted = sum(one["drift"] == drift for one in here)
-    text = f"{wanted} row{'' if wanted == 1 else 's'} of {len(store)}"
-    wait_for_status(page, text)
+    wait_for_status(page, f"{wanted} row{'' if wanted == 1 else 's'} of {len(store)}")
     page.click("#tab-overview")
     page.click("#steps-length .column >> nth=0")
     wanted = sum(one["step"] == 0 for one in carried)
-    text = f"{wanted} rows of {len(store)}"
-    wait_for_status(page, text)
+    wait_for_status(page, f"{wanted} rows of {len(store)}")
 
 
 def test_terminal_tells_verdict_and_findings(
