@@ -25,8 +25,7 @@ from tokenmill.errors import CacheError, SourceError, TemplateError, UsageError,
 from tokenmill.files import default_cache_dir
 from tokenmill.media import Pictures, Processor
 from tokenmill.packing import IGNORE, labels_of
-from tokenmill.prompts.shaping import Shaped
-from tokenmill.prompts.spec import Convention, Conversation
+from tokenmill.prompts.prompt_rows import Convention, Conversation, Shaped
 from tokenmill.sampling import FeistelOrder, Int64Array, make_order, unroll
 from tokenmill.source import Rows
 from tokenmill.source.index import Shelf

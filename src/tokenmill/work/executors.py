@@ -195,7 +195,7 @@ class _Run:
     def _watch(self, worker: WorkerProcess) -> None:
         """Wake up for what can be read, and for room to write while something is unsent."""
         events = selectors.EVENT_READ
-        if worker.has_outgoing:
+        if worker.outgoing:
             events |= selectors.EVENT_WRITE
         self._selector.modify(worker.channel, events, worker)
 
@@ -244,7 +244,6 @@ class _Run:
                     message.seconds,
                     worker.number,
                     attempts=len(assignment.deaths) + 1,
-                    private_bytes=message.private_bytes,
                 )
                 self._finished.append(done)
             elif isinstance(message, wire.Failed) and under_way:

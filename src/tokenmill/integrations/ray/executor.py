@@ -224,7 +224,6 @@ class _RayRun:
             answer.result,
             answer.seconds,
             number,
-            private_bytes=answer.private_bytes,
         )
 
 
