@@ -17,36 +17,35 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripts.host_signatures import PROJECT, read_page
 
 import tokenmill
 from tests.faults.tools import Zygote
 
-PROJECT = Path(__file__).resolve().parent.parent
 PACKAGE = Path(tokenmill.__file__).parent
 PROCESSING = ["transformers.processing_utils"]
 DOCUMENTS = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
 
 
-def program_of(document: str) -> str:
-    """The document with every line blanked that is not Python, so that line numbers stay true."""
-    lines, inside, fence = [], False, False
-    for line in document.splitlines():
-        if line.startswith("```"):
-            fence, inside = not fence, not fence and line.strip() == "```python"
-            lines.append("")
-        else:
-            lines.append(line if inside else "")
-    return "\n".join(lines) + "\n"
+def program_of(path: Path) -> str:
+    """The Python blocks of a document as one program, with the document's line numbers."""
+    lines = [""] * len(path.read_text(encoding="utf-8").splitlines())
+    for language, fence, block in read_page(path).blocks:
+        if language == "python":
+            code = block.splitlines()
+            lines[fence : fence + len(code)] = code
+    return "\n".join(lines).rstrip() + "\n"
 
 
-def test_program_of_keeps_python_and_line_numbers() -> None:
-    document = "# a\n```python\nx = 1\n```\nprose\n```sh\nls\n```\n```python\nprint(x)\n```\n"
-    assert program_of(document) == "\n\nx = 1\n\n\n\n\n\n\nprint(x)\n\n"
+def test_program_of_keeps_python_and_line_numbers(tmp_path: Path) -> None:
+    document = tmp_path / "page.md"
+    document.write_text("# a\n```python\nx = 1\n```\nb\n```sh\nls\n```\n```python\nprint(x)\n```\n")
+    assert program_of(document) == "\n\nx = 1\n\n\n\n\n\n\nprint(x)\n"
 
 
-@pytest.fixture
-def workplace(tmp_path: Path) -> Path:
-    place = tmp_path / "work"
+def copy_examples(directory: Path) -> Path:
+    """The directory in which the programs and commands of documents run."""
+    place = directory / "work"
     shutil.copytree(PACKAGE / "examples", place)
     (place / "conversations.jsonl").rename(place / "chat.jsonl")
     return place
@@ -55,14 +54,14 @@ def workplace(tmp_path: Path) -> Path:
 @pytest.mark.usefixtures("identified")
 @pytest.mark.parametrize(
     "path",
-    [path for path in DOCUMENTS if program_of(path.read_text(encoding="utf-8")).strip()],
+    [path for path in DOCUMENTS if program_of(path).strip()],
     ids=lambda path: str(path.relative_to(PROJECT)),
 )
-def test_document_runs(path: Path, workplace: Path, host_zygote: Zygote, own_cache: Path) -> None:
-    program = program_of(path.read_text(encoding="utf-8"))
+def test_document_runs(path: Path, tmp_path: Path, host_zygote: Zygote, own_cache: Path) -> None:
+    program = program_of(path)
     answer = host_zygote.program(
         program,
-        directory=str(workplace),
+        directory=str(copy_examples(tmp_path)),
         environment={"TOKENMILL_CACHE_DIR": str(own_cache)},
         # What these make transformers import takes seconds: it is there for the next one.
         imports=PROCESSING if re.search("Processor|SFTTrainer", program) else [],

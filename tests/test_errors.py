@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tokenmill import errors
 from tokenmill.errors import REASONS, RowError, TokenmillError, UsageError
+from tokenmill.work import wire
 
 
 def all_classes(root: type[TokenmillError] = TokenmillError) -> list[type[TokenmillError]]:
@@ -107,3 +108,12 @@ def test_every_reason_has_a_hint_for_the_command_line() -> None:
     from tokenmill.cli.commands.build import HINTS
 
     assert list(HINTS) == list(REASONS)
+
+
+def test_usage_error_words_its_arguments_as_python_or_flags() -> None:
+    error = UsageError(("max_length", 8, 9), " and ", ("date",), " of ", ("window",), path="a")
+    assert error.message == "max_length=8 | 9 and date of window"
+    sent = wire.unpack_error(wire.pack_error(error))
+    for twin in (error, pickle.loads(pickle.dumps(error)), sent):
+        assert isinstance(twin, UsageError)
+        assert twin.worded({"max_length", "date"}) == "--max-length 8 | 9 and --date of window"

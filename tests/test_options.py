@@ -18,7 +18,7 @@ from tokenmill.chat import ChatSpec
 from tokenmill.errors import UsageError
 from tokenmill.integrations.trainers import VERBATIM
 from tokenmill.options import Options, declared
-from tokenmill.prompts.spec import PromptSpec
+from tokenmill.prompts import PromptSpec
 from tokenmill.work import Executor
 
 STRUCTS: dict[type[Options], tuple[Any, ...]] = {

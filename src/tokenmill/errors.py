@@ -118,19 +118,44 @@ def _rebuild(cls: type[TokenmillError], message: str, state: dict[str, Any]) -> 
 
 
 class UsageError(TokenmillError, ValueError):
-    """The call is wrong: an argument, a flag or a field of a recipe."""
+    """The call is wrong: an argument, a flag or a field of a recipe.
+
+    Args:
+        parts: The message. A tuple in it is an argument: its name, and values where the message
+            gives them. ``("trailing", "trim")`` reads ``trailing='trim'`` in Python and
+            ``--trailing trim`` on the command line.
+        place: As in `TokenmillError`.
+    """
+
+    def __init__(self, *parts: str | tuple[Any, ...], **place: Any) -> None:
+        self.parts = parts
+        super().__init__(self.worded(), **place)
+
+    def worded(self, flags: Collection[str] = ()) -> str:
+        """Return the message; the arguments in ``flags`` are written as flags."""
+        return "".join(
+            part if isinstance(part, str) else _worded_argument(*part, as_flag=part[0] in flags)
+            for part in self.parts
+        )
+
+
+def _worded_argument(name: str, *values: Any, as_flag: bool) -> str:
+    given = " | ".join(map(str if as_flag else repr, values))
+    if as_flag:
+        return f"--{name.replace('_', '-')}{given and ' '}{given}"
+    return f"{name}={given}" if given else name
 
 
 def check_positive(name: str, value: object) -> None:
     """Refuse what is no positive whole number."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"{name} is {value!r}; it is a positive whole number")
+        raise UsageError((name,), f" is {value!r}; it is a positive whole number")
 
 
 def check_one_of(name: str, value: object, known: Collection[str]) -> None:
     """Refuse what is none of the values that there are."""
     if value not in known:
-        raise UsageError(f"{name} is {value!r}; it is one of {', '.join(known)}")
+        raise UsageError((name,), f" is {value!r}; it is one of {', '.join(known)}")
 
 
 class SourceError(TokenmillError, OSError):

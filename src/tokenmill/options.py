@@ -32,7 +32,7 @@ Count = Annotated[int, Meta(ge=1, title="a positive whole number")]
 Variables = Annotated[Mapping[str, Any], Meta(title="a mapping of names to values")]
 
 _HELP = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)  # under "Args:"
-_CALLED = {bool: "true or false", str: "a text", int: "a whole number", types.NoneType: "None"}
+_CALLED = {bool: "true or false", str: "a text", int: "a whole number"}
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             try:
                 msgspec.convert(os.fspath(value) if is_path else value, kind)
             except (msgspec.ValidationError, UnicodeError) as error:
-                raise UsageError(f"{name} is {value!r}; it is {_allowed(hint)}") from error
+                raise UsageError((name,), f" is {value!r}; it is {_allowed(hint)}") from error
 
     def __hash__(self) -> int:
         values = (getattr(self, name) for name in self.__struct_fields__)
@@ -138,5 +138,6 @@ def _allowed(hint: Any) -> str:
         return f"one of {', '.join(get_args(kind))}"
     if get_origin(kind) is os.PathLike:
         return "a path"
-    parts = _parts(kind)
-    return " or ".join(map(_allowed, parts)) if len(parts) > 1 else _CALLED.get(kind, str(kind))
+    if len(_parts(kind)) == 1:
+        return _CALLED.get(kind, str(kind))
+    return " or ".join(_allowed(part) for part in _parts(kind) if part is not types.NoneType)

@@ -22,9 +22,8 @@ from tests.build.making import (
     write_rows,
 )
 from tokenmill import RowError, SourceError, prepare
-from tokenmill.build import outcome
 from tokenmill.build.calls import run_recipe
-from tokenmill.build.outcome import REMARKS, Account, Prepared, proof_document
+from tokenmill.build.outcome import REMARKS, Prepared
 from tokenmill.errors import REASONS
 from tokenmill.report.stats import store_stats
 
@@ -237,36 +236,6 @@ def test_every_remark_is_made_of_a_row_that_deserves_it(tmp_path: Path, counter:
     prepared = run(source, **arguments)
     number = 3 if row == silent else 2
     assert f"{number} {REMARKS[counter]}" in list(prepared.remarks())
-
-
-def test_remark_that_waits_for_an_undeclared_counter_does_not_import() -> None:
-    source = Path(str(outcome.__file__)).read_text()
-    for name in REMARKS:
-        misspelled = source.replace(f'"{name}":', f'"{name}_":')
-        assert misspelled != source
-        with pytest.raises(AssertionError, match=f"{name}_"):
-            exec(
-                compile(misspelled, "outcome.py", "exec"),
-                {"__name__": outcome.__name__},
-            )
-
-
-def test_counter_that_is_not_declared_is_refused() -> None:
-    report: dict[str, Any] = {
-        "built": True,
-        "replaced": False,
-        "seconds": {},
-        "notes": {"render": {"renderer": "jinja2"}, "encode": {"engine": "hf"}},
-    }
-    Account().add(report)
-    report["notes"]["render"]["untraced:loop over characters"] = 3
-    account = Account()
-    account.add(report)
-    proof = proof_document([], account)
-    assert proof["untraced"] == {"loop over characters": 3}
-    report["notes"]["encode"]["rows_encoded_backwards"] = 1
-    with pytest.raises(AssertionError, match="rows_encoded_backwards"):
-        account.add(report)
 
 
 # Roles

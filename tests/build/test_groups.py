@@ -28,11 +28,7 @@ from tests.build.making import (
 )
 from tokenmill.build.pipeline import group_columns
 from tokenmill.chat.render import GroupFacts
-from tokenmill.errors import CorruptionError
 from tokenmill.store import Group, Store
-from tokenmill.store.groups import Groups
-from tokenmill.store.layout import MANIFEST
-from tokenmill.store.manifest import encode_manifest, make_manifest
 from tokenmill.tokenizer import Encoded
 
 
@@ -152,6 +148,8 @@ def test_groups_of_any_size_and_kind_follow_each_other(tmp_path: Path) -> None:
             continue
         assert group.prompt_tokens == parting(group)
     assert sum(map(len, groups)) == len(store)
+    with pytest.raises(IndexError, match="group 123 of 123"):
+        groups[123]
     counts = store.manifest["totals"]["groups"]
     assert (counts["kto"], counts["ranked"], counts["preference"], counts["single"]) == (
         40,
@@ -208,45 +206,6 @@ def test_bytes_do_not_depend_on_engines_or_workers(pairs: Path, tmp_path: Path) 
         prepare(pairs, cache_dir=tmp_path / str(number), **how)
         slices.append(files_of(tmp_path / str(number), "slices"))
     assert slices[0] == slices[1] == slices[2]
-
-
-def test_a_manifest_that_hides_groups_is_refused(pairs: Path) -> None:
-    store = prepare(pairs)
-    manifest = store.manifest
-    totals = {name: value for name, value in manifest["totals"].items() if name != "groups"}
-    forged = make_manifest(manifest["document"], totals, manifest["tokenizer"], manifest["files"])
-    path = store.path / MANIFEST
-    path.chmod(0o644)
-    path.write_bytes(encode_manifest(forged))
-    with pytest.raises(CorruptionError, match="must name the files"):
-        tm.open_store(store.path)
-
-
-def test_groups_that_end_elsewhere_are_corrupt(pairs: Path) -> None:
-    store = prepare(pairs)
-    ends = store.path / "group_ends.bin"
-    ends.chmod(0o644)
-    data = bytearray(ends.read_bytes())
-    data[8] ^= 1
-    ends.write_bytes(data)
-    with pytest.raises(CorruptionError, match="checksum"):
-        tm.open_store(store.path)
-
-
-def test_a_copy_has_the_groups(pairs: Path, tmp_path: Path) -> None:
-    from tokenmill.store.transfer import copy_store
-
-    copied = Store(copy_store(prepare(pairs), tmp_path / "copy"))
-    assert len(copied.groups) == 120
-    assert isinstance(copied.groups, Groups)
-    assert copied.verify()
-
-
-def test_numbers_outside_are_refused(pairs: Path) -> None:
-    groups = prepare(pairs).groups
-    assert groups[-1].rows[0].origin.row == 119
-    with pytest.raises(IndexError, match="group 120 of 120"):
-        groups[120]
 
 
 @settings(max_examples=100, deadline=None)

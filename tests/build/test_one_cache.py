@@ -121,25 +121,6 @@ def test_a_verb_after_any_other_gives_what_it_gives_alone(
             assert kept.items() <= _kept(cache).items(), f"{later} after {earlier}"
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ("auto", "transformers"),
-        pytest.param("transformers", "auto", marks=pytest.mark.soak),
-    ],
-)
-def test_workers_that_load_the_copy_take_it_in_either_spelling(
-    first: str, second: str, tmp_path: Path
-) -> None:
-    before, source = _sources(tmp_path)
-    local = {"executor": "local", "num_workers": 1}
-    _run("prepare", first, before, tmp_path / "cache", **local)
-    kept = _kept(tmp_path / "cache")
-    for verb in ("prompts", "prepare"):
-        _run(verb, second, source, tmp_path / "cache", **local)
-        assert _kept(tmp_path / "cache") == kept
-
-
 def test_whole_copy_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
     ours = load(TOKENIZER, backend="transformers")
     home = tmp_path / "tokenizers" / ours.key

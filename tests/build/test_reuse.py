@@ -109,31 +109,25 @@ def test_two_files_of_the_same_rows_share_slices(source: Path, tmp_path: Path) -
 # Content that changes a little
 
 
-def test_appended_rows_build_only_the_tail(source: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "most"),
+    [
+        (lambda rows: [*rows, json.dumps(conversation(300))], 2),
+        (lambda rows: [json.dumps(conversation(9999)), *rows], 3),
+        (lambda rows: [*rows[:100], rows[101].replace("amber", "AMBER"), *rows[102:]], 3),
+    ],
+    ids=["appended", "inserted", "removed and edited"],
+)
+def test_changed_rows_rebuild_a_few_slices(
+    source: Path, change: Callable[[list[str]], list[str]], most: int
+) -> None:
     before = run(source).summary()
-    with open(source, "a") as file:
-        file.write(json.dumps(conversation(300)) + "\n")
-    after = run(source)
+    rows = change(source.read_text().splitlines())
+    after = run(write_rows(source, rows))
     assert not after.hit
-    assert len(after.store) == 301
-    assert after.account.slices_built <= 2
+    assert len(after.store) == len(rows)
+    assert 1 <= after.account.slices_built <= most
     assert after.summary()["slices"] - before["slices"] <= 1
-
-
-def test_inserted_row_rebuilds_a_few_slices(source: Path) -> None:
-    run(source)
-    source.write_bytes(json.dumps(conversation(9999)).encode() + b"\n" + source.read_bytes())
-    after = run(source)
-    assert len(after.store) == 301
-    assert 1 <= after.account.slices_built <= 3
-
-
-def test_removed_and_edited_rows_rebuild_a_few_slices(source: Path) -> None:
-    run(source)
-    rows = source.read_text().splitlines()
-    edited = [*rows[:100], rows[101].replace("amber", "AMBER"), *rows[102:]]
-    after = run(write_rows(source, edited))
-    assert 1 <= after.account.slices_built <= 3
 
 
 # Another limit
@@ -226,38 +220,20 @@ def test_corrupt_slice_is_tokenized_again_for_another_limit(
 # On request
 
 
-def test_force_recache_builds_again_and_compares(source: Path, own_cache: Path) -> None:
-    first = run(source)
-    before = bits(own_cache, first)
-    again = run(source, force_recache=True)
-    assert not again.hit
-    assert again.account.slices_built == again.summary()["slices"]
-    assert again.account.slices_derived == 0
-    assert bits(own_cache, again) == before
-
-
-def test_force_recache_mends_a_corrupt_slice(source: Path, own_cache: Path) -> None:
-    first = run(source)
-    before = bits(own_cache, first)
-    victim = first.store.layout.slice(next(first.store.slice_keys())).tokens
-    victim.chmod(0o644)
-    victim.write_bytes(victim.read_bytes()[:-8])
-    again = run(source, force_recache=True)
-    assert bits(own_cache, again) == before
-    assert len(list((own_cache / "quarantine").iterdir())) > 0
-    assert again.store.verify() > 0
-
-
-@pytest.mark.parametrize("gone", ["all slices", "a record", "tokens", "meta"])
-def test_slices_that_are_gone_are_built_again(source: Path, own_cache: Path, gone: str) -> None:
+@pytest.mark.parametrize("stats", [4096, 0], ids=["by stat", "by directory"])
+@pytest.mark.parametrize("gone", ["all slices", "record", "tokens", "meta"])
+def test_slices_that_are_gone_are_built_again(
+    source: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, gone: str, stats: int
+) -> None:
     """Somebody cleaned up by hand: the same command simply works."""
+    monkeypatch.setattr("tokenmill.build.run.MAX_STATS", stats)
     first = run(source)
     before = bits(own_cache, first)
-    files = first.store.layout.slice(next(first.store.slice_keys()))
     if gone == "all slices":
         shutil.rmtree(own_cache / "slices")
     else:
-        {"a record": files.record, "tokens": files.tokens, "meta": files.meta}[gone].unlink()
+        last = list(first.store.slice_keys())[-1]
+        getattr(first.store.layout.slice(last), gone).unlink()
     again = run(source)
     assert not again.hit
     slices = again.summary()["slices"]
@@ -312,19 +288,3 @@ def test_progress_counts_every_slice_once_found_built_or_derived(source: Path) -
     limited = run(source, max_length=int(first.store.lengths.max()) - 1, progress=seen.append)
     assert limited.account.slices_derived > 0
     assert (seen[-1].rows, seen[-1].slices) == (301, limited.summary()["slices"])
-
-
-@pytest.mark.parametrize("looked_at", [4096, 0])
-@pytest.mark.parametrize("ending", [".json", ".arrow", ".meta.arrow"])
-def test_lost_file_of_any_slice_is_made_again(
-    source: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, looked_at: int, ending: str
-) -> None:
-    monkeypatch.setattr("tokenmill.build.run.MAX_STATS", looked_at)
-    first = run(source)
-    honest = files_of(own_cache, "slices")
-    assert run(source).hit
-    last = list(first.store.slice_keys())[-1]
-    (own_cache / "slices" / last[:2] / f"{last}{ending}").unlink()
-    again = run(source)
-    assert (again.hit, again.account.slices_built) == (False, 1)
-    assert files_of(own_cache, "slices") == honest

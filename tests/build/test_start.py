@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import tokenmill as tm
-from tests.build.making import TOKENIZER, conversations, files_of, small_cuts, write_rows
+from tests.build.making import TOKENIZER, conversations, small_cuts, write_rows
 from tests.programs import PROJECT, environment
 from tokenmill.errors import TokenizerError
 from tokenmill.tokenizer import Tokenizer, engines
@@ -167,17 +167,6 @@ def test_executor_stays_here_only_where_it_was_told_of_no_workers(no_workers: No
 
 def open_echo(options: object) -> object:
     return lambda payload: payload
-
-
-def test_executor_engine_and_what_was_loaded_change_no_byte(tmp_path: Path) -> None:
-    rows = write_rows(tmp_path / "rows.jsonl", conversations(50))
-    ways = ({}, {}, {"num_workers": 1, "engine": "fastokens"}, {"executor": "inline"})
-    pictures = []
-    for number, way in enumerate(ways):
-        cache = tmp_path / str(number)
-        tm.prepare(rows, tokenizer=TOKENIZER, tokenizer_backend="file", cache_dir=cache, **way)  # type: ignore[arg-type]
-        pictures.append(files_of(cache, "slices") | files_of(cache, "stores"))
-    assert all(picture == pictures[0] for picture in pictures)
 
 
 def test_warm_process_loads_nothing_again(

@@ -13,7 +13,7 @@ import tokenmill as tm
 from tests.build.making import TOKENIZER, conversations, write_rows
 from tokenmill.errors import UsageError
 from tokenmill.fingerprint import own_order
-from tokenmill.prompts.spec import PromptSpec
+from tokenmill.prompts import PromptSpec
 from tokenmill.tokenizer import load
 
 SHOWN = "{{ x | tojson }}{% for k in x %}{{ k }},{% endfor %}"

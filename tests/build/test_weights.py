@@ -6,6 +6,7 @@ The oracle looks a token's turn up in `Row.turns` and the turn's message in the 
 from __future__ import annotations
 
 import json
+import pkgutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -254,109 +255,61 @@ def labelled(row: Row) -> list[float]:
 
 
 @pytest.mark.parametrize("mask", ["labels", "loss_mask"])
-@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
-def test_exports_have_a_column_of_weights(
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "hf", "to_hf"])
+def test_exports_and_lazy_datasets_have_a_column_of_weights(
     store: Store, tmp_path: Path, kind: str, mask: str
 ) -> None:
-    target = tmp_path / f"rows.{kind}"
-    tm.export(store, kind, target, mask=mask)
-    if kind == "parquet":
-        found = pq.read_table(target)["loss_weights"].to_pylist()
-    else:
+    target = tmp_path / f"rows.{'jsonl' if kind == 'jsonl' else 'parquet'}"
+    if kind == "to_hf":
+        pytest.importorskip("datasets")
+        rows = tm.to_hf(store, mask=mask)
+        assert rows.column_names == ["input_ids", mask, "loss_weights"]
+        found = rows[:]["loss_weights"]
+        assert rows[3]["loss_weights"] == found[3]
+    elif kind == "jsonl":
+        tm.export(store, kind, target, mask=mask)
         found = [json.loads(line)["loss_weights"] for line in target.read_text().splitlines()]
+    else:
+        tm.export(store, kind, target, **({} if kind == "hf" else {"mask": mask}))
+        table = pq.read_table(target)
+        found = table["loss_weights"].to_pylist()
+        if kind == "hf":
+            mask = "labels"
+            assert table.column_names == ["input_ids", "attention_mask", "labels", "loss_weights"]
     whole = labelled if mask == "labels" else lambda row: row.weights.tolist()
     assert found == [whole(row) for row in store]
 
 
-def test_trainer_columns_have_weights(store: Store, tmp_path: Path) -> None:
-    tm.export(store, "hf", tmp_path / "rows.parquet")
-    table = pq.read_table(tmp_path / "rows.parquet")
-    assert table.column_names == ["input_ids", "attention_mask", "labels", "loss_weights"]
-    assert table["loss_weights"].to_pylist() == [labelled(row) for row in store]
-
-
-@pytest.mark.parametrize("mask", ["labels", "loss_mask"])
-def test_lazy_datasets_have_weights(store: Store, mask: str) -> None:
-    pytest.importorskip("datasets")
-    rows = tm.to_hf(store, mask=mask)
-    assert rows.column_names == ["input_ids", mask, "loss_weights"]
-    whole = labelled if mask == "labels" else lambda row: row.weights.tolist()
-    assert rows[:]["loss_weights"] == [whole(row) for row in store]
-    assert rows[3]["loss_weights"] == whole(store[3])
-
-
-def _trl(store: Store, tmp_path: Path) -> Any:
-    from tokenmill.integrations.hf import for_trl
-
-    return for_trl(store)
-
-
-def _assistant_masks(store: Store, tmp_path: Path) -> Any:
-    return tm.to_hf(store, mask="assistant_masks")
-
-
-def _torch(store: Store, tmp_path: Path) -> Any:
-    from tokenmill.integrations.torch import Dataset
-
-    return Dataset(store)
-
-
-def _skyrl(store: Store, tmp_path: Path) -> Any:
-    from tokenmill.integrations.skyrl import SFTDataset
-
-    return SFTDataset(store)
-
-
-def _miles(store: Store, tmp_path: Path) -> Any:
-    from tokenmill.integrations.miles.source import Lookup
-
-    return Lookup(store)
-
-
-def _nemo(store: Store, tmp_path: Path) -> Any:
-    from tokenmill.integrations.nemo_rl import MessageLogs
-
-    return MessageLogs(as_view(store))
-
-
-def _verl(store: Store, tmp_path: Path) -> Any:
-    from tokenmill.integrations.verl import SFTDataset
-
-    return SFTDataset([str(store.path)], None, {"pad_mode": "no_padding", "max_length": 4096})
-
-
-def _megatron(store: Store, tmp_path: Path) -> Any:
-    from tokenmill.integrations.megatron import PackedSamples
-
-    return PackedSamples(as_view(store), tm.Pack(256))
-
-
-def _export(kind: str, **given: Any) -> Callable[[Store, Path], Any]:
-    return lambda store, tmp_path: tm.export(store, kind, tmp_path / "out", **given)
-
-
-HOSTS: dict[str, tuple[str, Callable[[Store, Path], Any]]] = {
-    "trl": ("TRL", _trl),
-    "assistant_masks": ("a dataset with assistant_masks", _assistant_masks),
-    "torch": ("a map-style dataset", _torch),
-    "skyrl": ("SkyRL", _skyrl),
-    "miles": ("sft_rollout of miles and slime", _miles),
-    "verl": ("verl", _verl),
-    "nemo_rl": ("NeMo RL", _nemo),
-    "megatron": ("Megatron-LM", _megatron),
-    "export axolotl": ("format axolotl", _export("axolotl")),
-    "export megatron": ("format megatron", _export("megatron")),
-    "export packs": ("format packed-parquet", _export("packed-parquet", pack=tm.Pack(256))),
+VERL = {"pad_mode": "no_padding", "max_length": 4096}
+HOSTS: dict[str, tuple[str, Callable[[Store], tuple[Any, ...]]]] = {
+    "TRL": ("hf:for_trl", lambda store: (store,)),
+    "a map-style dataset": ("torch:Dataset", lambda store: (store,)),
+    "SkyRL": ("skyrl:SFTDataset", lambda store: (store,)),
+    "sft_rollout of miles and slime": ("miles.source:Lookup", lambda store: (store,)),
+    "verl": ("verl:SFTDataset", lambda store: ([str(store.path)], None, VERL)),
+    "NeMo RL": ("nemo_rl:MessageLogs", lambda store: (as_view(store),)),
+    "Megatron-LM": ("megatron:PackedSamples", lambda store: (as_view(store), tm.Pack(256))),
 }
 
 
-@pytest.mark.parametrize("host", HOSTS)
-def test_readers_that_know_masks_alone_are_refused_by_name(
-    store: Store, tmp_path: Path, host: str
-) -> None:
+@pytest.mark.parametrize("name", HOSTS)
+def test_hosts_that_know_masks_alone_are_refused_by_name(store: Store, name: str) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("datasets")
-    name, use = HOSTS[host]
+    host, arguments = HOSTS[name]
+    reader = pkgutil.resolve_name(f"tokenmill.integrations.{host}")
     with pytest.raises(UsageError, match=f"{name} knows no weights"):
-        use(store, tmp_path)
+        reader(*arguments(store))
+
+
+@pytest.mark.parametrize("kind", ["axolotl", "megatron", "packed-parquet"])
+def test_formats_that_know_masks_alone_are_refused_by_name(
+    store: Store, tmp_path: Path, kind: str
+) -> None:
+    pytest.importorskip("datasets")
+    pack = {"pack": tm.Pack(256)} if kind == "packed-parquet" else {}
+    with pytest.raises(UsageError, match=f"format {kind} knows no weights"):
+        tm.export(store, kind, tmp_path / "out", **pack)
     assert not (tmp_path / "out").exists()
+    with pytest.raises(UsageError, match="a dataset with assistant_masks knows no weights"):
+        tm.to_hf(store, mask="assistant_masks")

@@ -24,13 +24,7 @@ SEED = 11
 
 
 class Model:
-    """One case, eagerly.
-
-    Args:
-        corpus: The rows.
-        name: The case.
-        ranks: Data-parallel ranks, which only `balanced` packing asks for.
-    """
+    """One case, eagerly. Only `balanced` packing depends on the data-parallel ranks."""
 
     def __init__(self, corpus: Corpus, name: str, ranks: int = 1) -> None:
         self.corpus = corpus
@@ -44,7 +38,6 @@ class Model:
     # Orders: lists of row numbers.
 
     def own_order(self, rows: int, epoch: int, stream: int) -> list[int]:
-        """One source's epoch."""
         if not self.case.get("shuffle", True):
             return list(range(rows))
         bijection = Permutation(rows, derive_key(1, SEED, epoch, stream))
@@ -88,7 +81,6 @@ class Model:
         return rates
 
     def order(self, epoch: int) -> list[int]:
-        """Row numbers of one epoch."""
         if "mix" not in self.case:
             rows = self.own_order(SIZES["one"], epoch, 0)
         else:
@@ -126,7 +118,6 @@ class Model:
     # Samples: rows, or packs of pieces.
 
     def _samples(self, epoch: int) -> list[Sample]:
-        """One epoch's samples."""
         rows = self.order(epoch)
         if "pack" not in self.case:
             return [((row, 0, self.lengths[row]),) for row in rows]

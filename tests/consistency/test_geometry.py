@@ -87,14 +87,6 @@ def test_elastic_ranks_serve_every_row_once_per_epoch(corpus: Corpus, name: str)
         assert counts == Counter(range(rows))
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 5])
-@pytest.mark.parametrize("name", ["rows", "packed", "mixed"])
-def test_prefetch_does_not_change_a_batch(corpus: Corpus, name: str, prefetch: int) -> None:
-    expected = [digest(batch) for batch in loader_of(corpus, name).repeat(2)]
-    loader = loader_of(corpus, name, prefetch=prefetch)
-    assert [digest(batch) for batch in loader.repeat(2)] == expected
-
-
 @pytest.mark.parametrize("name", ["packed", "mixed"])
 def test_environment_does_not_change_a_batch(corpus: Corpus, name: str) -> None:
     expected = [digest(batch) for batch in loader_of(corpus, name).repeat(2)]

@@ -6,6 +6,9 @@ import json
 import os
 import random
 import signal
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +23,14 @@ EPOCHS = 3
 REPORT = "tests.consistency.child:print_report"
 WHOLE = ("packed",)
 """Streams of which `make test` tries every step in a process of its own; `make soak`: of all."""
-WHOLE_OR_SOAK = [
-    pytest.param(name, marks=() if name in WHOLE else pytest.mark.soak) for name in CASES
-]
+
+
+def streams(some: int, every: int) -> list[Any]:
+    """Every stream with `some`; those of `WHOLE`, and in a soak all, with `every` instead."""
+    soak = pytest.mark.soak
+    return [pytest.param(name, some) for name in CASES if name not in WHOLE] + [
+        pytest.param(name, every, marks=() if name in WHOLE else soak) for name in CASES
+    ]
 
 
 def uninterrupted(corpus: Corpus, name: str, **more: Any) -> tuple[list[str], list[dict[str, Any]]]:
@@ -42,7 +50,8 @@ def job(corpus: Corpus, name: str, state: Any, take: int | None, **more: Any) ->
     }  # fmt: skip
 
 
-def resume_at_every_step(corpus: Corpus, zygote: Zygote, name: str, share: int) -> None:
+@pytest.mark.parametrize(("name", "share"), streams(some=5, every=1))
+def test_resume_at_every_step(corpus: Corpus, zygote: Zygote, name: str, share: int) -> None:
     """One step of so many in a new process, the others with new objects in this one."""
     batches, states = uninterrupted(corpus, name)
     assert len(batches) > 10
@@ -59,57 +68,41 @@ def resume_at_every_step(corpus: Corpus, zygote: Zygote, name: str, share: int) 
     assert len(pids) == len(states[::share]) + 1
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in WHOLE])
-def test_resume_at_every_step(corpus: Corpus, zygote: Zygote, name: str) -> None:
-    resume_at_every_step(corpus, zygote, name, share=5)
-
-
-@pytest.mark.parametrize("name", WHOLE_OR_SOAK)
-def test_resume_at_every_step_in_a_new_process(corpus: Corpus, zygote: Zygote, name: str) -> None:
-    resume_at_every_step(corpus, zygote, name, share=1)
-
-
-def resume_in_a_chain(corpus: Corpus, zygote: Zygote, name: str, times: int) -> None:
-    """So many resumes, each in a new process and from the state of the one before."""
+def resume_in_a_chain(
+    corpus: Corpus, name: str, takes: Iterable[int], run: Callable[..., Any], **more: Any
+) -> None:
+    """So many resumes, each from the state of the one before, and then to the end."""
     batches, states = uninterrupted(corpus, name)
-    steps = random.Random(name)
     served: list[str] = []
     state = None
-    for _ in range(times):
-        most = len(batches) // times + 1
-        report = in_new_process(zygote, job(corpus, name, state, steps.randint(0, most)))
+    for take in (*takes, None):
+        report = run(job(corpus, name, state, take, **more))
         served += report["batches"]
         state = report["state"]
         assert state == states[len(served)]
-    served += in_new_process(zygote, job(corpus, name, state, None))["batches"]
     assert served == batches
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in WHOLE])
-def test_chained_resumes_in_new_processes(corpus: Corpus, zygote: Zygote, name: str) -> None:
-    resume_in_a_chain(corpus, zygote, name, times=8)
-
-
-@pytest.mark.parametrize("name", WHOLE_OR_SOAK)
-def test_thirty_chained_resumes_in_new_processes(corpus: Corpus, zygote: Zygote, name: str) -> None:
-    resume_in_a_chain(corpus, zygote, name, times=30)
+@pytest.mark.parametrize(("name", "times"), streams(some=8, every=30))
+def test_chained_resumes_in_new_processes(
+    corpus: Corpus, zygote: Zygote, name: str, times: int
+) -> None:
+    most = len(uninterrupted(corpus, name)[0]) // times + 1
+    steps = random.Random(name)
+    takes = [steps.randint(0, most) for _ in range(times)]
+    resume_in_a_chain(corpus, name, takes, partial(in_new_process, zygote))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("take", [9, pytest.param(1, marks=pytest.mark.soak)])
 def test_chained_resumes_in_fresh_interpreters(corpus: Corpus, take: int) -> None:
     """Nothing is inherited at all: 36 batches, each epoch ending with a partial one."""
-    batches, _ = uninterrupted(corpus, "rows_keep")
-    assert len(batches) == EPOCHS * 12
-    served: list[str] = []
-    state = None
-    for seed in range(0, len(batches), take):
-        report = in_fresh_interpreter(
-            job(corpus, "rows_keep", state, take), PYTHONHASHSEED=str(seed)
-        )
-        served += report["batches"]
-        state = report["state"]
-    assert served == batches
+    seeds = count()
+
+    def run(job: dict[str, Any]) -> dict[str, Any]:
+        return in_fresh_interpreter(job, PYTHONHASHSEED=str(next(seeds)))
+
+    resume_in_a_chain(corpus, "rows_keep", [take] * (EPOCHS * 12 // take), run)
 
 
 @pytest.mark.parametrize("prefetch", [1, 7])
@@ -117,16 +110,8 @@ def test_chained_resumes_in_fresh_interpreters(corpus: Corpus, take: int) -> Non
 def test_resume_counts_what_was_handed_out_not_what_was_prefetched(
     corpus: Corpus, zygote: Zygote, name: str, prefetch: int
 ) -> None:
-    batches, states = uninterrupted(corpus, name)
-    geometry = {"prefetch": prefetch}
-    take = 3 + len(batches) // 20
-    state, served = None, []
-    while len(served) < len(batches):
-        report = in_new_process(zygote, job(corpus, name, state, take, geometry=geometry))
-        served += report["batches"]
-        state = report["state"]
-        assert state == states[len(served)]
-    assert served == batches
+    run, geometry = partial(in_new_process, zygote), {"prefetch": prefetch}
+    resume_in_a_chain(corpus, name, [4] * 6, run, geometry=geometry)
 
 
 @pytest.mark.slow

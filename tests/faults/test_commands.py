@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
@@ -147,30 +148,34 @@ def finish(command: subprocess.Popen[str], seconds: float = 100) -> Outcome:
     return Outcome(command.returncode, False, 0, stdout, stderr)
 
 
+class Running(NamedTuple):
+    """A command that has published a few slices."""
+
+    command: subprocess.Popen[str]
+    workers: list[psutil.Process]
+    cache: Path
+
+
+@pytest.fixture
+def running(larger: Larger, tmp_path: Path, commands: list[subprocess.Popen[str]]) -> Running:
+    cache = tmp_path / "cache"
+    command = start_command(prepare_arguments(larger.sources, cache, *LOCAL))
+    commands.append(command)
+    wait_for(lambda: len(committed(cache)) >= 3)
+    return Running(command, workers_of(command), cache)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV], ids=lambda n: n.name)
-def test_killed_worker_costs_its_slice_a_retry_and_no_byte(
-    larger: Larger, tmp_path: Path, commands: list[subprocess.Popen[str]], number: signal.Signals
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, signal.SIGSEGV, pytest.param(signal.SIGSTOP, marks=pytest.mark.soak)],
+    ids=lambda n: n.name,
+)
+def test_lost_worker_costs_its_slice_a_retry_and_no_byte(
+    larger: Larger, running: Running, number: signal.Signals
 ) -> None:
-    cache = tmp_path / "cache"
-    command = start_command(prepare_arguments(larger.sources, cache, *LOCAL))
-    commands.append(command)
-    wait_for(lambda: len(committed(cache)) >= 3)
-    os.kill(workers_of(command)[0].pid, number)
-    outcome = finish(command)
-    assert outcome.exit == 0, outcome.stderr
-    assert picture(cache) == larger.picture
-
-
-@pytest.mark.soak
-def test_stopped_worker_costs_its_slice_a_retry_and_no_byte(
-    larger: Larger, tmp_path: Path, commands: list[subprocess.Popen[str]]
-) -> None:
-    cache = tmp_path / "cache"
-    command = start_command(prepare_arguments(larger.sources, cache, *LOCAL))
-    commands.append(command)
-    wait_for(lambda: len(committed(cache)) >= 3)
-    os.kill(workers_of(command)[0].pid, signal.SIGSTOP)
+    command, workers, cache = running
+    os.kill(workers[0].pid, number)
     outcome = finish(command)
     assert outcome.exit == 0, outcome.stderr
     assert picture(cache) == larger.picture
@@ -201,16 +206,18 @@ def test_workers_that_always_die_are_a_typed_error_and_what_is_done_stays(
     assert picture(cache) == clean.picture
 
 
-def test_workers_of_a_killed_command_are_gone_and_a_rerun_finishes(
-    zygote: Zygote, larger: Larger, tmp_path: Path, commands: list[subprocess.Popen[str]]
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=lambda n: n.name)
+def test_workers_of_an_ended_command_are_gone_and_a_rerun_finishes(
+    zygote: Zygote, larger: Larger, running: Running, number: signal.Signals
 ) -> None:
-    cache = tmp_path / "cache"
-    command = start_command(prepare_arguments(larger.sources, cache, *LOCAL))
-    commands.append(command)
-    wait_for(lambda: len(committed(cache)) >= 3)
-    workers = workers_of(command)
+    command, workers, cache = running
     assert workers
-    command.kill()
+    command.send_signal(number)
+    outcome = finish(command, 20)
+    if number == signal.SIGINT:
+        assert outcome.exit == 130
+        assert "run the same command again" in outcome.stderr
+        assert len(list((cache / "staging").iterdir())) <= 2  # of the killed workers
     wait_for(lambda: all(map(is_gone, workers)), 5)
     zygote.judge(cache)
     done = committed(cache)
@@ -218,27 +225,8 @@ def test_workers_of_a_killed_command_are_gone_and_a_rerun_finishes(
     assert again.exit == 0, again.stderr
     assert again.said["slices_built"] == larger.slices - len(done)
     assert picture(cache) == larger.picture
-    assert not [path for path in Path("/dev/shm").iterdir() if "tokenmill" in path.name]
-
-
-def test_interrupted_command_keeps_every_finished_slice(
-    zygote: Zygote, larger: Larger, tmp_path: Path, commands: list[subprocess.Popen[str]]
-) -> None:
-    cache = tmp_path / "cache"
-    command = start_command(prepare_arguments(larger.sources, cache, *LOCAL))
-    commands.append(command)
-    wait_for(lambda: len(committed(cache)) >= 3)
-    workers = workers_of(command)
-    command.send_signal(signal.SIGINT)
-    outcome = finish(command, 20)
-    assert outcome.exit == 130
-    assert "run the same command again" in outcome.stderr
-    wait_for(lambda: all(map(is_gone, workers)), 5)
-    assert len(list((cache / "staging").iterdir())) <= 2  # of the killed workers
-    done = committed(cache)
-    again = zygote.one(prepare_arguments(larger.sources, cache))
-    assert again.said["slices_built"] == larger.slices - len(done)
-    assert picture(cache) == larger.picture
+    shared = [path for path in Path("/dev/shm").iterdir() if path.is_file()]
+    assert not [path for path in shared if "tokenmill" in path.name]
 
 
 @pytest.mark.soak

@@ -1,6 +1,6 @@
 """One contract for everything that is kept sealed in a cache.
 
-Selection and length indexes, parts, row indexes, seekable copies, notes and memos: each is
+Selection and length indexes, row indexes, seekable copies, notes and memos: each is
 published whole or not at all, by however many writers; whatever is not what was written is either
 refused with an error that names the file and says what to do, or taken for absent and made again.
 ``sealed.json`` holds one of each as format 1 has them, byte by byte: they must be read.
@@ -21,16 +21,9 @@ import numpy as np
 import pytest
 
 from tests.store.making import make_columns, make_store
-from tokenmill import fingerprint
 from tokenmill.dataset import View, filtered
 from tokenmill.errors import CacheError, CorruptionError
-from tokenmill.prompts.lengths import (
-    LengthIndex,
-    Rejection,
-    publish_index,
-    read_part,
-    write_part,
-)
+from tokenmill.prompts.prompt_lengths import LengthIndex, Rejection, publish_lengths
 from tokenmill.source.bytefile import LocalFile
 from tokenmill.source.copy import CopyFile, write_copy
 from tokenmill.source.index import Index, Shelf, index_key, write_index
@@ -63,25 +56,13 @@ def read_selection(place: Path) -> Any:
 
 
 def make_lengths(root: Path) -> Path:
-    place = root / "rows" / fingerprint.key(DOCUMENT)
     serving = {"template": "{{ messages }}", "special_tokens": {"eos_token": "</s>"}}
-    publish_index(root, place, DOCUMENT, serving, [(LENGTHS, [BAD_ROW])])
-    return place
+    return publish_lengths(root, DOCUMENT, [(LENGTHS, [BAD_ROW])], serving)
 
 
 def read_lengths(place: Path) -> Any:
     index = LengthIndex(place, DOCUMENT)
     return index.lengths.tolist(), list(index.rejections()), index.rejected, index.template
-
-
-def make_part(root: Path) -> Path:
-    write_part(root, root / "rows" / KEY, (LENGTHS, [BAD_ROW]))
-    return root / "rows" / KEY
-
-
-def read_whole_part(place: Path) -> Any:
-    found = read_part(place, len(LENGTHS))
-    return None if found is None else (found[0].tolist(), found[1])
 
 
 def make_row_index(root: Path) -> Path:
@@ -139,7 +120,6 @@ class Kind(NamedTuple):
 KINDS = {
     "selection index": Kind(make_selection, read_selection),
     "length index": Kind(make_lengths, read_lengths),
-    "part": Kind(make_part, read_whole_part, remade=True),
     "row index": Kind(make_row_index, read_row_index),
     "copy": Kind(make_copy, read_copy),
     "note": Kind(make_note, read_note, remade=True),
@@ -266,8 +246,7 @@ def test_eight_writers_leave_one_and_nothing_beside_it(kind: Kind, root: Path) -
 def test_one_that_this_user_may_not_read_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = tmp_path / "rows" / KEY
-    write_part(tmp_path, place, (LENGTHS, [BAD_ROW]))
+    place = make_note(tmp_path)
     read = Path.read_bytes
 
     def refused(path: Path) -> bytes:
@@ -277,6 +256,6 @@ def test_one_that_this_user_may_not_read_stays(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_bytes", refused)
-        write_part(tmp_path, place, (LENGTHS, [BAD_ROW]))
+        make_note(tmp_path)
     assert not (tmp_path / "quarantine").exists()
-    assert read_part(place, 3) is not None
+    assert read_note(place) is not None

@@ -22,7 +22,7 @@ import tokenmill as tm
 from tests.store.making import make_columns, make_store
 from tokenmill.dataset import concat, filtered, mix
 from tokenmill.errors import UsageError
-from tokenmill.formats import plan as plans
+from tokenmill.formats import export_files as plans
 from tokenmill.loader import Loader, WholeRun
 from tokenmill.packing import Pack
 from tokenmill.store import Row, Store
@@ -62,8 +62,7 @@ def labels_of(row: Row) -> list[int]:
 
 
 def origin_of(row: Row) -> dict[str, Any]:
-    o = row.origin
-    return {"path": o.path, "row": o.row, "line": o.line, "offset": o.offset, "length": o.length}
+    return {name: getattr(row.origin, name) for name in ("path", "row", "line", "offset", "length")}
 
 
 def check_records(records: list[dict[str, Any]], store: Store, mask: str, *, text: bool) -> None:
@@ -350,34 +349,24 @@ def test_stores_that_carry_different_columns_get_nulls(store: Store, tmp_path: P
         ("megatron", "a.jsonl", {}, "a.jsonl does not name"),
         ("packed-parquet", "a", {"pack": Pack(10)}, "row .* has .* tokens"),
         ("packed-parquet", "a", {"pack": Pack(64), "pad_multiple": 8}, "layout megatron-bridge"),
-        (
-            "packed-parquet",
-            "a",
-            {**BRIDGE, "pad_multiple": 0},
-            "pad_multiple is 0; it is a positive",
-        ),
+        ("packed-parquet", "a", {**BRIDGE, "pad_multiple": 0}, "pad_multiple is 0; it is a pos"),
         ("packed-parquet", "a", {**BRIDGE, "pad_multiple": 48}, "no multiple of pad_multiple=48"),
         ("parquet", "a", {"also": ["length"]}, "also is for hf"),
         ("hf", "a", {"also": ["length", "length"]}, "each column once"),
         ("hf", "a", {"also": ["nobody"]}, "also is nobody: .*store carries .lang, score"),
         ("hf", "a.arrow", {}, "a.arrow does not name"),
+        ("hf", "a", {"splits": ()}, "no splits"),
+        ("hf", "a", {"splits": ("a/b",)}, "a split's name"),
+        ("parquet", "a", {"splits": ("a",)}, "format hf"),
+        ("hf", "a.parquet", {"splits": ("a",)}, "format hf"),
     ],
 )
 def test_wrong_calls_are_refused_before_anything_is_written(
     store: Store, tmp_path: Path, name: str, out: str, more: Any, message: str
 ) -> None:
+    more = dict(more)
+    splits = more.pop("splits", None)
+    data = store if splits is None else dict.fromkeys(splits, store)
     with pytest.raises(UsageError, match=message):
-        tm.export(store, name, tmp_path / out, **more)
-    assert not any(tmp_path.iterdir())
-
-
-def test_wrong_splits_are_refused(store: Store, tmp_path: Path) -> None:
-    for parts, name, out, message in (
-        ({}, "hf", "a", "no splits"),
-        ({"a/b": store}, "hf", "a", "a split's name"),
-        ({"a": store}, "parquet", "a", "format hf"),
-        ({"a": store}, "hf", "a.parquet", "format hf"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            tm.export(parts, name, tmp_path / out)
+        tm.export(data, name, tmp_path / out, **more)
     assert not any(tmp_path.iterdir())

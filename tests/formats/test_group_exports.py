@@ -9,16 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import tokenmill as tm
 from tests.build.making import INLINE, TOKENIZER, write_rows
 from tests.build.test_groups import kto, pair, ranked
 from tests.cli.harness import Shell
+from tests.formats.test_exports import labels_of, read_arrow, read_parquet
 from tokenmill.errors import UsageError
-from tokenmill.formats import plan as plans
+from tokenmill.formats import export_files as plans
 from tokenmill.store import Row, Store
 
 COUNT, SEED = 30, 5
@@ -41,15 +40,10 @@ def feedback(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return prepare(tmp_path_factory.mktemp("kto"), list(map(kto, range(COUNT))))
 
 
-def sequence(ids: list[int], mask: list[int], prefix: str) -> dict[str, list[int]]:
-    """The columns of one sequence, by the words of the documents."""
-    labels = [token if on else -100 for token, on in zip(ids, mask, strict=True)]
-    values = (ids, [1] * len(ids), [-100, *labels[1:]])
-    return {prefix + name: value for name, value in zip(COLUMNS, values, strict=True)}
-
-
 def of_row(row: Row, prefix: str) -> dict[str, list[int]]:
-    return sequence(row.input_ids.tolist(), row.loss_mask.tolist(), prefix)
+    """The columns of one sequence, by the words of the documents."""
+    values = (row.input_ids.tolist(), [1] * len(row), labels_of(row))
+    return {prefix + name: value for name, value in zip(COLUMNS, values, strict=True)}
 
 
 def records_of(data: Any) -> list[dict[str, Any]]:
@@ -62,12 +56,8 @@ def records_of(data: Any) -> list[dict[str, Any]]:
 
 def read(path: Path) -> list[dict[str, Any]]:
     if path.suffix == ".parquet":
-        return pq.read_table(path).to_pylist()
-    found = []
-    for file in sorted(path.glob("*.arrow")):
-        with pa.memory_map(str(file)) as mapped:
-            found += pa.ipc.open_stream(mapped).read_all().to_pylist()
-    return found
+        return read_parquet(path)
+    return [record for file in sorted(path.glob("*.arrow")) for record in read_arrow(file)]
 
 
 @pytest.mark.parametrize("out", ["a", "a.parquet"])

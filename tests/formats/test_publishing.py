@@ -6,8 +6,6 @@ import errno
 import json
 import os
 import signal
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,11 +15,11 @@ import pytest
 
 import tokenmill as tm
 from tests.cli.harness import Shell
-from tests.programs import environment
+from tests.programs import python
 from tests.store.making import make_columns, make_store
 from tokenmill.errors import CacheError, UsageError
 from tokenmill.formats import FORMATS
-from tokenmill.formats.plan import SUFFIXES
+from tokenmill.formats.export_files import SUFFIXES
 from tokenmill.packing import Pack
 from tokenmill.store import Store
 
@@ -113,13 +111,8 @@ sys.exit(main(sys.argv[1:]))
 def test_limit_on_file_sizes_is_a_typed_error_on_the_command_line(
     store: Store, tmp_path: Path
 ) -> None:
-    arguments = ["export", str(store.path), "--format", "arrow", "--out", str(tmp_path / "o.arrow")]
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *arguments, "--json"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-    )
+    done = python(PROGRAM, "export", store.path, "--format", "arrow", "--json",
+                  "--out", tmp_path / "o.arrow")  # fmt: skip
     assert done.returncode == 1, done.stderr
     assert json.loads(done.stdout)["error"]["type"] == "CacheError"
     assert not any(tmp_path.iterdir())
@@ -131,10 +124,8 @@ import tokenmill as tm
 from tokenmill.formats import export_files
 real = export_files._stream
 def dying(plan, table, samples):
-    for number, buffer in enumerate(real(plan, table, samples)):
-        yield buffer
-        if number == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
+    yield next(real(plan, table, samples))
+    os.kill(os.getpid(), signal.SIGKILL)
 export_files._stream = dying
 tm.export(tm.open_store(sys.argv[1]), "parquet", sys.argv[2])
 """
@@ -142,7 +133,7 @@ tm.export(tm.open_store(sys.argv[1]), "parquet", sys.argv[2])
 
 def test_killed_export_is_invisible_and_the_same_call_works(store: Store, tmp_path: Path) -> None:
     out = tmp_path / "out.parquet"
-    done = subprocess.run([sys.executable, "-c", KILLED, store.path, out], env=environment())
+    done = python(KILLED, store.path, out)
     assert done.returncode == -signal.SIGKILL
     assert not out.exists()
     assert all(path.name.startswith(".") for path in tmp_path.iterdir())
@@ -153,9 +144,7 @@ PEAK = """
 import resource, sys
 import tokenmill as tm
 store = tm.open_store(sys.argv[1])
-pack = tm.Pack(4096) if sys.argv[2] == "packed-parquet" else None
-rows = tm.concat([store] * int(sys.argv[4]))
-tm.export(rows, sys.argv[2], sys.argv[3], pack=pack)
+tm.export(tm.concat([store] * int(sys.argv[4])), sys.argv[2], sys.argv[3])
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
@@ -167,9 +156,7 @@ def test_memory_does_not_grow_with_rows(tmp_path: Path, name: str) -> None:
     base = make_store(tmp_path / "cache", [make_columns([500] * 1000)])
     peaks = []
     for times in (8, 32):
-        out = tmp_path / f"out-{times}"
-        command = [sys.executable, "-c", PEAK, str(base.path), name, str(out), str(times)]
-        done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+        done = python(PEAK, base.path, name, tmp_path / f"out-{times}", times)
         assert done.returncode == 0, done.stderr
         peaks.append(int(done.stdout) << 10)
     assert peaks[1] - peaks[0] < 32 << 20
@@ -225,12 +212,10 @@ def test_command_line_makes_splits_columns_and_padded_packs(
 
 def test_command_line_refuses_with_exit_code_2(shell: Shell, store: Store, tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_text("mine")
-    refused = shell(
-        "export", store.path, "--format", "parquet", "--out", tmp_path / "a.parquet", "--json"
-    )
-    assert refused.code == 2
-    assert refused.error["path"] == str(tmp_path / "a.parquet")
-    unknown = shell("export", store.path, "--format", "csv", "--out", tmp_path / "b", "--json")
+    export = ("export", store.path, "--json", "--format")
+    refused = shell(*export, "parquet", "--out", tmp_path / "a.parquet")
+    assert (refused.code, refused.error["path"]) == (2, str(tmp_path / "a.parquet"))
+    unknown = shell(*export, "csv", "--out", tmp_path / "b")
     assert (unknown.code, unknown.error["type"]) == (2, "UsageError")
     missing = shell("export", tmp_path / "no", "--format", "arrow", "--out", tmp_path / "b")
     assert missing.code == 1

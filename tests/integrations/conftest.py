@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -12,10 +11,16 @@ import numpy as np
 import pytest
 
 import tokenmill as tm
+from tests.build.making import EXAMPLES, INLINE, TOKENIZER, write_rows
+from tests.build.test_groups import pair
 from tests.store.making import make_columns, make_store
 from tokenmill.store import Store
 
-EXAMPLES = Path(tm.__file__).parent / "examples"
+
+def labels_of(row: Any) -> list[int]:
+    """The labels of a row: its trained tokens, of which the first is never one."""
+    pairs = zip(row.input_ids[1:].tolist(), row.loss_mask[1:].tolist(), strict=True)
+    return [-100, *(token if trained else -100 for token, trained in pairs)]
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **attributes: Any) -> Any:
@@ -61,6 +66,13 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Store:
         executor="inline",
         cache_dir=tmp_path_factory.mktemp("cache"),
     )
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    place = tmp_path_factory.mktemp("pairs")
+    rows = write_rows(place / "pairs.jsonl", map(pair, range(20)))
+    return tm.prepare(str(rows), str(TOKENIZER), cache_dir=place / "cache", **INLINE)
 
 
 @pytest.fixture(scope="module")

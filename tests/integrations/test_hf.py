@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 import tokenmill as tm
-from tests.store.making import make_columns, make_store
+from tests.integrations.conftest import labels_of
+from tests.store.making import damage_slice, make_columns, make_store
 from tokenmill.dataset import concat, filtered, mix
 from tokenmill.errors import CorruptionError, UsageError
 from tokenmill.loader import Loader, WholeRun
@@ -50,12 +51,12 @@ def expected(row: Any, mask: str) -> dict[str, list[int]]:
         return {"input_ids": ids, "loss_mask": trained}
     if mask == "assistant_masks":
         return {"input_ids": ids, "assistant_masks": [0, *trained[1:]]}
-    labels = [token if on else -100 for token, on in zip(ids, trained, strict=True)]
-    return {"input_ids": ids, "labels": [-100, *labels[1:]]}
+    return {"input_ids": ids, "labels": labels_of(row)}
 
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_rows_are_the_stores(store: Store, mask: str) -> None:
+    assert store[0].loss_mask[0] == 1  # which no label and no assistant's mask has
     found = tm.to_hf(store, mask=mask)
     wanted = [expected(row, mask) for row in store]
     assert found.column_names == list(wanted[0])
@@ -72,12 +73,6 @@ def test_stored_columns_are_those_of_load_from_disk_over_the_same_bytes(store: S
     assert list(ours) == list(theirs)
     values = ours.with_format("arrow")[3]["input_ids"].chunk(0).values
     assert values.buffers()[1].address == store[3].input_ids.ctypes.data
-
-
-def test_first_label_is_never_trained_and_the_stored_mask_is_as_stored(store: Store) -> None:
-    assert store[0].loss_mask[0] == 1
-    assert tm.to_hf(store)[0]["labels"][0] == -100
-    assert tm.to_hf(store, mask="loss_mask")[0]["loss_mask"][0] == 1
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -127,12 +122,7 @@ def test_unknown_mask_and_other_objects_are_refused(store: Store) -> None:
 
 def test_corrupt_block_raises_before_its_row_is_served(tmp_path: Path) -> None:
     made = make_store(tmp_path, [make_columns([5000] * 20)])
-    files = made.layout.slice(next(iter(made.slice_keys())))
-    with open(files.tokens, "r+b") as file:
-        file.seek(files.tokens.stat().st_size // 2)
-        byte = file.read(1)[0]
-        file.seek(-1, 1)
-        file.write(bytes([byte ^ 1]))
+    damage_slice(tmp_path)
     found = tm.to_hf(open_store(made.path), mask="loss_mask")
     with pytest.raises(CorruptionError):
         list(found)

@@ -17,8 +17,7 @@ import yaml
 from scripts.host_signatures import DOCS, commands, read_page
 
 import tokenmill as tm
-
-EXAMPLES = Path(tm.__file__).parent / "examples"
+from tests.prompts.making import EXAMPLES
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -31,6 +30,13 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "math.jsonl").write_text(prompt * 4, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def block_of(page: str, language: str, word: str = "") -> str:
+    """The only block of a page in a language, with a word."""
+    blocks = read_page(DOCS / page).blocks
+    (block,) = [block for written, _, block in blocks if written == language and word in block]
+    return block
 
 
 def overrides(program: str) -> list[str]:
@@ -85,13 +91,8 @@ def test_verl_makes_the_rl_dataset_that_the_page_names(tokenizer: Any) -> None:
 
 def test_verl_takes_the_builder_of_the_page(tokenizer: Any) -> None:
     """docs/bridge.md: what verl calls is ours, and appends what the template prints."""
-    (block,) = [
-        block
-        for language, _, block in read_page(DOCS / "bridge.md").blocks
-        if language == "py" and "BridgeBuilder" in block
-    ]
     space: dict[str, Any] = {}
-    exec(block, space)
+    exec(block_of("bridge.md", "py", "BridgeBuilder"), space)
     builder = space["builder"](tokenizer, ())
     asked = [{"role": "user", "content": "What is six times seven?"}]
     ids = builder.build_initial_tokens(asked, tools=None, images=None, mm_inputs_out={})
@@ -112,10 +113,7 @@ def test_axolotl_loads_what_the_page_names(workplace: Path) -> None:
     from axolotl.utils.dict import DictDefault
 
     store = tm.prepare("chat.jsonl", tokenizer=EXAMPLES / "tokenizer", num_workers=0)
-    (stated,) = [
-        block for language, _, block in read_page(DOCS / "axolotl.md").blocks if language == "yaml"
-    ]
-    (entry,) = yaml.safe_load(stated)["datasets"]
+    (entry,) = yaml.safe_load(block_of("axolotl.md", "yaml"))["datasets"]
     tm.export(store, "hf", entry["path"])
     rows = load_dataset_with_config(DictDefault(entry), use_auth_token=False)
     assert set(rows.column_names) == {"input_ids", "attention_mask", "labels"}

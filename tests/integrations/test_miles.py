@@ -19,14 +19,11 @@ import tokenmill
 from tests.integrations.conftest import stand_in
 from tests.integrations.hosts import EagerSource, Sample, flags, install
 from tests.programs import python
+from tests.prompts.making import EXAMPLES, PROMPTS, TOKENIZER, write_rows
 from tokenmill import CorruptionError, SourceError, StateError, UsageError, fingerprint
 from tokenmill.integrations import miles
 from tokenmill.integrations.miles import saved, source
 from tokenmill.tokenizer import identify
-
-EXAMPLES = Path(tokenmill.__file__).parent / "examples"
-PROMPTS = EXAMPLES / "prompts.jsonl"
-TOKENIZER = EXAMPLES / "tokenizer"
 
 
 def look_at(tokenizer: Path, cache: Path) -> None:
@@ -47,12 +44,6 @@ def host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, cache:
     monkeypatch.setenv("TOKENMILL_CACHE_DIR", str(cache))
     install(monkeypatch, request.param)
     return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    transformers = pytest.importorskip("transformers")
-    return transformers.AutoTokenizer.from_pretrained(TOKENIZER)
 
 
 LIMIT = 36
@@ -210,14 +201,8 @@ def test_state_that_is_damaged_or_of_other_data_is_refused(tmp_path: Path) -> No
     path = saved.state_path(str(tmp_path), 4)
     good = path.read_bytes()
     ours.load(None)  # nothing was saved under that name: starting from the beginning
-    for damage in (
-        good[:-1],
-        good + b"x",
-        good[: len(good) // 2],
-        b"{}\n",
-        b"",
-        good[:-9] + b"\0" * 9,
-    ):
+    half = good[: len(good) // 2]
+    for damage in (good[:-1], good + b"x", half, b"{}\n", b"", good[:-9] + b"\0" * 9):
         path.write_bytes(damage)
         with pytest.raises(CorruptionError):
             miles.DataSource(args).load(4)
@@ -225,13 +210,11 @@ def test_state_that_is_damaged_or_of_other_data_is_refused(tmp_path: Path) -> No
     with pytest.raises(StateError, match="version 9"):
         miles.DataSource(args).load(4)
     path.write_bytes(good)
-    for change in (
-        {"rollout_seed": 1},
-        {"rollout_max_prompt_len": 35},
-        {"n_samples_per_prompt": 1},
-    ):
+    for name, value in (
+        ("rollout_seed", 1), ("rollout_max_prompt_len", 35), ("n_samples_per_prompt", 1)
+    ):  # fmt: skip
         with pytest.raises(StateError):
-            miles.DataSource(described(load=str(tmp_path), **change)).load(4)
+            miles.DataSource(described(load=str(tmp_path), **{name: value})).load(4)
     with pytest.raises(UsageError, match="--save"):
         miles.DataSource(described()).save(4)
 
@@ -263,39 +246,33 @@ class Trap:
         return print, ("unpickled",)
 
 
-def test_loading_a_state_runs_nothing_that_stands_in_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The seal is no signature: whoever can write a file can seal it."""
-    args = described(save=str(tmp_path), load=str(tmp_path))
-    forge(args, pickle.dumps({"metadata": {"x": Trap()}, "buffer": []}))
-    with pytest.raises(CorruptionError):
-        miles.DataSource(args).load(4)
-    assert capsys.readouterr().out == ""
-
-
-def tagged(kind: int, value: Any) -> dict[str, Any]:
+def tagged(kind: int, value: Any) -> bytes:
     tag = msgspec.msgpack.Ext(kind, msgspec.msgpack.encode(value))
-    return {"metadata": {}, "buffer": [tag]}
+    return msgspec.msgpack.encode({"metadata": {}, "buffer": [tag]})
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        {"metadata": {}},
-        {"metadata": 3, "buffer": []},
-        {"metadata": {}, "buffer": [[3]]},
+        pickle.dumps({"metadata": {"x": Trap()}, "buffer": []}),
+        msgspec.msgpack.encode({"metadata": {}}),
+        msgspec.msgpack.encode({"metadata": 3, "buffer": []}),
+        msgspec.msgpack.encode({"metadata": {}, "buffer": [[3]]}),
         tagged(99, None),
         tagged(2, [[[], 1]]),  # a key that is a list
         tagged(6, ["O", [1], False, b"x" * 8]),  # an array of objects
         tagged(7, ["load", [1], b"x"]),  # torch.load is no type of numbers
     ],
 )
-def test_sealed_state_of_other_members_is_corrupt(tmp_path: Path, body: dict[str, Any]) -> None:
+def test_sealed_state_of_other_members_is_corrupt_and_runs_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], body: bytes
+) -> None:
+    """The seal is no signature: whoever can write a file can seal it."""
     args = described(save=str(tmp_path), load=str(tmp_path))
-    forge(args, msgspec.msgpack.encode(body))
+    forge(args, body)
     with pytest.raises(CorruptionError):
         miles.DataSource(args).load(4)
+    assert capsys.readouterr().out == ""
 
 
 def test_state_is_replaced_whole(tmp_path: Path) -> None:
@@ -333,10 +310,9 @@ def test_state_of_the_hosts_own_source_is_taken_up(tmp_path: Path, tokenizer: An
 
 
 def test_sft_rollout_fills_samples_from_the_store(tmp_path: Path, caplog: Any) -> None:
-    rows = tmp_path / "talks.jsonl"
     lines = (EXAMPLES / "conversations.jsonl").read_text().splitlines()[:30]
-    unanswered = '{"messages": [{"role": "user", "content": "nobody answered"}]}'
-    rows.write_text("\n".join([*lines, unanswered]) + "\n")
+    unanswered = {"messages": [{"role": "user", "content": "nobody answered"}]}
+    rows = write_rows(tmp_path / "talks.jsonl", [*lines, unanswered])
     args = described(
         prompt_data=str(rows), input_key="messages", label_key=None, apply_chat_template=False,
         n_samples_per_prompt=1, rollout_batch_size=10,
@@ -393,8 +369,7 @@ def test_golden_masks_of_the_hosts_are_given_exactly(
         and one["messages"][-1]["role"] == "assistant"
         and not any(message["content"].startswith("\n") for message in one["messages"])
     ]
-    rows = tmp_path / "golden.jsonl"
-    rows.write_text("".join(json.dumps({"messages": one["messages"]}) + "\n" for one in whole))
+    rows = write_rows(tmp_path / "golden.jsonl", ({"messages": one["messages"]} for one in whole))
     assert len(whole) > 60
     for (ids, mask), one in zip(
         trained(rows, shared / "tokenizers" / tokenizer), whole, strict=True
@@ -406,13 +381,9 @@ def test_golden_masks_of_the_hosts_are_given_exactly(
 def test_sft_rollout_trains_what_the_hosts_train_at_the_end_of_a_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: Any
 ) -> None:
-    talk = [
-        {"role": "user", "content": "one"},
-        {"role": "assistant", "content": "two"},
-        {"role": "user", "content": "three"},
-    ]
-    rows = tmp_path / "talk.jsonl"
-    rows.write_text(json.dumps({"messages": talk}) + "\n")
+    said = zip(("user", "assistant", "user"), ("one", "two", "three"), strict=True)
+    talk = [{"role": role, "content": text} for role, text in said]
+    rows = write_rows(tmp_path / "talk.jsonl", [{"messages": talk}])
     for turn_end, closing in ((None, "<|im_end|>\n"), ("stop", "<|im_end|>")):
         if turn_end:
             monkeypatch.setenv("TOKENMILL_TURN_END", turn_end)
@@ -500,9 +471,6 @@ def test_evaluation_sets_are_read_by_us_where_that_is_said(
         assert dataset.samples[3] is not dataset.samples[3]
     with pytest.raises(SourceError, match="no prompt left"):
         modules[1].Dataset(**asked, max_length=1, apply_chat_template=True)
-
-
-def test_a_word_on_evaluation_that_nobody_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKENMILL_EVAL", "yes")
     with pytest.raises(UsageError, match="TOKENMILL_EVAL is 'yes'"):
         miles.DataSource(described())

@@ -66,7 +66,6 @@ def test_samples_with_pictures_are_the_hosts_own_and_opened_late(
     tools = {"process_vision_info": watched, "load_processor": lambda *_, **__: processor}
     stand_in(monkeypatch, f"{host}.utils.processing_utils", **tools)
     monkeypatch.setenv("TOKENMILL_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("tokenmill.prompts.media.AUDIT_ONE_IN", 1 << 62)
     monkeypatch.chdir(tmp_path)
     rng, rows = random.Random(3), []
     for number in range(16):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import tokenmill as tm
-from tests.integrations.conftest import stand_in
+from tests.integrations.conftest import labels_of, stand_in
 from tokenmill.errors import UsageError
 from tokenmill.integrations import ms_swift
 from tokenmill.store import Store
@@ -50,11 +50,6 @@ def template(monkeypatch: pytest.MonkeyPatch) -> Any:
     ms_swift.serve_tokens()
     assert made.encode is once
     return made()
-
-
-def labels_of(row: Any) -> list[int]:
-    pairs = zip(row.input_ids[1:].tolist(), row.loss_mask[1:].tolist(), strict=True)
-    return [-100, *(token if trained else -100 for token, trained in pairs)]
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import tokenmill as tm
-from tests.build.making import INLINE, TOKENIZER, write_rows
-from tests.build.test_groups import pair
+from tests.integrations.conftest import EXAMPLES
 from tests.store.making import make_columns, make_store
 from tokenmill.dataset import as_view
 from tokenmill.errors import UsageError
@@ -27,7 +26,6 @@ from tokenmill.integrations.nemo_rl import as_datum  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 
-EXAMPLES = Path(tm.__file__).parent / "examples"
 CHAT = str(EXAMPLES / "conversations.jsonl")
 NAME = "tokenmill.integrations.nemo_rl.SFTDataset"
 
@@ -126,11 +124,7 @@ def test_rows_that_train_nothing_have_no_weight(tmp_path: Path) -> None:
     assert sum(len(piece["token_ids"]) for piece in overlong["message_log"]) < 5
 
 
-def test_pairs_are_two_logs_in_the_order_of_a_run(tmp_path: Path, store: Store) -> None:
-    pairs = tm.prepare(
-        str(write_rows(tmp_path / "pairs.jsonl", map(pair, range(20)))), str(TOKENIZER),
-        cache_dir=tmp_path / "cache", **INLINE,
-    )  # fmt: skip
+def test_pairs_are_two_logs_in_the_order_of_a_run(pairs: Store, store: Store) -> None:
     dataset = nemo_rl.PreferenceLogs(pairs, seed=3, epochs=2)
     loader = tm.Loader(pairs, batch_size=20, seed=3, indices=True)
     numbers = [int(first) for batch in loader.repeat(2) for first in batch["indices"][::2]]

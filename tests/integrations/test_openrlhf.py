@@ -11,9 +11,6 @@ from typing import Any
 
 import pytest
 
-import tokenmill as tm
-from tests.build.making import INLINE, TOKENIZER, write_rows
-from tests.build.test_groups import pair
 from tests.integrations.conftest import stand_in
 from tests.store.making import make_columns, make_store
 from tokenmill.errors import SourceError, UsageError
@@ -139,13 +136,11 @@ def test_rows_that_would_be_cut_are_refused_before_the_run(args: Any, chat: Stor
         run(args, chat)
 
 
-def test_what_it_could_not_train_rightly_is_refused(args: Any, chat: Store, tmp_path: Path) -> None:
+def test_what_it_could_not_train_rightly_is_refused(
+    args: Any, chat: Store, pairs: Store, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError, match="takes stores"):
         run(args, chat, str(tmp_path))
-    pairs = tm.prepare(
-        str(write_rows(tmp_path / "pairs.jsonl", map(pair, range(4)))), str(TOKENIZER),
-        cache_dir=tmp_path / "cache", **INLINE,
-    )  # fmt: skip
     with pytest.raises(UsageError, match="belong to groups"):
         run(args, pairs)
     args.pretrain = True

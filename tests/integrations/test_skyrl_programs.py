@@ -21,11 +21,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("torchdata.stateful_dataloader")
 
 from tests.integrations import host_skyrl as host  # noqa: E402
+from tests.prompts.making import EXAMPLES, write_rows  # noqa: E402
 from tokenmill.integrations import skyrl  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 
-EXAMPLES = Path(tm.__file__).parent / "examples"
 TOKENIZER = str(EXAMPLES / "tokenizer")
 OURS = "tokenmill.integrations.skyrl"
 
@@ -72,7 +72,7 @@ def test_main_base_is_skyrls_program_with_our_prompts(
 
 def test_task_has_one_cpu_and_takes_our_variables_along(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = pytest.importorskip("ray")
-    from tokenmill.integrations.skyrl.common import as_task
+    from tokenmill.integrations.skyrl.data import as_task
 
     monkeypatch.setenv("TOKENMILL_DATE", "2026-11-15")
     monkeypatch.setattr(ray, "remote", lambda **options: lambda function: (function, options))
@@ -107,14 +107,13 @@ def test_real_skyrl_has_what_our_programs_replace(monkeypatch: pytest.MonkeyPatc
 
 
 def prompts_file(path: Path, rows: int = 40) -> Path:
-    with open(path, "w") as file:
-        for number in range(rows):
-            turns = [{"role": "user", "content": "how many? " * (number % 7 + 1)}]
-            row = {"prompt": turns, "env_class": f"env{number % 2}", "metadata": "a text"}
-            if number % 3:
-                row["reward_spec"] = {"ground_truth": str(number)}
-            file.write(json.dumps(row) + "\n")
-    return path
+    made = []
+    for number in range(rows):
+        turns = [{"role": "user", "content": "how many? " * (number % 7 + 1)}]
+        row = {"prompt": turns, "env_class": f"env{number % 2}", "metadata": "a text"}
+        spec = {"reward_spec": {"ground_truth": str(number)}} if number % 3 else {}
+        made.append({**row, **spec})
+    return write_rows(path, made)
 
 
 @pytest.mark.parametrize("less", [0, 1])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.integrations.conftest import stand_in
+from tests.integrations.conftest import labels_of, stand_in
 from tokenmill.dataset import as_view
 from tokenmill.errors import SourceError, UsageError
 from tokenmill.store import Store
@@ -94,8 +94,7 @@ def predictions(tokens: list[int], labels: list[int], *, shifted: bool) -> list[
 
 
 def expected(row: Any) -> list[int]:
-    pairs = zip(row.input_ids[1:].tolist(), row.loss_mask[1:].tolist(), strict=True)
-    return [*(token if trained else IGNORED for token, trained in pairs), IGNORED]
+    return predictions([], labels_of(row), shifted=False)
 
 
 def test_labels_stand_where_the_installed_torchtune_has_them(chat: Store, shifts: bool) -> None:

@@ -13,15 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tokenmill as tm
-from tests.build.making import INLINE, TOKENIZER, write_rows
-from tests.build.test_groups import pair
+from tests.build.making import TOKENIZER
 from tests.integrations.conftest import EXAMPLES
 from tests.store.making import make_columns, make_store
 from tokenmill.dataset import as_view
 from tokenmill.errors import TemplateError, UsageError
 from tokenmill.integrations import trainers
-from tokenmill.packing import fill_rows, labels_of
 from tokenmill.sampling import FeistelOrder
 from tokenmill.store import Store
 
@@ -165,11 +162,7 @@ def test_first_token_of_a_row_is_never_trained(name: str, tmp_path: Path, tokeni
 
 
 @pytest.mark.parametrize("name", [*TRAINED, "nemo_rl.MessageLogs"])
-def test_rows_of_groups_are_refused(name: str, tmp_path: Path, tokenizer: Any) -> None:
-    pairs = tm.prepare(
-        str(write_rows(tmp_path / "pairs.jsonl", map(pair, range(4)))), str(TOKENIZER),
-        cache_dir=tmp_path / "cache", **INLINE,
-    )  # fmt: skip
+def test_rows_of_groups_are_refused(name: str, pairs: Store, tokenizer: Any) -> None:
     with pytest.raises(UsageError, match="belong to groups"):
         DATASETS[name](pairs, "", tokenizer)
 
@@ -216,21 +209,3 @@ def test_template_that_prints_the_date_takes_it_from_the_environment(
 def test_other_errors_of_a_template_are_left_as_they_are() -> None:
     with pytest.raises(TemplateError, match=r"^line 3$"), trainers.date_named("t"):
         raise TemplateError("line 3")
-
-
-def test_what_no_config_may_say_is_refused_with_what_it_may() -> None:
-    trainers.check_names(["a"], {"a", "b"}, "under x")
-    with pytest.raises(UsageError, match="unknown names under x: c, d"):
-        trainers.check_names(["d", "a", "c"], {"a"}, "under x")
-
-
-@pytest.mark.parametrize("mask", [[], [1], [0, 0], [1, 0, 1, 1, 0], [0, 1, 0], [1, 1]])
-def test_masks_of_a_row_never_train_its_first_token(mask: list[int]) -> None:
-    ids, stored = np.arange(len(mask), dtype=np.int32), np.asarray(mask, dtype=np.uint8)
-    batch = fill_rows([(ids, stored)], pad_id=0)
-    width = len(mask)
-    assert labels_of(ids, stored).tolist() == batch["labels"][0, :width].tolist()
-    assert trainers.trained_mask(stored).tolist() == batch["loss_mask"][0, :width].tolist()
-    trained = [n for n in range(1, width) if mask[n]]
-    assert trainers.response_mask(stored).tolist() == (mask[trained[0] :] if trained else [])
-    assert stored.tolist() == mask  # a view onto the store is never written to

@@ -8,7 +8,7 @@ processes, with two, and with a change in between. Likewise the prompts of GRPO.
 from __future__ import annotations
 
 import functools
-import json
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import tokenmill as tm
-from tests.build.making import EXAMPLES, INLINE, TOKENIZER
+from tests.build.making import EXAMPLES, INLINE, TOKENIZER, write_rows
 from tokenmill import Loader, Pack, filtered, prepare
-from tokenmill.dataset import View, mix
+from tokenmill.dataset import View
 from tokenmill.errors import UsageError
 
 trl = pytest.importorskip("trl")
@@ -49,11 +49,6 @@ def view(tmp_path_factory: pytest.TempPathFactory) -> View:
     source = str(EXAMPLES / "conversations.jsonl")
     store = prepare(source, tokenizer=str(TOKENIZER), cache_dir=cache, **INLINE)
     return filtered(store, "length < 90")[:35]
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return transformers.AutoTokenizer.from_pretrained(str(TOKENIZER))
 
 
 def tiny_model(seed: int = 0) -> Any:
@@ -108,27 +103,24 @@ def stop_at(step: int) -> Any:
     return StopAt()
 
 
+def settings(out: Path, **stated: Any) -> dict[str, Any]:
+    """Of any trainer: a machine without an accelerator, and no word on the way."""
+    quiet = {
+        "output_dir": str(out), "report_to": [], "use_cpu": True, "bf16": False,
+        "gradient_checkpointing": False, "dataloader_pin_memory": False, "disable_tqdm": True,
+        "logging_strategy": "no", "per_device_train_batch_size": BATCH,
+    }  # fmt: skip
+    return {**quiet, **stated}
+
+
 def trainer_of(
     out: Path, tokenizer: Any, data: Any, wanted: dict[str, Any], workers: int, **named: Any
 ) -> Any:
-    config = trl.SFTConfig(
-        output_dir=str(out),
-        max_steps=STEPS,
-        per_device_train_batch_size=BATCH,
-        save_steps=STOP,
-        report_to=[],
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        dataloader_num_workers=workers,
-        dataloader_pin_memory=False,
-        disable_tqdm=True,
-        logging_strategy="no",
-        **wanted,
-    )
+    stated = settings(out, max_steps=STEPS, save_steps=STOP, dataloader_num_workers=workers)
     return recorder()(
-        model=tiny_model(), args=config, train_dataset=data, processing_class=tokenizer, **named
-    )
+        model=tiny_model(), args=trl.SFTConfig(**stated, **wanted), train_dataset=data,
+        processing_class=tokenizer, **named,
+    )  # fmt: skip
 
 
 def stopped_and_resumed(
@@ -143,35 +135,26 @@ def stopped_and_resumed(
     return first.seen + second.seen, second.model
 
 
+@pytest.mark.parametrize("pack", [None, PACK], ids=["padded", "packed"])
 @pytest.mark.parametrize(("before", "after"), [*SAME_WORKERS, (0, 2)])
-def test_padded_run_resumed_sees_the_loaders_batches(
-    view: View, tokenizer: Any, tmp_path: Path, before: int, after: int
+def test_run_resumed_sees_the_loaders_batches(
+    view: View, tokenizer: Any, tmp_path: Path, before: int, after: int, pack: Pack | None
 ) -> None:
-    run = hf.for_trl(view, epochs=3, seed=SEED)
+    run = hf.for_trl(view, epochs=9, seed=SEED, pack=pack)
     seen, _ = stopped_and_resumed(tmp_path, tokenizer, run, before, after)
-    wanted = Loader(view, BATCH, seed=SEED)
+    wanted = Loader(view, BATCH, seed=SEED, pack=pack)
     assert len(seen) == STEPS
+    names = ("input_ids", "labels", "position_ids" if pack else "attention_mask")
     for batch, expected in zip(seen, wanted.repeat(), strict=False):
-        for name in ("input_ids", "labels", "attention_mask"):
+        if pack:  # the trainer's packs have no padding tail
+            kept = expected["seq_idx"] >= 0
+            expected = {name: expected[name][kept][None] for name in names}
+            starts = np.flatnonzero(batch["position_ids"][0] == 0)
+            ends = [*starts.tolist(), batch["input_ids"].shape[1]]
+            assert batch["cu_seq_lens_q"].tolist() == ends
+            assert "attention_mask" not in batch
+        for name in names:
             np.testing.assert_array_equal(batch[name], expected[name], err_msg=name)
-
-
-@pytest.mark.parametrize(("before", "after"), [*SAME_WORKERS, (2, 0)])
-def test_packed_run_resumed_sees_the_loaders_packs(
-    view: View, tokenizer: Any, tmp_path: Path, before: int, after: int
-) -> None:
-    run = hf.for_trl(view, epochs=9, seed=SEED, pack=PACK)
-    seen, _ = stopped_and_resumed(tmp_path, tokenizer, run, before, after)
-    wanted = Loader(view, BATCH, seed=SEED, pack=PACK)
-    assert len(seen) == STEPS
-    for batch, expected in zip(seen, wanted.repeat(), strict=False):
-        kept = expected["seq_idx"] >= 0  # the trainer's packs have no padding tail
-        for name in ("input_ids", "labels", "position_ids"):
-            np.testing.assert_array_equal(batch[name][0], expected[name][kept], err_msg=name)
-        assert "attention_mask" not in batch
-        starts = np.flatnonzero(batch["position_ids"][0] == 0)
-        ends = [*starts.tolist(), batch["input_ids"].shape[1]]
-        assert batch["cu_seq_lens_q"].tolist() == ends
 
 
 def test_uninterrupted_run_ends_with_the_weights_of_a_resumed_one(
@@ -205,18 +188,6 @@ def test_rows_laid_behind_each_other_do_not_see_each_other(
             torch.testing.assert_close(logits[:, first:stop], alone, rtol=1e-4, atol=1e-5)
 
 
-def test_mixture_is_served_as_its_loader_serves_it(
-    view: View, tokenizer: Any, tmp_path: Path
-) -> None:
-    data = mix({"a": view[:20], "b": view[20:]}, {"a": 0.25, "b": 0.75})
-    trainer = trainer_of(tmp_path, tokenizer, *hf.for_trl(data, epochs=2, seed=SEED), 0)
-    batches = iter(trainer.get_train_dataloader())
-    loader = Loader(data, BATCH, seed=SEED)
-    for batch, expected in zip(batches, loader.repeat(2), strict=False):
-        if batch["input_ids"].shape[0] == BATCH:  # the loader fills up a run's last batch
-            np.testing.assert_array_equal(batch["input_ids"].numpy(), expected["input_ids"])
-
-
 def test_trainer_class_in_order_does_not_shuffle_where_transformers_would(
     view: View, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,10 +195,7 @@ def test_trainer_class_in_order_does_not_shuffle_where_transformers_would(
     with pytest.warns(UserWarning, match="in_order"):
         data, wanted = hf.for_trl(view, seed=SEED)
     assert "no_such_setting" not in wanted
-    config = trl.SFTConfig(
-        str(tmp_path), use_cpu=True, bf16=False, report_to=[], dataloader_pin_memory=False,
-        per_device_train_batch_size=BATCH, **wanted,
-    )  # fmt: skip
+    config = trl.SFTConfig(**settings(tmp_path), **wanted)
     trainer = hf.in_order(trl.SFTTrainer)(
         model=tiny_model(), args=config, train_dataset=data, processing_class=tokenizer
     )
@@ -266,11 +234,9 @@ def test_assistant_masks_are_folded_into_our_labels_by_trls_own_preparation(
     cut = [{name: row[name][:60] for name in row} for row in tm.to_hf(view)]
     expected = [row for row in cut if packing or set(row["labels"]) != {-100}]
     assert any(len(row["input_ids"]) == 60 for row in expected)
-    assert in_some_order(found) == in_some_order(expected)
-
-
-def in_some_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(rows, key=lambda row: row["input_ids"])
+    assert sorted(found, key=itemgetter("input_ids")) == sorted(
+        expected, key=itemgetter("input_ids")
+    )
 
 
 def rows_of(sample: dict[str, Any]) -> list[dict[str, Any]]:
@@ -322,14 +288,14 @@ def test_trl_that_would_ignore_labels_or_boundaries_is_refused_by_its_version(
 
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> tm.PromptDataset:
-    place = tmp_path_factory.mktemp("prompts")
-    with open(place / "prompts.jsonl", "w") as file:
-        for number in range(11):
-            row = {"question": f"say {number} " * (30 if number == 4 else 1), "answer": number}
-            file.write(json.dumps(row if number % 2 else {**row, "hint": {"of": [number]}}) + "\n")
+    place, rows = tmp_path_factory.mktemp("prompts"), []
+    for number in range(11):
+        row = {"question": f"say {number} " * (30 if number == 4 else 1), "answer": number}
+        rows.append(row if number % 2 else {**row, "hint": {"of": [number]}})
     return tm.PromptDataset(
-        place / "prompts.jsonl", str(TOKENIZER), max_length=40, prompt_key="question", seed=SEED,
-        apply_chat_template=True, convention=hf.VERBATIM, cache_dir=place / "cache", num_workers=0,
+        write_rows(place / "prompts.jsonl", rows), str(TOKENIZER), max_length=40, seed=SEED,
+        prompt_key="question", apply_chat_template=True, convention=hf.VERBATIM, num_workers=0,
+        cache_dir=place / "cache",
     )  # fmt: skip
 
 
@@ -366,12 +332,8 @@ def test_grpo_resumed_is_given_our_prompts_in_our_order(
         return [float(number) for number in range(len(completions))]
 
     def trainer(workers: int, *callbacks: Any) -> Any:
-        config = trl.GRPOConfig(
-            output_dir=str(tmp_path), max_steps=6, save_steps=3, per_device_train_batch_size=4,
-            num_generations=2, max_completion_length=3, report_to=[], use_cpu=True, bf16=False,
-            gradient_checkpointing=False, dataloader_num_workers=workers, disable_tqdm=True,
-            dataloader_pin_memory=False, logging_strategy="no", **wanted,
-        )  # fmt: skip
+        stated = settings(tmp_path, max_steps=6, save_steps=3, dataloader_num_workers=workers)
+        config = trl.GRPOConfig(**stated, num_generations=2, max_completion_length=3, **wanted)
         return trl.GRPOTrainer(
             model=tiny_model(), reward_funcs=reward, args=config, train_dataset=dataset,
             processing_class=tokenizer, callbacks=list(callbacks),

@@ -7,7 +7,7 @@ whole is still compared, and only the place of the cut may differ.
 
 from __future__ import annotations
 
-import json
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ datasets = pytest.importorskip("datasets")
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from tests.integrations.test_trl import stop_at, tiny_model  # noqa: E402
+from tests.integrations.test_trl import settings, stop_at, tiny_model  # noqa: E402
 from tokenmill.integrations import hf  # noqa: E402
 
 COUNT, STEPS, STOP, BATCH, SEED = 24, 4, 2, 3, 5
@@ -38,12 +38,8 @@ pytestmark = [
 ]
 
 PAIRS = [row for row in map(pair, range(3 * COUNT)) if isinstance(row.get("prompt"), list)]
+KTO = [kto(number) for number in range(COUNT)]
 TEXTS = [row for row in map(pair, range(3 * COUNT)) if isinstance(row.get("prompt"), str)]
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return transformers.AutoTokenizer.from_pretrained(str(TOKENIZER))
 
 
 def prepare(directory: Path, rows: list[dict[str, Any]]) -> Store:
@@ -56,26 +52,30 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return prepare(tmp_path_factory.mktemp("pairs"), PAIRS)
 
 
-def settings(out: Path) -> dict[str, Any]:
-    return {
-        "output_dir": str(out), "max_steps": STEPS, "per_device_train_batch_size": BATCH,
-        "save_steps": STOP, "report_to": [], "use_cpu": True, "bf16": False, "logging_steps": 1,
-        "gradient_checkpointing": False, "dataloader_pin_memory": False, "disable_tqdm": True,
-    }  # fmt: skip
-
-
 def raw(rows: list[dict[str, Any]]) -> Any:
     """The rows as TRL takes them, without columns of ours."""
     wanted = ("prompt", "chosen", "rejected", "completion", "label")
     return datasets.Dataset.from_list([{k: r[k] for k in wanted if k in r} for r in rows])
 
 
-def dpo(out: Path, tokenizer: Any, data: Any, more: dict[str, Any], **named: Any) -> Any:
-    config = trl.DPOConfig(**settings(out), **more)
-    return hf.as_prepared(trl.DPOTrainer)(
-        model=tiny_model(), ref_model=named.pop("ref_model", None), args=config,
-        train_dataset=data, processing_class=tokenizer, **named,
+def trainer_of(
+    kind: str, out: Path, tokenizer: Any, data: Any, more: dict[str, Any], **named: Any
+) -> Any:
+    """TRL's trainer for DPO or KTO."""
+    config = getattr(trl, f"{kind}Config")(**run_settings(out), **more)
+    return hf.as_prepared(getattr(trl, f"{kind}Trainer"))(
+        model=tiny_model(), args=config, train_dataset=data, processing_class=tokenizer, **named
+    )
+
+
+def run_settings(out: Path) -> dict[str, Any]:
+    return settings(
+        out, max_steps=STEPS, per_device_train_batch_size=BATCH, save_steps=STOP,
+        logging_strategy="steps", logging_steps=1,
     )  # fmt: skip
+
+
+dpo = functools.partial(trainer_of, "DPO")
 
 
 def losses(trainer: Any) -> list[float]:
@@ -127,39 +127,45 @@ class Uncalled(torch.nn.Module):  # type: ignore[misc,name-defined]
         raise AssertionError("the reference model was called")
 
 
-def test_known_reference_is_not_asked(tmp_path: Path, tokenizer: Any) -> None:
-    store = prepare(tmp_path, PAIRS)
-    asked = dpo(tmp_path / "a", tokenizer, *hf.for_trl(store, epochs=2, seed=SEED),
-                ref_model=tiny_model(7))  # fmt: skip
-    values = np.zeros(len(store), np.float32)
-    collate = asked.data_collator
-    for number, row in enumerate(hf.for_trl(store, order="sequential")[0]):
-        pair_of = asked.compute_ref_log_probs(asked.ref_model, collate([row]))
-        values[2 * number : 2 * number + 2] = [float(value) for value in pair_of]
+@pytest.mark.parametrize("kind", ["DPO", "KTO"])
+def test_known_reference_is_not_asked(kind: str, tmp_path: Path, tokenizer: Any) -> None:
+    store = prepare(tmp_path, PAIRS if kind == "DPO" else KTO)
+    # Of KTO's losses, one without a KL term.
+    loss = {} if kind == "DPO" else {"loss_type": "apo_zero_unpaired"}
+    data, arguments = hf.for_trl(store, epochs=2, seed=SEED)
+    asked = trainer_of(
+        kind, tmp_path / "a", tokenizer, data, arguments | loss, ref_model=tiny_model(7)
+    )
+    values = [
+        float(value)
+        for row in hf.for_trl(store, order="sequential")[0]
+        for value in asked.compute_ref_log_probs(asked.ref_model, asked.data_collator([row]))[
+            : 2 if kind == "DPO" else 1
+        ]
+    ]
     asked.train()
-    store.attach("ref_logps", values, made_by="tiny model 7")
-    run = hf.for_trl(store, epochs=2, seed=SEED, ref_logps="ref_logps")
-    assert run[1]["precompute_ref_log_probs"] is True
-    known = dpo(tmp_path / "b", tokenizer, *run)
+    store.attach("ref_logps", np.asarray(values, np.float32), made_by="tiny model 7")
+    data, arguments = hf.for_trl(store, epochs=2, seed=SEED, ref_logps="ref_logps")
+    assert arguments["precompute_ref_log_probs"] is True
+    known = trainer_of(kind, tmp_path / "b", tokenizer, data, arguments | loss)
     assert known.ref_model is None
     known.compute_ref_log_probs = Uncalled()
     known.train()
     np.testing.assert_allclose(losses(known), losses(asked), rtol=1e-3)
-    batch = next(iter(tm.Loader(store, batch_size=2)))
-    numbers = next(iter(tm.Loader(store, batch_size=2, indices=True)))["indices"]
-    assert batch["chosen_ref_logps"].tolist() == values[numbers[::2]].tolist()
-    assert batch["rejected_ref_logps"].tolist() == values[numbers[1::2]].tolist()
+    if kind == "DPO":
+        batch = next(iter(tm.Loader(store, batch_size=2, indices=True)))
+        by_row = np.asarray(values, np.float32)[batch["indices"]].tolist()
+        assert batch["chosen_ref_logps"].tolist() == by_row[::2]
+        assert batch["rejected_ref_logps"].tolist() == by_row[1::2]
+    else:
+        with pytest.raises(UsageError, match=r"mismatched answers.*apo_zero_unpaired"):
+            trainer_of(kind, tmp_path / "c", tokenizer, data, arguments | {"loss_type": "kto"})
 
 
 def test_kto_is_fed(tmp_path: Path, tokenizer: Any) -> None:
-    rows = [kto(number) for number in range(COUNT)]
-    store = prepare(tmp_path, rows)
+    store = prepare(tmp_path, KTO)
     run = hf.for_trl(store, epochs=2, seed=SEED)
-    config = trl.KTOConfig(**settings(tmp_path / "out"), **run[1])
-    trainer = hf.as_prepared(trl.KTOTrainer)(
-        model=tiny_model(), ref_model=tiny_model(), args=config, train_dataset=run[0],
-        processing_class=tokenizer,
-    )  # fmt: skip
+    trainer = trainer_of("KTO", tmp_path / "out", tokenizer, *run, ref_model=tiny_model())
     loader = tm.Loader(store, batch_size=BATCH, seed=SEED)
     for number, batch in zip(range(0, STEPS * BATCH, BATCH), loader.repeat(), strict=False):
         given = trainer.data_collator([run[0][n] for n in range(number, number + BATCH)])
@@ -170,34 +176,6 @@ def test_kto_is_fed(tmp_path: Path, tokenizer: Any) -> None:
     assert len(losses(trainer)) == STEPS
 
 
-def test_known_reference_of_kto_is_not_asked_where_the_loss_has_no_kl_term(
-    tmp_path: Path, tokenizer: Any
-) -> None:
-    store = prepare(tmp_path, [kto(number) for number in range(COUNT)])
-
-    def trainer(name: str, ref_logps: str | None, loss: str, **named: Any) -> Any:
-        data, arguments = hf.for_trl(store, epochs=2, seed=SEED, ref_logps=ref_logps)
-        config = trl.KTOConfig(**settings(tmp_path / name), **arguments, loss_type=loss)
-        return hf.as_prepared(trl.KTOTrainer)(
-            model=tiny_model(), args=config, train_dataset=data, processing_class=tokenizer, **named
-        )
-
-    asked = trainer("a", None, "apo_zero_unpaired", ref_model=tiny_model(7))
-    values = np.zeros(len(store), np.float32)
-    for number, row in enumerate(hf.for_trl(store, order="sequential")[0]):
-        value, _ = asked.compute_ref_log_probs(asked.ref_model, asked.data_collator([row]))
-        values[number] = float(value)
-    asked.train()
-    store.attach("ref_logps", values, made_by="tiny model 7")
-    known = trainer("b", "ref_logps", "apo_zero_unpaired")
-    assert known.ref_model is None
-    known.compute_ref_log_probs = Uncalled()
-    known.train()
-    np.testing.assert_allclose(losses(known), losses(asked), rtol=1e-3)
-    with pytest.raises(UsageError, match=r"mismatched answers.*apo_zero_unpaired"):
-        trainer("c", "ref_logps", "kto")
-
-
 def test_reward_models_see_whole_answers_and_margins(tmp_path: Path, tokenizer: Any) -> None:
     store = prepare(tmp_path, PAIRS)
     data, arguments = hf.for_trl(store, trainer="reward", order="sequential")
@@ -205,7 +183,7 @@ def test_reward_models_see_whole_answers_and_margins(tmp_path: Path, tokenizer: 
         assert row["chosen_ids"] == group.rows[0].input_ids.tolist()
         assert row["rejected_ids"] == group.rows[1].input_ids.tolist()
         assert row["margin"] == (group.margin or 0.0)
-    config = trl.RewardConfig(**settings(tmp_path / "out"), **arguments)
+    config = trl.RewardConfig(**run_settings(tmp_path / "out"), **arguments)
     torch.manual_seed(0)
     model = transformers.Qwen2ForSequenceClassification(
         transformers.Qwen2Config(**{**tiny_model().config.to_dict(), "num_labels": 1,
@@ -218,20 +196,23 @@ def test_reward_models_see_whole_answers_and_margins(tmp_path: Path, tokenizer: 
     assert len(losses(trainer)) == STEPS
 
 
-def test_what_does_not_fit_is_refused(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="wants groups of kto"):
-        hf.for_trl(store, trainer="kto")
-    with pytest.raises(UsageError, match="does not pack groups"):
-        hf.for_trl(store, pack=tm.Pack(length=512))
-    with pytest.raises(UsageError, match="trainer"):
-        hf.for_trl(store, trainer="ppo")
-    with pytest.raises(UsageError, match="has no reference"):
-        hf.for_trl(store, trainer="reward", ref_logps="ref_logps")
-    rows = tm.prepare(
-        str(write_rows(tmp_path / "t.jsonl", [json.dumps({"text": "a"})])), str(TOKENIZER), **INLINE
-    )
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"trainer": "kto"}, "wants groups of kto"),
+        ({"pack": tm.Pack(length=512)}, "does not pack groups"),
+        ({"trainer": "ppo"}, "trainer"),
+        ({"trainer": "reward", "ref_logps": "ref_logps"}, "has no reference"),
+    ],
+)
+def test_what_does_not_fit_is_refused(store: Store, given: dict[str, Any], match: str) -> None:
+    with pytest.raises(UsageError, match=match):
+        hf.for_trl(store, **given)
+
+
+def test_rows_without_groups_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has none"):
-        hf.for_trl(rows, trainer="dpo")
+        hf.for_trl(prepare(tmp_path, [{"text": "a"}]), trainer="dpo")
 
 
 def test_rows_of_groups_are_rows_elsewhere_as_they_stand(store: Store, tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scripts.host_signatures import DOCS, read_page
 
+from tests.integrations.test_host_lines import block_of
 from tests.loader.test_media import PICTURES, Illustrated
 from tokenmill import Loader, Pack, concat
 from tokenmill.errors import UsageError
@@ -24,6 +24,7 @@ trl = pytest.importorskip("trl")
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from tests.integrations.test_trl import recorder, settings  # noqa: E402
 from tokenmill.integrations import hf  # noqa: E402
 
 pytestmark = [
@@ -98,25 +99,15 @@ def tiny_llava(words: int, image: int) -> Any:
 
 
 def test_a_trainer_walks_through_the_loaders_batches(made: Illustrated, tmp_path: Path) -> None:
-    class Recorder(trl.SFTTrainer):  # type: ignore[misc,name-defined]
-        """Keeps what every training step was given."""
-
-        def training_step(
-            self, model: Any, inputs: dict[str, Any], *rest: Any, **named: Any
-        ) -> Any:
-            self.seen = [*getattr(self, "seen", []), {n: v.clone() for n, v in inputs.items()}]
-            return super().training_step(model, inputs, *rest, **named)
-
     dataset, arguments = hf.for_trl(made.store, epochs=1, seed=5)
     assert dataset.column_names == ["row"]
-    config = trl.SFTConfig(
-        output_dir=str(tmp_path), per_device_train_batch_size=3, max_steps=3, report_to=[],
-        use_cpu=True, bf16=False, gradient_checkpointing=False, disable_tqdm=True,
-        save_strategy="no", logging_strategy="no", dataloader_num_workers=1,
-        dataloader_pin_memory=False, **arguments,
+    stated = settings(
+        tmp_path, per_device_train_batch_size=3, max_steps=3, save_strategy="no",
+        dataloader_num_workers=1,
     )  # fmt: skip
+    config = trl.SFTConfig(**stated, **arguments)
     model = tiny_llava(len(made.raw.tokenizer), made.raw.tokenizer.convert_tokens_to_ids("<image>"))
-    trainer = Recorder(
+    trainer = recorder()(
         model=model, args=config, train_dataset=dataset, processing_class=made.raw,
         data_collator=hf.VisionCollator(made.store, pad_id=pad_of(made)),
     )  # fmt: skip
@@ -124,10 +115,10 @@ def test_a_trainer_walks_through_the_loaders_batches(made: Illustrated, tmp_path
     batches = list(Loader(made.store, batch_size=3, seed=5, media="pixels", pad_id=pad_of(made)))
     for seen, batch in zip(trainer.seen, batches, strict=False):
         for name in seen:
-            assert np.array_equal(seen[name].numpy(), batch[name]), name
+            assert np.array_equal(seen[name], batch[name]), name
     assert len(trainer.seen) == 3
     assert all("pixel_values" in seen for seen in trainer.seen)
-    without = Recorder(
+    without = recorder()(
         model=model, args=config, train_dataset=dataset, processing_class=made.raw.tokenizer
     )
     with pytest.raises(KeyError, match="input_ids"):
@@ -147,11 +138,6 @@ def test_what_trl_cannot_do_is_refused(made: Illustrated) -> None:
 
 def test_lines_of_the_page_train(made: Illustrated, tmp_path: Path) -> None:
     """The block of docs/trl.md that needs a model with eyes, as it stands there."""
-    (block,) = [
-        block
-        for language, _, block in read_page(DOCS / "trl.md").blocks
-        if language == "py" and "VisionCollator" in block
-    ]
     image = made.raw.tokenizer.convert_tokens_to_ids("<image>")
     # The tokenizer behind this store names neither a pad nor an eos token.
     padded = functools.partial(hf.VisionCollator, pad_id=pad_of(made))
@@ -159,9 +145,9 @@ def test_lines_of_the_page_train(made: Illustrated, tmp_path: Path) -> None:
         "hf": SimpleNamespace(for_trl=hf.for_trl, VisionCollator=padded),
         "SFTTrainer": trl.SFTTrainer, "SFTConfig": trl.SFTConfig, "store": made.store,
         "processor": made.raw, "model": tiny_llava(len(made.raw.tokenizer), image),
-        "mine": {"output_dir": str(tmp_path), "per_device_train_batch_size": 2, "max_steps": 1,
-                 "report_to": [], "use_cpu": True, "bf16": False, "save_strategy": "no",
-                 "gradient_checkpointing": False, "dataloader_pin_memory": False},
+        "mine": settings(
+            tmp_path, per_device_train_batch_size=2, max_steps=1, save_strategy="no"
+        ),
     }  # fmt: skip
-    exec(block, space)
+    exec(block_of("trl.md", "py", "VisionCollator"), space)
     assert space["trainer"].train().global_step == 1

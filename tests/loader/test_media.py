@@ -330,25 +330,15 @@ def test_a_rank_opens_the_pictures_of_its_rows(
 
     monkeypatch.setattr(StoredPictures, "read", watched)
     for rank in range(2):
-        for step in made.loader(rank=rank, world_size=2, **made.wishes(layout)):
+        for step in made.loader(rank=rank, world_size=2, indices=True, **made.wishes(layout)):
             batches = step if isinstance(step, list) else [step]
             per_batch = [{one.media.digest for one in batch["media"]} for batch in batches]
             assert Counter(opened) == Counter(itertools.chain(*per_batch))
+            for batch in batches:
+                require_right(made, batch)
             opened.clear()
     list(made.loader(media="references"))
     assert not opened
-
-
-def test_two_ranks_serve_what_one_does(made: Illustrated) -> None:
-    together = list(made.loader(batch_size=4))
-    for rank in range(2):
-        halves = list(made.loader(batch_size=2, rank=rank, world_size=2))
-        assert [one["media"] for one in halves] != [one["media"] for one in together]
-        found = [one.media for half in halves for one in half["media"]]
-        lines = range(rank * 2, rank * 2 + 2)
-        assert found == [
-            one.media for batch in together for one in batch["media"] if one.line in lines
-        ]
 
 
 # What is refused

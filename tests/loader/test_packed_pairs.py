@@ -33,48 +33,40 @@ def model() -> Any:
     return transformers.Qwen2ForCausalLM(config).eval()
 
 
+def tensor(array: Any) -> Any:
+    return torch.from_numpy(array.astype(np.int64))
+
+
 @pytest.mark.slow
+@torch.no_grad()
 def test_packed_pairs_have_the_log_probabilities_of_padded_ones(model: Any, tmp_path: Path) -> None:
-    columns = make_group_columns([2] * 12, pairs=True, longest=20)
-    store = make_store(tmp_path, [columns])
-    padded: dict[tuple[int, ...], tuple[float, float]] = {}
+    store = make_store(tmp_path, [make_group_columns([2] * 12, pairs=True, longest=20)])
+    padded: dict[tuple[int, ...], list[float]] = {}
     for batch in tm.Loader(store, batch_size=5):
         sums = []
         for side in ("chosen", "rejected"):
-            arrays = {
-                name: torch.from_numpy(batch[f"{side}_{name}"].astype(np.int64))
-                for name in ("input_ids", "attention_mask", "labels")
-            }
-            with torch.no_grad():
-                out = model(input_ids=arrays["input_ids"], attention_mask=arrays["attention_mask"])
-            sums.append(log_probabilities(out.logits, arrays["labels"]).sum(1))
+            ids, mask = (tensor(batch[f"{side}_{n}"]) for n in ("input_ids", "attention_mask"))
+            logits = model(input_ids=ids, attention_mask=mask).logits
+            sums.append(log_probabilities(logits, tensor(batch[f"{side}_labels"])).sum(1))
+        lengths = batch["chosen_attention_mask"].sum(axis=1)
         for place, row in enumerate(batch["chosen_input_ids"]):
-            length = int(batch["chosen_attention_mask"][place].sum())
-            both = (float(sums[0][place]), float(sums[1][place]))
-            padded[tuple(row[:length].tolist())] = both
+            key = tuple(row[: lengths[place]].tolist())
+            padded[key] = [float(side[place]) for side in sums]
     packs = 0
     for batch in tm.Loader(store, batch_size=1, pack=tm.Pack(length=128)):
         packs += 1
-        ids = torch.from_numpy(batch["input_ids"])
-        segment = torch.from_numpy(
-            np.repeat(np.arange(len(batch["cu_seqlens"]) - 1), np.diff(batch["cu_seqlens"]))
-        )
+        bounds = batch["cu_seqlens"]
+        segment = tensor(np.repeat(np.arange(len(bounds) - 1), np.diff(bounds)))
         # A token sees its own segment up to itself.
-        seen = (segment[:, None] == segment[None, :]) & torch.ones(
-            128, 128, dtype=torch.bool
-        ).tril()
+        seen = (segment[:, None] == segment[None, :]) & torch.ones(128, 128).tril().bool()
         mask = torch.where(seen, 0.0, torch.finfo(torch.float32).min)[None, None]
-        with torch.no_grad():
-            out = model(
-                input_ids=ids,
-                attention_mask=mask,
-                position_ids=torch.from_numpy(batch["position_ids"]),
-            )
-        each = log_probabilities(out.logits, torch.from_numpy(batch["labels"]))[0]
+        ids, positions = tensor(batch["input_ids"]), tensor(batch["position_ids"])
+        logits = model(input_ids=ids, attention_mask=mask, position_ids=positions).logits
+        each = log_probabilities(logits, tensor(batch["labels"]))[0]
         sums = torch.zeros(int(segment.max()) + 1, dtype=torch.float64)
         sums.index_add_(0, segment[1:], each)
         for chosen, rejected in batch["pair_index"].tolist():
-            first, stop = batch["cu_seqlens"][chosen : chosen + 2]
+            first, stop = bounds[chosen : chosen + 2]
             expected = padded.pop(tuple(batch["input_ids"][0, first:stop].tolist()))
             np.testing.assert_allclose([sums[chosen], sums[rejected]], expected, rtol=1e-5)
     assert not padded

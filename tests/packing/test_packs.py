@@ -151,5 +151,5 @@ def test_take_and_join_keep_packs_whole() -> None:
      {"length": 8, "window": 0}, {"length": 8, "oversize": "ignore"}],
 )  # fmt: skip
 def test_pack_impossible_wish_is_refused_where_it_is_made(wrong: dict[str, object]) -> None:
-    with pytest.raises(UsageError, match="Pack"):
+    with pytest.raises(UsageError, match=f"^{list(wrong)[-1]} is "):
         Pack(**wrong)  # type: ignore[arg-type]

@@ -53,17 +53,14 @@ class Made:
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     room = tmp_path_factory.mktemp("page")
-    for name in ("conversations.jsonl", "dirty.jsonl"):
-        shutil.copy(EXAMPLES / name, room / name)
-    write_rows(room / "<b>hostile.jsonl", hostile_rows())
-    sources = [str(room / name) for name in ("conversations.jsonl", "dirty.jsonl")]
-    sources.append(str(room / "<b>hostile.jsonl"))
+    paths = [shutil.copy(EXAMPLES / f"{name}.jsonl", room) for name in ("conversations", "dirty")]
+    paths.append(write_rows(room / "<b>hostile.jsonl", hostile_rows()))
     common: dict[str, Any] = {"cache_dir": room / "cache", "carry": ("topic",), **INLINE}
-    first = run_recipe(sources, str(TOKENIZER), **common)
-    second = run_recipe(
-        sources, str(TOKENIZER), train_on="last_assistant_message", trailing="trim", **common
+    first, second = (
+        run_recipe([str(path) for path in paths], str(TOKENIZER), **common, **more).store
+        for more in ({}, {"train_on": "last_assistant_message", "trailing": "trim"})
     )
-    return Made(room, room / "cache", first.store, second.store)
+    return Made(room, room / "cache", first, second)
 
 
 @pytest.fixture(scope="session")
@@ -104,8 +101,12 @@ def server(made: Made) -> Iterator[str]:
         yield url
 
 
-def own_page_and_server() -> tuple[Any, Any]:
-    """Fixtures `page_file` and `server` of a module that has a `store` in a `room` of its own."""
+def own_page_and_server(name: str) -> tuple[Any, Any, Any]:
+    """Fixtures `room`, `page_file` and `server` of a module that makes a `store` in the room."""
+
+    @pytest.fixture(scope="module")
+    def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return tmp_path_factory.mktemp(name)
 
     @pytest.fixture(scope="module")
     def page_file(room: Path, store: Store) -> Path:
@@ -118,7 +119,7 @@ def own_page_and_server() -> tuple[Any, Any]:
         with served(store, room / "cache") as url:
             yield url
 
-    return page_file, server
+    return room, page_file, server
 
 
 @pytest.fixture(scope="package")

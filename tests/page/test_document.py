@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.cli.harness import Shell
+from tests.build.making import write_rows
+from tests.cli.harness import QUICK, Shell
 from tests.page.conftest import ATTACK, Made
 from tokenmill.errors import UsageError
-from tokenmill.report.page.document import compressed, make_page, page, write_page
-from tokenmill.report.page.overview import overview
+from tokenmill.report.page.document import compressed, make_page, overview, page, write_page
 from tokenmill.report.row import RowFacts, store_tokenizer
 from tokenmill.store import Store
 
@@ -176,9 +176,6 @@ def test_overview_adds_up(made: Made) -> None:
 
 
 def test_store_without_rows_still_has_a_page(tmp_path: Path, shell: Shell) -> None:
-    from tests.build.making import write_rows
-    from tests.cli.harness import QUICK
-
     source = write_rows(tmp_path / "bad.jsonl", ["{"])
     path = shell("prepare", source, *QUICK, "--json").json["path"]
     told = shell("inspect", path, "--html", tmp_path / "empty.html", "--json").json

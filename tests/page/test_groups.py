@@ -21,8 +21,7 @@ from tests.cli.harness import Shell
 from tests.page.browsing import Visit, go_to, tokens, wait_for_title
 from tests.page.conftest import own_page_and_server
 from tests.page.test_document import data_of, decompressed
-from tokenmill.report.page.document import embed, make_page, select_rows
-from tokenmill.report.page.rows import group_document
+from tokenmill.report.page.document import embed, group_document, make_page, select_rows
 from tokenmill.report.page.serve import Viewer
 from tokenmill.report.row import RowFacts, store_tokenizer
 from tokenmill.store import Group, Store
@@ -32,19 +31,13 @@ PAIR, KTO, RANKED = 0, 1, 2  # numbers of groups
 
 
 @pytest.fixture(scope="module")
-def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("groups")
-
-
-@pytest.fixture(scope="module")
 def store(room: Path) -> Store:
     """Pairs, ranked ones and single answers in turn, and ordinary rows behind them."""
     rows = [make(number) for number in range(35, 65) for make in (pair, kto, ranked)]
-    sources = [write_rows(room / "rows.jsonl", rows)]
-    sources.append(write_rows(room / "chat.jsonl", conversations(3)))
-    return tm.prepare(
-        [str(path) for path in sources], str(TOKENIZER), cache_dir=room / "cache", **INLINE
-    )
+    write_rows(room / "rows.jsonl", rows)
+    write_rows(room / "chat.jsonl", conversations(3))
+    sources = [str(room / "rows.jsonl"), str(room / "chat.jsonl")]
+    return tm.prepare(sources, str(TOKENIZER), cache_dir=room / "cache", **INLINE)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +45,7 @@ def tokenizer(store: Store) -> Tokenizer:
     return store_tokenizer(store)
 
 
-page_file, server = own_page_and_server()
+room, page_file, server = own_page_and_server("groups")
 
 
 @pytest.fixture(scope="module")
@@ -141,15 +134,6 @@ def test_group_is_in_a_page_whole_or_not_at_all(
     assert held == rows
 
 
-def test_group_of_which_a_part_would_fit_is_left_out(
-    store: Store, members: list[list[int]], tokenizer: Tokenizer
-) -> None:
-    facts, rows = RowFacts(store), next(rows for rows in members if len(rows) > 3)
-    whole = len(embed(facts, tokenizer, np.array(rows), 1 << 40)[1][0])
-    for most, taken in ((0, 0), (whole // 2, 0), (whole + 2, 0), (whole + 3, len(rows))):
-        assert len(embed(facts, tokenizer, np.array(rows), most)[0]) == taken
-
-
 def test_page_of_one_group_and_of_one_of_its_rows(
     shell: Shell, store: Store, members: list[list[int]], tmp_path: Path
 ) -> None:
@@ -160,10 +144,6 @@ def test_page_of_one_group_and_of_one_of_its_rows(
         assert [row["row"] for row in data_of(target.read_bytes())["rows"]] == expected
         assert "the rows asked for, each with its whole group" in answer["selection"]
     assert shell("inspect", store.path, "--html", target, "--group", "93").code == 2
-
-
-def open_group(page: Any, row: int, number: int) -> None:
-    go_to(page, row, f"Group {number}")
 
 
 def stored(store: Store, row: int, first: int, last: int | None) -> list[list[Any]]:
@@ -180,7 +160,7 @@ def test_prompt_stands_once_and_answers_side_by_side(
     for number in (PAIR, RANKED, 6, 90 - 1):  # with scores and margin, or without
         group, rows = store.groups[number], members[number]
         assert len(group) > 1
-        open_group(page, rows[-1], number)
+        go_to(page, rows[-1], f"Group {number}")
         parting = group.prompt_tokens
         assert parting
         assert tokens(page, "#prompt") == stored(store, rows[0], 0, parting)
@@ -246,27 +226,22 @@ def test_previous_and_next_go_from_group_to_group(
 def test_row_of_a_group_can_be_seen_alone(visit: Visit, address: str, store: Store) -> None:
     page = visit(address)
     page.check("#look-ids")
-    open_group(page, 0, PAIR)
+    go_to(page, 0, f"Group {PAIR}")
     page.uncheck("#look-group")
-    wait_for_title(page, "Row 0")
-    assert tokens(page) == stored(store, 0, 0, None)
-    assert page.inner_text(".row-head .title .muted") == "group 0, chosen"
-    page.keyboard.press("j")
-    wait_for_title(page, "Row 1")
-    assert tokens(page) == stored(store, 1, 0, None)
-    assert page.inner_text(".row-head .title .muted") == "group 0, rejected"
+    for row, answer in enumerate(("chosen", "rejected")):
+        wait_for_title(page, f"Row {row}")
+        assert tokens(page) == stored(store, row, 0, None)
+        assert page.inner_text(".row-head .title .muted") == f"group 0, {answer}"
+        page.keyboard.press("j")
 
 
 def test_list_names_group_and_answer(visit: Visit, address: str, store: Store) -> None:
     page = visit(address)
     page.wait_for_selector("#item-1 .where")
-    where = [page.inner_text(f"#item-{n} .where") for n in range(4)]
-    firsts = [0, 0, 1, 2]
-    answers = ["chosen", "rejected", names(store.groups[KTO])[0], "rank 1"]
-    assert where == [
-        f"group {number}, {answer} · rows.jsonl:{number + 1}"
-        for number, answer in zip(firsts, answers, strict=True)
-    ]
+    answers = [(0, "chosen"), (0, "rejected"), (1, names(store.groups[KTO])[0]), (2, "rank 1")]
+    for item, (number, answer) in enumerate(answers):
+        where = page.inner_text(f"#item-{item} .where")
+        assert where == f"group {number}, {answer} · rows.jsonl:{number + 1}"
 
 
 @pytest.mark.parametrize("width", [360, 820])
@@ -274,7 +249,7 @@ def test_answers_need_no_sideways_scrolling(
     visit: Visit, on_disk: str, members: list[list[int]], width: int
 ) -> None:
     page = visit(on_disk, viewport={"width": width, "height": 740})
-    open_group(page, members[RANKED][0], RANKED)
+    go_to(page, members[RANKED][0], f"Group {RANKED}")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     beyond = page.eval_on_selector("#view", "view => view.scrollWidth - view.clientWidth")
     assert beyond <= 0

@@ -21,7 +21,7 @@ from tests.page.conftest import ATTACK, STEERING, own_page_and_server
 from tests.page.test_document import data_of
 from tests.rollouts.faults import INJECTIONS, conversation
 from tests.rollouts.worlds import APPENDING, appending
-from tokenmill.report.page.overview import MAX_STEPS, overview
+from tokenmill.report.page.document import MAX_STEPS, overview
 from tokenmill.report.page.serve import Viewer
 from tokenmill.report.row import MAX_GROUP_ROWS, RowFacts, RowGroups, findings_of
 from tokenmill.rollouts.verdict import CLASSES
@@ -30,11 +30,6 @@ from tokenmill.store import Store
 FAULTS = ("turn_missing", "sampled_text", "mask_misses_sampled", "retokenized")
 STEPS, ANSWERS = 3, 4
 HOSTILE = 2  # number of the group with a hostile name
-
-
-@pytest.fixture(scope="module")
-def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("rollouts")
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +66,7 @@ def store(room: Path) -> Store:
     return made
 
 
-page_file, server = own_page_and_server()
+room, page_file, server = own_page_and_server("rollouts")
 
 
 def members(store: Store, row: int) -> list[int]:
@@ -274,13 +269,11 @@ def test_overview_over_steps(visit: Visit, address: str, store: Store) -> None:
     drift = here[-1]["drift"]
     page.click(f"#steps-drift .column:nth-child(3) .drift-{drift}")
     wanted = sum(one["drift"] == drift for one in here)
-    text = f"{wanted} row{'' if wanted == 1 else 's'} of {len(store)}"
-    wait_for_status(page, text)
+    wait_for_status(page, f"{wanted} row{'' if wanted == 1 else 's'} of {len(store)}")
     page.click("#tab-overview")
     page.click("#steps-length .column >> nth=0")
     wanted = sum(one["step"] == 0 for one in carried)
-    text = f"{wanted} rows of {len(store)}"
-    wait_for_status(page, text)
+    wait_for_status(page, f"{wanted} rows of {len(store)}")
 
 
 def test_terminal_tells_verdict_and_findings(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,18 @@ READ = (".tok", "button", ".muted", "dt", "dd", "th", "td", ".hint", ".item span
 """What people read."""
 
 
+@contextmanager
+def fresh_page(browser: Any, url: str, script: str = "") -> Iterator[Any]:
+    """A page in a context of its own, where `script` runs first."""
+    context = browser.new_context()
+    context.add_init_script(script)
+    page = context.new_page()
+    page.goto(url)
+    page.wait_for_selector("body[data-ready=yes]")
+    yield page
+    context.close()
+
+
 def test_tokens_shown_are_those_of_the_store(visit: Visit, address: str, store: Store) -> None:
     page = visit(address)
     page.check("#look-ids")
@@ -59,16 +73,12 @@ def test_tokens_are_coloured_by_role_and_by_loss(visit: Visit, address: str) -> 
     def of(selector: str) -> str:
         return str(page.eval_on_selector(f"#row-body .turns:not(.legend) {selector}", ground))
 
-    user = of(".role-user .tok")
     trained = of(".role-assistant .tok.trained")
-    untrained = of(".role-assistant .tok:not(.trained)")
-    assert len({user, trained, untrained}) == 3
+    assert len({of(".role-user .tok"), trained, of(".role-assistant .tok:not(.trained)")}) == 3
     underline = "one => getComputedStyle(one).borderBottomColor"
     seen = page.eval_on_selector("#row-body .role-assistant .tok.trained", underline)
-    assert seen not in (
-        "rgba(0, 0, 0, 0)",
-        page.eval_on_selector("#row-body .role-user .tok", underline),
-    )
+    user = page.eval_on_selector("#row-body .role-user .tok", underline)
+    assert seen not in ("rgba(0, 0, 0, 0)", user)
     page.check("input[name='Colour by'][value=loss]")
     page.wait_for_selector(".turns.colour-loss section.turn")
     assert of("section.turn.role-user .tok") == "rgba(0, 0, 0, 0)"
@@ -152,24 +162,19 @@ def test_hostile_rows_are_text_and_nothing_else(visit: Visit, address: str, stor
     assert page.query_selector_all("main img, main script, main b, main iframe") == []
 
 
-def test_injected_script_would_be_stopped_by_the_policy(
-    visit: Visit, browser: Any, on_disk: str
-) -> None:
-    page = browser.new_context().new_page()
-    page.goto(on_disk)
-    page.wait_for_selector("body[data-ready=yes]")
-    page.evaluate(
-        """() => {
-          const made = document.createElement("div");
-          made.innerHTML = '<img src=x onerror="window.hacked = 1">';
-          const script = document.createElement("script");
-          script.textContent = "window.hacked = 2";
-          document.body.append(made, script);
-        }"""
-    )
-    page.wait_for_timeout(200)
-    assert page.evaluate("window.hacked") is None
-    page.context.close()
+def test_injected_script_would_be_stopped_by_the_policy(browser: Any, on_disk: str) -> None:
+    with fresh_page(browser, on_disk) as page:
+        page.evaluate(
+            """() => {
+              const made = document.createElement("div");
+              made.innerHTML = '<img src=x onerror="window.hacked = 1">';
+              const script = document.createElement("script");
+              script.textContent = "window.hacked = 2";
+              document.body.append(made, script);
+            }"""
+        )
+        page.wait_for_timeout(200)
+        assert page.evaluate("window.hacked") is None
 
 
 def test_recipe_and_proof_are_shown(visit: Visit, address: str, store: Store) -> None:
@@ -191,14 +196,9 @@ def test_narrow_screen_needs_no_sideways_scrolling(visit: Visit, on_disk: str) -
 
 
 def test_old_browser_is_told_what_it_lacks(browser: Any, address: str) -> None:
-    context = browser.new_context()
-    context.add_init_script("delete window.DecompressionStream")
-    page = context.new_page()
-    page.goto(address)
-    page.wait_for_selector("body[data-ready=yes]")
-    assert "DecompressionStream" in page.inner_text("#view")
-    assert "Firefox from 113" in page.inner_text("#view")
-    context.close()
+    with fresh_page(browser, address, "delete window.DecompressionStream") as page:
+        assert "DecompressionStream" in page.inner_text("#view")
+        assert "Firefox from 113" in page.inner_text("#view")
 
 
 def test_damaged_data_is_reported(browser: Any, page_file: Path, tmp_path: Path) -> None:
@@ -206,8 +206,5 @@ def test_damaged_data_is_reported(browser: Any, page_file: Path, tmp_path: Path)
     content = page_file.read_bytes()
     middle = content.index(b'"about"') + 500
     broken.write_bytes(content[:middle] + b"AAAA" + content[middle + 4 :])
-    page = browser.new_context().new_page()
-    page.goto(broken.as_uri())
-    page.wait_for_selector("body[data-ready=yes]")
-    assert "cannot be read" in page.inner_text("#status")
-    page.context.close()
+    with fresh_page(browser, broken.as_uri()) as page:
+        assert "cannot be read" in page.inner_text("#status")

@@ -1,15 +1,12 @@
-"""The eager way, written down from what miles and slime document: every row in memory at once.
+"""The eager datasets of miles and slime, written from their documentation: all rows in memory.
 
-`eager` reads a JSON-lines file with the standard parser, builds each prompt with transformers'
-own tokenizer counts its tokens without added special ones; `Eager.limited` keeps what is short
-enough. A row that the frameworks would stop at is in ``refused`` instead, by its line number.
+A row at which the frameworks would stop is in ``refused``, by its line number.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-import random
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,12 +30,6 @@ class Eager:
         short = [n for n in self.kept if self.lengths.get(n, 0) <= max_length]
         by_number = dict(zip(self.kept, self.samples, strict=True))
         return Eager(short, [by_number[n] for n in short], self.lengths, self.refused)
-
-    def shuffled(self, seed: int, epoch: int) -> list[dict[str, Any]]:
-        """The order of one epoch."""
-        order = list(range(len(self.samples)))
-        random.Random(seed + epoch).shuffle(order)
-        return [self.samples[number] for number in order]
 
 
 def with_parts(messages: list[dict[str, Any]], row: dict[str, Any], keys: dict[str, str]) -> Any:
@@ -89,7 +80,6 @@ def eager(
     apply_chat_template: bool = False,
     kwargs: dict[str, Any] | None = None,
     rows: int | None = None,
-    raw_messages: bool = False,
 ) -> Eager:
     """Every sample of a file."""
     made = Eager()
@@ -112,7 +102,7 @@ def eager(
             text = prompt
             if apply_chat_template:
                 text = tokenizer.apply_chat_template(
-                    prompt if raw_messages else normalised(prompt),
+                    normalised(prompt),
                     tools=tools,
                     tokenize=False,
                     add_generation_prompt=True,

@@ -137,76 +137,58 @@ def compare(prompts: PromptDataset, wanted: Eager) -> None:
     assert prompts.source_rows == len(served) + sum(prompts.rejected.values())
 
 
+def opened(path: Path, rows: int | None, template: str, cache: Path, **given: Any) -> PromptDataset:
+    source = str(path) if rows is None else f"{path}@[0:{rows}]"
+    return PromptDataset(
+        source, TOKENIZER, chat_template=template, num_workers=0, cache_dir=cache, **given
+    )
+
+
 @pytest.mark.parametrize("corpus", CORPORA)
 def test_corpus_rendered_and_filtered_equals_the_eager_way(
     shared: Path, warm: Path, template: str, reference: Any, corpus: str
 ) -> None:
-    columns = dict(CORPORA[corpus])
+    columns = {**CORPORA[corpus], "apply_chat_template": True}
     rows = columns.pop("rows", None)
     path = shared / "corpora" / f"{corpus}.jsonl"
-    everything = eager(path, reference, apply_chat_template=True, rows=rows, **columns)
+    everything = eager(path, reference, rows=rows, **columns)
     lengths = sorted(everything.lengths.values())
     # Qwen3's template fails on contents that are lists of parts, here as in the eager way.
     assert bool(lengths) == (corpus != "reason_tool_use")
     for max_length in (None, lengths[2 * len(lengths) // 3] if lengths else 9):
-        prompts = PromptDataset(
-            str(path) if rows is None else f"{path}@[0:{rows}]",
-            TOKENIZER,
-            chat_template=template,
-            max_length=max_length,
-            apply_chat_template=True,
-            num_workers=0,
-            cache_dir=warm,
-            **columns,
-        )
+        prompts = opened(path, rows, template, warm, max_length=max_length, **columns)
         assert prompts.hit == (max_length is not None)
         compare(prompts, everything.limited(max_length))
 
 
-@pytest.mark.parametrize("corpus", ["codealpaca", "glaive_tools_sharegpt", "toy_chat"])
+UNRENDERED = {
+    "codealpaca": "instruction",
+    "glaive_tools_sharegpt": "conversations",
+    "toy_chat": "messages",
+}
+
+
+@pytest.mark.parametrize("corpus", UNRENDERED)
 def test_corpus_without_template_is_served_as_it_stands(
     shared: Path, warm: Path, template: str, reference: Any, corpus: str
 ) -> None:
-    prompt_key = {"codealpaca": "instruction", "glaive_tools_sharegpt": "conversations"}.get(
-        corpus, "messages"
-    )
+    columns: dict[str, Any] = {"prompt_key": UNRENDERED[corpus], "tool_key": "tools"}
     path = shared / "corpora" / f"{corpus}.jsonl"
-    wanted = eager(path, reference, prompt_key=prompt_key, tool_key="tools", rows=300).limited(12)
-    prompts = PromptDataset(
-        f"{path}@[0:300]",
-        TOKENIZER,
-        chat_template=template,
-        max_length=12,
-        prompt_key=prompt_key,
-        tool_key="tools",
-        num_workers=0,
-        cache_dir=warm,
-    )
-    compare(prompts, wanted)
+    prompts = opened(path, 300, template, warm, max_length=12, **columns)
+    compare(prompts, eager(path, reference, rows=300, **columns).limited(12))
     assert len(prompts) > 0
 
 
+@pytest.mark.parametrize("name", ["apply_chat_template_kwargs", "template_kwargs"])
 def test_template_kwargs_change_prompts_as_with_transformers(
-    shared: Path, warm: Path, template: str, reference: Any
+    shared: Path, warm: Path, template: str, reference: Any, name: str
 ) -> None:
     path = shared / "corpora" / "gsm8k_prompts.jsonl"
     kwargs = {"enable_thinking": False}
-    wanted = eager(
-        path, reference, prompt_key="prompt", apply_chat_template=True, kwargs=kwargs, rows=200
-    ).limited(120)
-    for name in ("apply_chat_template_kwargs", "template_kwargs"):
-        prompts = PromptDataset(
-            f"{path}@[:200]",
-            TOKENIZER,
-            chat_template=template,
-            max_length=120,
-            prompt_key="prompt",
-            apply_chat_template=True,
-            num_workers=0,
-            cache_dir=warm,
-            **{name: kwargs},
-        )
-        compare(prompts, wanted)
+    columns: dict[str, Any] = {"prompt_key": "prompt", "apply_chat_template": True}
+    wanted = eager(path, reference, kwargs=kwargs, rows=200, **columns).limited(120)
+    prompts = opened(path, 200, template, warm, max_length=120, **{name: kwargs}, **columns)
+    compare(prompts, wanted)
     assert "<think>\n\n</think>" in str(prompts[0].prompt)
 
 
@@ -214,19 +196,11 @@ def test_media_placeholders_become_parts_as_in_the_eager_way(
     shared: Path, warm: Path, template: str, reference: Any
 ) -> None:
     path = shared / "corpora" / "math_vision" / "math_vision.jsonl"
-    keys = {"image": "images"}
-    wanted = eager(path, reference, prompt_key="problem", label_key="answer", multimodal_keys=keys)
-    prompts = PromptDataset(
-        path,
-        TOKENIZER,
-        chat_template=template,
-        prompt_key="problem",
-        label_key="answer",
-        multimodal_keys=keys,
-        num_workers=0,
-        cache_dir=warm,
-    )
-    compare(prompts, wanted)
+    columns: dict[str, Any] = {
+        "prompt_key": "problem", "label_key": "answer", "multimodal_keys": {"image": "images"}
+    }  # fmt: skip
+    prompts = opened(path, None, template, warm, **columns)
+    compare(prompts, eager(path, reference, **columns))
     parts = prompts[0].prompt[0]["content"]  # type: ignore[index]
     assert [part["type"] for part in parts] == ["text", "image"]
     assert parts[1]["image"] == "images/1.jpg"

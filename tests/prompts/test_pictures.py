@@ -106,7 +106,6 @@ def test_no_picture_is_decoded_but_those_of_audits(
         return plain(self, data, name)
 
     monkeypatch.setattr(Pictures, "open", counting)
-    monkeypatch.setattr("tokenmill.prompts.media.AUDIT_ONE_IN", 1 << 62)
     prompts = opened(source, tmp_path / "cache", raw("qwen2_vl"))
     assert decoded == ["0.png"]
     assert prompts[5].multimodal_inputs["images"][0].size == (135, 140)

@@ -15,7 +15,7 @@ from tests.programs import python
 from tests.prompts.making import PROMPTS, TOKENIZER, open_prompts, write_rows
 from tokenmill import PromptDataset, StateError, UsageError
 from tokenmill.integrations.miles import MilesOrder
-from tokenmill.prompts import dataset as dataset_module
+from tokenmill.prompts import prompts as prompts_module
 from tokenmill.sampling import FeistelOrder
 
 
@@ -162,13 +162,13 @@ def test_reading_a_prompt_parses_and_renders_that_row_alone(
 ) -> None:
     prompts = fresh(cache, apply_chat_template=True)
     shaped: list[Any] = []
-    shape_row = dataset_module.shape_row
+    shape_row = prompts_module.shape_row
 
     def spy(row: Any, spec: Any) -> Any:
         shaped.append(row)
         return shape_row(row, spec)
 
-    monkeypatch.setattr(dataset_module, "shape_row", spy)
+    monkeypatch.setattr(prompts_module, "shape_row", spy)
     prompts.shuffle(0)
     assert prompts[5].prompt.startswith("<")  # type: ignore[union-attr]
     assert len(shaped) == 1

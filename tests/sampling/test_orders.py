@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +18,7 @@ from tokenmill.sampling import (
     ORDERS,
     FeistelOrder,
     GroupedOrder,
-    MixedOrder,
     Order,
-    Schedule,
     SequentialOrder,
     make_order,
     unroll,
@@ -30,22 +29,6 @@ LENGTHS = np.random.default_rng(7).integers(1, 5000, 5000)
 
 def lengths_at(rows: np.ndarray) -> np.ndarray:
     return LENGTHS[rows]
-
-
-def test_orders_by_name_are_those_of_the_classes() -> None:
-    made = {"feistel": FeistelOrder(50, 3, 2), "sequential": SequentialOrder(50)}
-    assert set(made) == set(ORDERS)
-    sizes, positions = (50, 30), np.arange(40)
-    for name, order in made.items():
-        named = make_order(name, 50, 3, 2)
-        assert named.indices(1, positions).tolist() == order.indices(1, positions).tolist()
-        schedule = Schedule(sizes, [1, 2], "repeat")
-        parts = [make_order(name, size, 3, number) for number, size in enumerate(sizes, 1)]
-        mixed = MixedOrder.of(schedule, name, 3).indices(1, positions)
-        assert mixed.tolist() == MixedOrder(schedule, parts).indices(1, positions).tolist()
-    for name, seed in (("random", 3), ("sequential", -1)):
-        with pytest.raises(UsageError):
-            make_order(name, 50, seed)
 
 
 def test_miles_order_small_vectors_are_those_of_its_eager_dataset() -> None:
@@ -127,10 +110,13 @@ def test_grouped_order_any_window_and_group_keeps_windows_apart(
         assert sorted(found.tolist()) == sorted(expected.tolist())
 
 
+@pytest.mark.parametrize("name", ORDERS)
 @pytest.mark.parametrize("seed", [-1, 2**64, 1.5, "42", True])
-def test_order_impossible_seed_is_refused(seed: object) -> None:
+def test_order_impossible_seed_and_name_are_refused(name: str, seed: Any) -> None:
     with pytest.raises(UsageError, match="seed"):
-        FeistelOrder(10, seed)  # type: ignore[arg-type]
+        make_order(name, 10, seed)
+    with pytest.raises(UsageError):
+        make_order("random", 10, 3)
 
 
 def test_sources_of_a_mixture_are_shuffled_differently() -> None:

@@ -11,10 +11,8 @@ import msgspec
 import pytest
 
 from tests.store.making import make_columns, make_store
-from tokenmill import fingerprint
 from tokenmill.errors import CorruptionError, SourceMissing
 from tokenmill.source import open_rows
-from tokenmill.source.index import BlockEntry, Blocks, lines_digest
 from tokenmill.store import CacheLayout, Store, commit
 from tokenmill.store import ahead as ahead_module
 from tokenmill.store import store as store_module
@@ -77,17 +75,6 @@ def test_counts_that_disagree_with_their_record_are_corrupt(tmp_path: Path) -> N
         read_counts(files)
 
 
-def test_flipped_count_is_found_before_it_is_committed(tmp_path: Path) -> None:
-    store = make(tmp_path)
-    files = CacheLayout(tmp_path).slice(next(store.slice_keys()))
-    data = bytearray(files.meta.read_bytes())
-    at, _ = read_counts(files).record.meta_file.buffers["length"]
-    data[at] ^= 1
-    files.meta.write_bytes(data)
-    with pytest.raises(CorruptionError, match="block 0 has checksum"):
-        read_counts(files)
-
-
 # Looking ahead.
 
 
@@ -120,15 +107,6 @@ def test_ahead_gives_every_result_once(count: int) -> None:
 
 
 # Row indexes.
-
-
-@pytest.mark.parametrize("count", [0, 1, 4096, 5000])
-def test_lines_digest_is_the_key_of_the_whole_document(count: int) -> None:
-    blocks, digests = Blocks(), [f"{number * 7919:032x}" for number in range(count)]
-    for digest in digests:
-        blocks.append(BlockEntry(0, 1, 0, 1, 1, 1, digest))
-    assert lines_digest(blocks) == fingerprint.key({"blocks": digests})
-    assert [digest for some in blocks.digests() for digest in some] == digests
 
 
 def test_walking_blocks_of_many_files_holds_no_descriptor(tmp_path: Path) -> None:

@@ -47,7 +47,14 @@ def byte_level() -> dict[str, Any]:
     )
 
 
-def _with_byte_fallback(document: dict[str, Any]) -> dict[str, Any]:
+def _with_byte_fallback(normalizer: Any = None, pre_tokenizer: Any = None) -> dict[str, Any]:
+    tokenizer = Tokenizer(models.BPE())
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    if pre_tokenizer is not None:
+        tokenizer.pre_tokenizer = pre_tokenizer
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=SPECIAL, show_progress=False)
+    document = _trained(tokenizer, trainer)
     vocab = document["model"]["vocab"]
     first = 1 + max(vocab.values())
     vocab.update({f"<0x{byte:02X}>": first + byte for byte in range(256)})
@@ -57,36 +64,18 @@ def _with_byte_fallback(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def fallback_prepend() -> dict[str, Any]:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
-    document = _trained(
-        tokenizer,
-        trainers.BpeTrainer(vocab_size=400, special_tokens=SPECIAL, show_progress=False),
-    )
-    return _with_byte_fallback(document)
+    steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    return _with_byte_fallback(normalizers.Sequence(steps))
 
 
 def fallback_gemma() -> dict[str, Any]:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizers.Replace(" ", "▁")
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
-    document = _trained(
-        tokenizer,
-        trainers.BpeTrainer(vocab_size=400, special_tokens=SPECIAL, show_progress=False),
-    )
-    return _with_byte_fallback(document)
+    split = pre_tokenizers.Split(" ", "merged_with_previous")
+    return _with_byte_fallback(normalizers.Replace(" ", "▁"), split)
 
 
 def metaspace_first() -> dict[str, Any]:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    document = _trained(
-        tokenizer,
-        trainers.BpeTrainer(vocab_size=400, special_tokens=SPECIAL, show_progress=False),
-    )
-    return _with_byte_fallback(document)
+    first = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    return _with_byte_fallback(pre_tokenizer=first)
 
 
 def unigram() -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import threading
 import time
@@ -18,7 +17,7 @@ from tests.work import entries
 from tests.work.watching import nothing_left  # noqa: F401 - autouse
 from tokenmill.errors import WorkerError
 from tokenmill.work import MAX_RETRIES, Done, LocalExecutor, Setup, Task
-from tokenmill.work.process import TAIL_BYTES, WorkerProcess, describe_exit
+from tokenmill.work.process import TAIL_BYTES, WorkerProcess
 
 ENTRY = f"{entries.__name__}:open_worker"
 SETUP = Setup(ENTRY, {})
@@ -257,11 +256,3 @@ def test_forked_copy_of_a_run_leaves_the_workers_alone() -> None:
     done = list(run)
     assert sorted(numbers + [d.number for d in done]) == list(range(8))
     assert all(d.attempts == 1 for d in done)
-
-
-@pytest.mark.parametrize(
-    ("code", "says"),
-    [(-9, "SIGKILL"), (-11, "SIGSEGV"), (-64, "signal 64|SIGRTMAX"), (3, "code 3"), (None, "end")],
-)
-def test_exit_codes_are_described(code: int | None, says: str) -> None:
-    assert re.search(says, describe_exit(code))

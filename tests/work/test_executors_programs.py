@@ -59,25 +59,18 @@ list(LocalExecutor(2).run(SETUP, tasks))
 """
 
 
-@pytest.mark.parametrize("hold", [False, True], ids=["sleeping", "holding the interpreter"])
+@pytest.mark.parametrize("state", ["sleeping", "holding the interpreter", "stopped"])
 @pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_workers_die_with_their_parent(tmp_path: Path, signal_number: int, hold: bool) -> None:
+def test_workers_die_with_their_parent(tmp_path: Path, signal_number: int, state: str) -> None:
+    hold = state == "holding the interpreter"
     program = start_program(tmp_path, f"HOLD = {hold}\n" + SLEEPERS)
     pids = worker_pids(tmp_path, 2)
+    for pid in pids if state == "stopped" else ():
+        os.kill(pid, signal.SIGSTOP)
     program.send_signal(signal_number)
     output, _ = program.communicate(timeout=20)
     assert wait_until(lambda: all(map(is_gone, pids)), 5), output
     assert program.returncode != 0
-
-
-def test_stopped_workers_die_with_their_parent(tmp_path: Path) -> None:
-    program = start_program(tmp_path, "HOLD = False\n" + SLEEPERS)
-    pids = worker_pids(tmp_path, 2)
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    program.kill()
-    program.communicate()
-    assert wait_until(lambda: all(map(is_gone, pids)), 5)
 
 
 def test_workers_die_with_a_parent_whose_forked_child_lives_on(tmp_path: Path) -> None:

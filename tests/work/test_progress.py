@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,13 +12,8 @@ from hypothesis import strategies as st
 from tokenmill.errors import UsageError
 from tokenmill.work.progress import (
     MAX_SAMPLES,
-    WINDOW_S,
-    Lines,
-    Meter,
     Progress,
-    Silent,
     Snapshot,
-    Terminal,
     describe,
     duration,
     open_progress,
@@ -39,55 +35,35 @@ class TerminalStream(io.StringIO):
         return True
 
 
-def test_meter_before_the_first_result_knows_no_speed() -> None:
-    shot = Meter(5.0, total_size=100).snapshot(6.0)
-    assert (shot.rows_per_s, shot.bytes_per_s, shot.left_s) == (None, None, None)
-    assert shot.fraction == 0.0
-    assert shot.elapsed_s == 1.0
+Step = tuple[float, int, int, bool]  # seconds since the last one, rows, bytes, found
+SPEEDS: dict[str, tuple[dict[str, int], list[Step], float, tuple[Any, Any, Any]]] = {
+    # Totals, steps, seconds after the last one; then rows/s, bytes/s and seconds left.
+    "nothing yet": ({"total_size": 100}, [], 1, (None, None, None)),
+    "steady": ({"total_rows": 1000, "total_size": 100_000}, [(1, 20, 2_000, False)] * 10, 0,
+               (20, 2_000, 40)),
+    "slow start": ({"total_size": 5_000}, [(1000, 1, 1, False), *[(1, 1, 50, False)] * 99], 0,
+                   (1, 50, 0.98)),
+    "found only": ({"total_size": 1_000}, [(0.1, 9, 900, True)], 0.1, (None, None, None)),
+    "found first": ({"total_size": 1_000}, [(0, 9, 900, True), (10, 1, 50, False)], 0,
+                    (0.1, 5, 10)),
+    "bytes unknown": ({"total_rows": 100}, [(10, 50, 123, False)], 0, (5, 12.3, 10)),
+    "stalled": ({"total_size": 200}, [(10, 10, 100, False)], 30, (0.25, 2.5, 40)),
+}  # fmt: skip
 
 
-def test_meter_at_a_steady_pace_tells_speed_and_time_left() -> None:
-    meter = Meter(0.0, total_rows=1000, total_size=100_000)
-    for second in range(1, 11):
-        meter.add(float(second), rows=20, size=2_000)
-    shot = meter.snapshot(10.0)
-    assert shot.rows_per_s == pytest.approx(20)
-    assert shot.bytes_per_s == pytest.approx(2_000)
-    assert shot.left_s == pytest.approx(40)
-    assert shot.fraction == pytest.approx(0.2)
-    assert (shot.rows, shot.size, shot.slices) == (200, 20_000, 10)
-
-
-def test_meter_forgets_a_slow_start() -> None:
-    meter = Meter(0.0, total_size=10_000)
-    meter.add(1000.0, size=1)
-    for second in range(1, 100):
-        meter.add(1000.0 + second, size=50)
-    assert meter.snapshot(1099.0).bytes_per_s == pytest.approx(50, rel=0.05)
-
-
-def test_found_work_is_done_but_is_no_speed() -> None:
-    meter = Meter(0.0, total_size=1_000)
-    meter.add(0.1, size=900, rows=9, found=True)
-    assert meter.snapshot(0.2).bytes_per_s is None
-    meter.add(10.0, size=50, rows=1)
-    shot = meter.snapshot(10.0)
-    assert shot.bytes_per_s == pytest.approx(5)
-    assert shot.left_s == pytest.approx(10)
-    assert (shot.rows, shot.size) == (10, 950)
-
-
-def test_time_left_by_rows_where_bytes_are_unknown() -> None:
-    meter = Meter(0.0, total_rows=100)
-    meter.add(10.0, rows=50, size=123)
-    assert meter.snapshot(10.0).left_s == pytest.approx(10)
-    assert meter.snapshot(10.0).fraction == pytest.approx(0.5)
-
-
-def test_stalled_work_gets_slower_while_nothing_comes() -> None:
-    meter = Meter(0.0, total_size=200)
-    meter.add(10.0, size=100)
-    assert meter.snapshot(40.0).left_s == pytest.approx(40)
+@pytest.mark.parametrize("name", SPEEDS)
+def test_speed_and_time_left_are_those_of_the_last_half_minute(name: str) -> None:
+    totals, steps, after, expected = SPEEDS[name]
+    clock = Clock()
+    progress = Progress(clock=clock, **totals)
+    for pause, rows, size, found in steps:
+        clock.now += pause
+        progress.add(rows=rows, size=size, found=found)
+    clock.now += after
+    shot = progress.snapshot()
+    assert (shot.rows_per_s, shot.bytes_per_s, shot.left_s) == tuple(
+        None if value is None else pytest.approx(value, rel=0.05) for value in expected
+    )
 
 
 @given(
@@ -96,22 +72,20 @@ def test_stalled_work_gets_slower_while_nothing_comes() -> None:
         max_size=150,
     )
 )
-def test_meter_counts_everything_in_bounded_memory(
-    steps: list[tuple[float, int, int, bool]],
-) -> None:
-    meter = Meter(0.0, total_size=sum(size for _, _, size, _ in steps))
-    now = 0.0
+def test_everything_is_counted_in_bounded_memory(steps: list[Step]) -> None:
+    clock = Clock()
+    progress = Progress(total_size=sum(size for _, _, size, _ in steps), clock=clock)
     for pause, rows, size, found in steps:
-        now += pause
-        meter.add(now, rows=rows, size=size, found=found)
-        shot = meter.snapshot(now)
+        clock.now += pause
+        progress.add(rows=rows, size=size, found=found)
+        shot = progress.snapshot()
         assert shot.bytes_per_s is None or shot.bytes_per_s >= 0
         assert shot.left_s is None or shot.left_s >= 0
-        assert len(meter._samples) <= MAX_SAMPLES + 3
-        assert found or len(meter._samples) <= 2 or meter._samples[1][0] > now - WINDOW_S
-    shot = meter.snapshot(now)
+        assert len(progress._samples) <= MAX_SAMPLES + 3
+    shot = progress.snapshot()
     assert shot.rows == sum(rows for _, rows, _, _ in steps)
     assert shot.size == sum(size for _, _, size, _ in steps)
+    assert shot.slices == len(steps)
     assert shot.fraction in (None, 1.0)
 
 
@@ -130,23 +104,16 @@ def test_description_says_what_is_known() -> None:
     assert describe(unknown) == "0 rows"
 
 
-def test_lines_come_every_few_seconds_and_at_the_end() -> None:
+@pytest.mark.parametrize(("seconds", "lines"), [(0.12, 3), (0.01, 0)], ids=["12 s", "1 s"])
+def test_lines_come_every_few_seconds_and_at_the_end(seconds: float, lines: int) -> None:
     stream, clock = io.StringIO(), Clock()
-    with Progress(Lines(stream), total_size=100, clock=clock) as shown:
+    with open_progress(True, total_size=100, stream=stream, clock=clock) as shown:
         for _ in range(100):
-            clock.now += 0.12
+            clock.now += seconds
             shown.add(rows=1, size=1)
-    lines = stream.getvalue().splitlines()
-    assert len(lines) == 3  # twelve seconds: at 5, at 10, at the end
-    assert lines[-1].startswith("tokenmill: 100%, 100 rows, 8 rows/s")
-
-
-def test_lines_of_short_work_say_nothing() -> None:
-    stream, clock = io.StringIO(), Clock()
-    with Progress(Lines(stream), clock=clock) as shown:
-        clock.now += 1
-        shown.add(rows=1)
-    assert stream.getvalue() == ""
+    found = stream.getvalue().splitlines()
+    assert len(found) == lines  # of twelve seconds: at 5, at 10, at the end
+    assert not found or found[-1].startswith("tokenmill: 100%, 100 rows, 8 rows/s")
 
 
 def test_function_is_called_with_the_final_numbers_even_after_an_error() -> None:
@@ -162,35 +129,29 @@ def test_function_is_called_with_the_final_numbers_even_after_an_error() -> None
     assert (seen[-1].rows, seen[-1].total_rows, seen[-1].fraction) == (3, 7, 0.5)
 
 
-def test_terminal_draws_and_cleans_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    stream, clock = TerminalStream(), Clock()
-    with Progress(Terminal(stream), total_size=100, clock=clock) as shown:
-        clock.now += 1
-        shown.add(rows=5, size=50)
-    assert "50%, 5 rows" in stream.getvalue()
-
-
 @pytest.mark.parametrize(
-    ("progress", "stream", "kind"),
+    ("progress", "stream", "shown"),
     [
-        (None, io.StringIO(), Silent),
-        (True, io.StringIO(), Lines),
-        (False, TerminalStream(), Silent),
-        (None, TerminalStream(), Terminal),
-        (True, TerminalStream(), Terminal),
+        (None, io.StringIO(), False),
+        (True, io.StringIO(), True),
+        (False, TerminalStream(), False),
+        (None, TerminalStream(), True),
+        (True, TerminalStream(), True),
     ],
 )
 def test_reporter_is_chosen_by_wish_and_terminal(
-    progress: bool | None, stream: io.StringIO, kind: type
+    monkeypatch: pytest.MonkeyPatch, progress: bool | None, stream: io.StringIO, shown: bool
 ) -> None:
-    with open_progress(progress, stream=stream) as shown:
-        assert type(shown._reporter) is kind
+    monkeypatch.setenv("TERM", "xterm")
+    clock = Clock()
+    with open_progress(progress, total_size=100, stream=stream, clock=clock) as counted:
+        clock.now += 10
+        counted.add(rows=5, size=50)
+    assert ("50%, 5 rows" in stream.getvalue()) is shown
+    if not shown:
+        assert stream.getvalue() == ""
 
 
-def test_own_reporter_is_used_and_nonsense_is_refused() -> None:
-    reporter = Silent()
-    with open_progress(reporter) as shown:
-        assert shown._reporter is reporter
-    with pytest.raises(UsageError, match="progress"):
-        open_progress("yes")  # type: ignore[arg-type]
+def test_wrong_progress_is_refused() -> None:
+    with pytest.raises(UsageError, match="progress"), open_progress("yes"):  # type: ignore[arg-type]
+        pass

@@ -125,7 +125,7 @@ def prepare(
             assistant turn.
         append_eos: End text and string completions with the end-of-sequence token.
         max_length: Most tokens of a row.
-        overlong: What happens to rows over ``max_length``.
+        overlong: What happens to longer rows.
         carry: Columns of the row to keep beside the tokens.
         on_bad_row: Count a bad row as rejected, or make the first one an error.
         max_rejected: Most rows that may be rejected, as a count or a share like ``1%``; more is an

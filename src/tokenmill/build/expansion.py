@@ -44,6 +44,7 @@ from tokenmill.media import (
     PictureFacts,
     Processor,
     Reference,
+    Size,
     reference_of,
 )
 from tokenmill.source import Block
@@ -229,10 +230,10 @@ class Expander:
     def _expand(self, made: Expansion, number: int, text: str, pictures: Sequence[Picture]) -> None:
         references = [reference_of(picture.value) for picture in pictures]
         facts = [self._facts(reference) for reference in references]
-        sizes = [(one.width, one.height) for one in facts]
+        sizes = self._sizes(number, references, facts)
         answers, computed = Answers(), False
         if self.engine == BY_PROCESSOR and pictures:
-            answers = self._processor.ask([self._open(reference) for reference in references])
+            answers = self._processor.ask(self._images(number, references))
         elif pictures:
             answers, computed = self._processor.learned(sizes)
         folded = [self._folding.fold(answer.text) for answer in answers.pictures]
@@ -270,8 +271,18 @@ class Expander:
         digest = None if reference.kind == "inline" else self._digests.get(reference.text())
         return self.pictures.facts(self._read(reference), reference.name, digest)
 
-    def _open(self, reference: Reference) -> Any:
+    def open(self, reference: Reference) -> Any:
         return self.pictures.open(self._read(reference), reference.name)
+
+    # The images of a text as they reach the processor.
+
+    def _sizes(
+        self, number: int, references: Sequence[Reference], facts: Sequence[PictureFacts]
+    ) -> list[Size]:
+        return [(one.width, one.height) for one in facts]
+
+    def _images(self, number: int, references: Sequence[Reference]) -> list[Any]:
+        return [self.open(reference) for reference in references]
 
     # After encoding
 
@@ -306,7 +317,7 @@ class Expander:
                 first = False
                 notes["audited"] += 1
                 try:
-                    pictures = [self._open(reference) for reference in shown.references]
+                    pictures = self._images(number, shown.references)
                 except RowError as error:  # whole by its structure, and broken inside
                     refused[number] = error
                     continue

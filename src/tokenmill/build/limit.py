@@ -7,6 +7,7 @@ what the limit removes: the files of a store are also a dataset for `datasets.lo
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,8 @@ def limit_columns(columns: SliceColumns, limit: Limit) -> SliceColumns:
     kept_tokens = _ranges(starts, lengths, len(columns.ids))
     kept_turns = np.repeat(keep, turns)
     mask, weights = columns.mask[kept_tokens], columns.weights
-    return SliceColumns(
+    return replace(
+        columns,
         ids=columns.ids[kept_tokens],
         mask=mask,
         starts=starts_of(lengths[keep]),
@@ -72,9 +74,6 @@ def limit_columns(columns: SliceColumns, limit: Limit) -> SliceColumns:
         turn_ends=np.minimum(columns.turn_ends, np.repeat(lengths, turns))[kept_turns].astype("i4"),
         turn_roles=columns.turn_roles[kept_turns],
         turn_starts=starts_of(turns[keep]),
-        roles=columns.roles,
-        source_rows=columns.source_rows,
-        rows_in=columns.rows_in,
         rejected=sorted(rejected, key=lambda row: (row.row, row.part)),
         carried={
             name: [text for text, kept in zip(texts, keep, strict=True) if kept]

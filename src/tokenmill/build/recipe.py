@@ -42,7 +42,7 @@ class _ByName(ChatSpec, frozen=True, kw_only=True):
         trust_remote_code: Allow a tokenizer or processor to bring code of its own.
         chat_template: Jinja source, or a file that holds it; when not given, the tokenizer's own.
         max_length: Most tokens of a row.
-        overlong: What happens to rows over ``max_length``.
+        overlong: What happens to longer rows.
         carry: Columns of the row to keep beside the tokens.
     """
 
@@ -73,7 +73,7 @@ class Recipe(_ByName, frozen=True):
             raise UsageError(NO_SOURCES)
         super().__post_init__()
         if len(set(self.carry)) != len(self.carry):
-            raise UsageError(f"carry names a column twice: {', '.join(self.carry)}")
+            raise UsageError(("carry",), f" names a column twice: {', '.join(self.carry)}")
         for name in (*ChatSpec.__struct_fields__, "carry"):
             value = fingerprint.plain(getattr(self, name), name)
             force_setattr(self, name, tuple(value) if name == "carry" else value)
@@ -143,7 +143,7 @@ class RunOptions(Options, frozen=True, kw_only=True):
         super().__post_init__()
         force_setattr(self, "max_rejected", _count_or_share(self.max_rejected))
         if self.disable_cache and self.force_recache:
-            raise UsageError("disable_cache and force_recache exclude each other")
+            raise UsageError(("disable_cache",), " and ", ("force_recache",), " exclude each other")
 
 
 NO_SOURCES = "no sources: name at least one file, directory or glob"
@@ -172,9 +172,11 @@ def _count_or_share(value: Any) -> int | float | None:
     if share is None:
         return None
     if isinstance(share, bool) or not isinstance(share, int | float) or not share >= 0:
-        raise UsageError(f"max_rejected is {value!r}; it is a count of rows or a share like 1%")
+        raise UsageError(
+            ("max_rejected",), f" is {value!r}; it is a count of rows or a share like 1%"
+        )
     if isinstance(share, float) and share > 1:
-        raise UsageError(f"max_rejected is {value!r}; a share is at most 100%")
+        raise UsageError(("max_rejected",), f" is {value!r}; a share is at most 100%")
     return share
 
 
@@ -184,7 +186,7 @@ def _texts(name: str, value: Any, one: str, many: str) -> tuple[str, ...]:
     try:
         return tuple(os.fspath(item) for item in value)
     except TypeError as error:
-        raise UsageError(f"{name} is {value!r}; it is {one} or a list of {many}") from error
+        raise UsageError((name,), f" is {value!r}; it is {one} or a list of {many}") from error
 
 
 def is_recipe_file(sources: Any) -> bool:

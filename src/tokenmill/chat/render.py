@@ -53,7 +53,7 @@ from tokenmill.chat.shapes import (
     read_row,
     row_weight,
 )
-from tokenmill.chat.spec import ChatSpec, turns_of_groups
+from tokenmill.chat.spec import TURNS_OF_GROUPS, ChatSpec
 from tokenmill.chat.template import ReferenceTemplate
 from tokenmill.chat.thinking import before_thinking, literals, thinking_tags
 from tokenmill.chat.trace import Differs, NotTraced, TracedTemplate
@@ -280,8 +280,9 @@ class Renderer:
         """
         if not self._sources:
             raise UsageError(
-                "these rows are conversations and the tokenizer has no chat template:"
-                " give one with chat_template="
+                "these rows are conversations and the tokenizer has no chat template: give one "
+                "with ",
+                ("chat_template",),
             )
         if tools is not None and "tool_use" in self._sources:
             return self._template("tool_use", variables)
@@ -527,7 +528,7 @@ class Renderer:
     ) -> None:
         """Render every side of a group by itself; all of them are accepted, or none."""
         if self.spec.expand != "none":
-            raise incomparable(turns_of_groups(self.spec.expand))
+            raise incomparable(f"expand={self.spec.expand!r}{TURNS_OF_GROUPS}")
         sides: list[Settled] = []
         for number, side in enumerate(group.sides):
             try:
@@ -637,12 +638,13 @@ class Renderer:
             eos = self.special_tokens.get("eos_token", "")
             if not eos:
                 raise UsageError(
-                    "append_eos needs an eos token and the tokenizer has none: append_eos=False"
+                    ("append_eos",),
+                    " needs an eos token and the tokenizer has none: turn it off",
                 )
         if everything not in ("everything", "completion"):
             raise UsageError(
-                f"train_on={everything!r} needs messages; the prompts and completions of these"
-                " rows are strings"
+                ("train_on", everything),
+                " needs messages; the prompts and completions of these rows are strings",
             )
         end = "" if found.text.endswith(eos) else eos
         text = f"{found.prompt}{found.text}{end}"

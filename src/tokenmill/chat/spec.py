@@ -47,12 +47,9 @@ TRAINABLE: dict[str, tuple[str, ...]] = {
 }
 
 
-def turns_of_groups(expand: str) -> str:
-    """Why a group of answers is not expanded."""
-    return (
-        f"expand={expand!r} makes rows of turns, and a group of answers is one row of every"
-        " answer: choose one"
-    )
+TURNS_OF_GROUPS = (
+    " makes rows of turns, and a group of answers is one row of every answer: choose one"
+)
 
 
 RESERVED_KWARGS = (
@@ -133,23 +130,24 @@ class ChatSpec(Options, frozen=True, kw_only=True):
                 self.trained(self.format)
             if self.train_on == "everything" and self.expand != "none":
                 raise UsageError(
-                    f"expand={self.expand!r} trains each turn in one row, train_on='everything'"
-                    " all of it: choose one"
-                )
+                    ("expand", self.expand), " trains each turn in one row, ",
+                    ("train_on", "everything"), " all of it: choose one",
+                )  # fmt: skip
         if self.expand != "none" and self.format in UNRENDERED:
             raise UsageError(
-                f"expand={self.expand!r} needs conversations, format={self.format!r} has none"
-            )
+                ("expand", self.expand), " needs conversations, ",
+                ("format", self.format), " has none",
+            )  # fmt: skip
         if self.expand != "none" and self.format in GROUPED:
-            raise UsageError(turns_of_groups(self.expand))
+            raise UsageError(("expand", self.expand), TURNS_OF_GROUPS)
         if self.expand == "append" and self.turn_end == "turn":
             raise UsageError(
-                "expand='append' makes rows as a model samples them, which ends with the"
-                " end-of-turn token: turn_end='turn' trains what nobody samples"
-            )
+                ("expand", "append"), " makes rows as a model samples them, which ends with the"
+                " end-of-turn token: ", ("turn_end", "turn"), " trains what nobody samples",
+            )  # fmt: skip
         for name in RESERVED_KWARGS:
             if name in (self.template_kwargs or ()):
-                raise UsageError(f"template_kwargs[{name!r}] is set by the renderer itself")
+                raise UsageError(("template_kwargs",), f"[{name!r}] is set by the renderer itself")
         check_date(self.date)
 
     def trained(self, row_format: str) -> str:
@@ -159,8 +157,9 @@ class ChatSpec(Options, frozen=True, kw_only=True):
             return allowed[0]
         if self.train_on not in allowed:
             raise UsageError(
-                f"train_on={self.train_on!r} has no meaning for rows of format {row_format!r};"
-                f" choose one of {', '.join(allowed)}"
+                ("train_on", self.train_on),
+                f" has no meaning for rows of format {row_format!r}; choose one of "
+                f"{', '.join(allowed)}",
             )
         return self.train_on
 
@@ -179,4 +178,4 @@ def check_date(date: str | None) -> None:
     try:
         datetime.datetime.strptime(date, "%Y-%m-%d")
     except ValueError:
-        raise UsageError(f"date is {date!r}; write it like 2026-11-15") from None
+        raise UsageError(("date",), f" is {date!r}; write it like 2026-11-15") from None

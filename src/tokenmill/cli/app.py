@@ -14,7 +14,6 @@ from typing import Any
 
 import typer
 
-from tokenmill.cli.options import in_flags
 from tokenmill.cli.output import Output
 from tokenmill.errors import TokenmillError, UsageError
 
@@ -94,8 +93,7 @@ def _invoke(arguments: list[str], output: Output) -> int:
     except TokenmillError as error:
         if isinstance(error, UsageError) and context is not None:
             called = command.commands.get(context.invoked_subcommand)
-            flags = {item.name for item in getattr(called, "params", ())}
-            error.message = in_flags(error.message, flags)
+            error.message = error.worded({item.name for item in getattr(called, "params", ())})
         output.failure(error.as_dict())
         output.say(f"tokenmill: {error}")
         return 2 if isinstance(error, UsageError) else 1

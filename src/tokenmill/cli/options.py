@@ -17,8 +17,7 @@ from __future__ import annotations
 import enum
 import inspect
 import json
-import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Optional, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -145,36 +144,6 @@ def recipe_arguments(given: Given) -> Given:
     return arguments
 
 
-def in_flags(message: str, flags: Collection[str]) -> str:
-    """What the library says of arguments, in the words of the command line.
-
-    ``max_length is 0`` is ``--max-length is 0`` there, ``Pack(oversize='drop' | 'split')`` is
-    ``--oversize drop | split``, and ``Pack.length`` is ``--length``.
-
-    Args:
-        message: Of a `UsageError`.
-        flags: The Python names of the command's flags; other names stay as they are.
-    """
-
-    def flag(found: re.Match[str]) -> str:
-        if found["name"] not in flags:
-            return found[0]
-        value = found["value"].replace("'", "")
-        return f"{_spelled(found['name'])}{value and ' '}{value}"
-
-    message = re.sub(r"Pack\(([^()]*)\)", r"\1", message)
-    message = re.sub(r"Pack\.(?P<name>\w+)(?P<value>)", flag, message)
-    message = re.sub(r"\b(?P<name>\w+)=(?P<value>'[^']*'(?: \| '[^']*')*|\w*)", flag, message)
-    # A word with an underscore is no English; a name without one is told by where it stands.
-    message = re.sub(r"(?<![\w'\"-])(?P<name>[a-z]+_\w+)(?P<value>)", flag, message)
-    message = re.sub(r"^(?P<name>\w+)(?P<value>)(?= is | names )", flag, message)
-    return message.removesuffix(" or None")
-
-
-def _spelled(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 def _parameter(
     name: str, annotation: Any, default: Any = inspect.Parameter.empty
 ) -> inspect.Parameter:
@@ -185,7 +154,7 @@ def _parameter(
 
 def _flag(option: Option) -> inspect.Parameter:
     """A declared option as typer takes it."""
-    told = in_flags(option.help.replace("``", ""), RECIPE_OPTIONS)
+    told = option.help.replace("``", "")
     default = None if option.default in (msgspec.NODEFAULT, ()) else option.default
     kind = Literal[option.choices] if option.choices else option.type
     metavar = METAVARS.get(option.name)
@@ -229,7 +198,7 @@ def _parsed(option: Option, value: Any) -> Any:
     try:
         parsed = json.loads(value)
     except json.JSONDecodeError as error:
-        raise UsageError(f"{_spelled(option.name)} is not JSON: {error}") from error
+        raise UsageError((option.name,), f" is not JSON: {error}") from error
     if not isinstance(parsed, dict):
-        raise UsageError(f"{_spelled(option.name)} is {value!r}; it is a JSON object")
+        raise UsageError((option.name,), f" is {value!r}; it is a JSON object")
     return parsed

@@ -126,8 +126,8 @@ class Stream:
             raise UsageError(f"pack must be a tm.Pack, not {type(pack).__name__}")
         if self.slots is not None and pack.length % self.slots.multiple:
             raise UsageError(
-                f"packs of {pack.length} tokens are no multiple of pad_multiple="
-                f"{self.slots.multiple}"
+                f"packs of {pack.length} tokens are no multiple of ",
+                ("pad_multiple", self.slots.multiple),
             )
         if pack.oversize == "error":
             unit, length = self.longest(self.units.lengths_at)
@@ -137,8 +137,9 @@ class Stream:
             return
         if self.units.grouped:
             raise UsageError(
-                f"a group is not cut: Pack(oversize={pack.oversize!r}) has no meaning here; choose "
-                "error or drop"
+                "a group is not cut: ",
+                ("oversize", pack.oversize),
+                " has no meaning here; choose error or drop",
             )
         if self.view.has_media:
             row, length = self.longest(

@@ -108,7 +108,7 @@ class Pictures:
         self.roots = tuple(Path(os.path.abspath(root)) for root in roots)
         for root in self.roots:
             if not root.is_dir():
-                raise UsageError("media_root is not a directory", path=root)
+                raise UsageError(("media_root",), " is not a directory", path=root)
         self._roots = tuple(map(str, self.roots))
         self.urls = urls
         self.private = private

@@ -53,9 +53,9 @@ class Pack:
 
     def __post_init__(self) -> None:
         for name in ("length", "window"):
-            check_positive(f"Pack.{name}", getattr(self, name))
-        check_one_of("Pack.method", self.method, METHODS)
-        check_one_of("Pack.oversize", self.oversize, OVERSIZE)
+            check_positive(name, getattr(self, name))
+        check_one_of("method", self.method, METHODS)
+        check_one_of("oversize", self.oversize, OVERSIZE)
 
     def document(self, ranks: int) -> dict[str, Any]:
         """What the packs depend on besides the order, for the saved state."""
@@ -199,10 +199,11 @@ def _pieces(
 
 def oversize_error(row: int, length: int, pack: Pack, unit: str = "row") -> UsageError:
     """The error for a row, or a group, that does not fit into a pack."""
-    ways = "'drop' | 'truncate' | 'split'" if unit == "row" else "'drop'"
+    ways = ("drop", "truncate", "split") if unit == "row" else ("drop",)
     return UsageError(
-        f"{unit} {row} has {length} tokens and a pack only {pack.length}; "
-        f"choose Pack(oversize={ways}) or a larger length"
+        f"{unit} {row} has {length} tokens and a pack only {pack.length}; choose ",
+        ("oversize", *ways),
+        " or a larger length",
     )
 
 

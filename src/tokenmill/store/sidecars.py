@@ -100,8 +100,9 @@ class Identity:
             raise UsageError(f"the sidecar's name {name!r} is {why}; choose another")
         if not isinstance(made_by, str) or not 0 < len(made_by) <= LONGEST_MADE_BY:
             raise UsageError(
-                f"made_by is {made_by!r}; say in 1 to {LONGEST_MADE_BY} characters what computed "
-                "the values, such as a digest of the model"
+                ("made_by",),
+                f" is {made_by!r}; say in 1 to {LONGEST_MADE_BY} characters what computed "
+                "the values, such as a digest of the model",
             )
         fingerprint.plain(made_by, "made_by")
 

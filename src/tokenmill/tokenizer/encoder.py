@@ -116,7 +116,15 @@ class Encoder:
             self._place_by_offsets(batch, rest, starts, offsets, ids, row_starts, mask, ends)
         for row in batch.whole:
             mask[row_starts[row] : row_starts[row + 1]] = 1
-        return _finish(batch, ids, row_starts, mask, ends, notes)
+        encoded = Encoded(
+            ids=ids,
+            row_starts=row_starts,
+            mask=mask,
+            turn_ends=ends.astype(np.int32),
+            turn_starts=starts_of(batch.turn_counts),
+            notes=dict(notes),
+        )
+        return encoded.rejecting(batch.rejected)
 
     def _encode_surely(
         self, engine: Engine, texts: Sequence[str]
@@ -367,22 +375,3 @@ def _sensible(opens: np.ndarray, closes: np.ndarray, chars: int) -> bool:
         return True
     inside = int(opens.min()) >= 0 and int(closes.max()) <= chars and bool((opens <= closes).all())
     return inside and bool((np.diff(opens) >= 0).all()) and bool((np.diff(closes) >= 0).all())
-
-
-def _finish(
-    batch: _Batch,
-    ids: np.ndarray,
-    row_starts: np.ndarray,
-    mask: np.ndarray,
-    ends: np.ndarray,
-    notes: dict[str, Any],
-) -> Encoded:
-    encoded = Encoded(
-        ids=ids,
-        row_starts=row_starts,
-        mask=mask,
-        turn_ends=ends.astype(np.int32),
-        turn_starts=starts_of(batch.turn_counts),
-        notes=dict(notes),
-    )
-    return encoded.rejecting(batch.rejected)

@@ -112,32 +112,6 @@ def parse_backend(data: bytes, *, path: str | None = None) -> dict[str, Any]:
     return document  # type: ignore[no-any-return]
 
 
-class _ModelSkim(msgspec.Struct):
-    vocab: dict[str, int] | list[tuple[str, float]]
-    type: str | None = None
-    dropout: float | None = None
-    byte_fallback: bool | None = None
-    unk_token: str | None = None
-    unk_id: int | None = None
-    continuing_subword_prefix: str | None = None
-
-
-class _Skim(msgspec.Struct):
-    model: _ModelSkim
-    added_tokens: list[dict[str, Any]] | None = None
-    normalizer: Any = None
-    pre_tokenizer: Any = None
-    decoder: Any = None
-
-
-def skim_backend(data: bytes, *, path: str | None = None) -> dict[str, Any]:
-    """A tokenizer.json without its merges: all that a piece table needs, at half the price."""
-    try:
-        return msgspec.to_builtins(msgspec.json.decode(data, type=_Skim))  # type: ignore[no-any-return]
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return parse_backend(data, path=path)
-
-
 class _ModelHead(msgspec.Struct):
     vocab: msgspec.Raw
     dropout: float | None = None

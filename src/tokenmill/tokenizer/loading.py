@@ -55,9 +55,9 @@ from tokenmill.tokenizer.identity import (
     ALWAYS_COUNTED,
     Template,
     added_tokens,
+    parse_backend,
     read_head,
     refuse_randomness,
-    skim_backend,
     vocabulary,
 )
 from tokenmill.tokenizer.parity_texts import parity_texts, vocabulary_texts
@@ -211,7 +211,7 @@ def _ordinary_tokens(texts: set[str], ours: Tokenizer) -> dict[str, int]:
     A token that merely stands in the vocabulary may be out of reach: no merges lead to it. The one
     for unknown characters is no text, so it need not be reached.
     """
-    document = skim_backend(ours.data, path=ours.path)
+    document = parse_backend(ours.data, path=ours.path)
     model = document["model"]
     unknown = model.get("unk_token"), model.get("unk_id")
     return {

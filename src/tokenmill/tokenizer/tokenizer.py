@@ -33,7 +33,6 @@ from tokenmill.tokenizer.identity import (
     parse_backend,
     read_head,
     refuse_randomness,
-    skim_backend,
     vocabulary,
 )
 from tokenmill.tokenizer.parity_texts import probe_text
@@ -115,7 +114,7 @@ class Tokenizer:
     @without_collector()
     def make_table(self) -> PieceTable:
         """Make the table of the tokenizer.json, which takes a while; `table` gives it."""
-        return PieceTable(skim_backend(self.data, path=self.path))
+        return PieceTable(parse_backend(self.data, path=self.path))
 
     @cached_property
     def _added(self) -> list[dict[str, Any]]:
@@ -136,7 +135,7 @@ class Tokenizer:
         wanted = set(self.special_tokens.values())
         found = {token["content"]: int(token["id"]) for token in self._added}
         if not wanted <= set(found):
-            document = skim_backend(self.data, path=self.path)
+            document = parse_backend(self.data, path=self.path)
             found = {token: n for token, n in vocabulary(document) if token in wanted} | found
         return {name: found[token] for name, token in self.special_tokens.items() if token in found}
 
@@ -185,11 +184,6 @@ class Tokenizer:
             checksum=self.checksum,
             notes=self.notes,
         )
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """The document that names this tokenizer by what it does."""
-        return self.card.identity
 
     @property
     def key(self) -> str:

@@ -195,7 +195,7 @@ class _Run:
     def _watch(self, worker: WorkerProcess) -> None:
         """Wake up for what can be read, and for room to write while something is unsent."""
         events = selectors.EVENT_READ
-        if worker.has_outgoing:
+        if worker.outgoing:
             events |= selectors.EVENT_WRITE
         self._selector.modify(worker.channel, events, worker)
 
@@ -244,7 +244,6 @@ class _Run:
                     message.seconds,
                     worker.number,
                     attempts=len(assignment.deaths) + 1,
-                    private_bytes=message.private_bytes,
                 )
                 self._finished.append(done)
             elif isinstance(message, wire.Failed) and under_way:
@@ -329,7 +328,7 @@ def resolve_executor(executor: str | Executor | None, num_workers: int | None) -
     if num_workers is not None and (
         isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0
     ):
-        raise UsageError(f"num_workers is {num_workers!r}; it is 0 (inline), a count, or None")
+        raise UsageError(("num_workers",), f" is {num_workers!r}; it is 0 (inline) or a count")
     check_one_of("executor", executor, EXECUTORS)
     return EXECUTORS[executor](num_workers)
 

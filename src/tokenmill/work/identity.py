@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tokenmill.errors import CacheError, WorkerError
 from tokenmill.files import make_directory
@@ -25,21 +25,11 @@ IDENTIFY = "tokenmill.work.identity:open_identifier"
 MAX_WAIT_S = 30.0  # seconds to wait for another process that loads a tokenizer
 
 
-class TokenizerChoice(Protocol):
-    """Whatever names a tokenizer: a recipe, the arguments of a length index."""
+def identity_card(choice: Any, cache_dir: Path, executor: Executor) -> IdentityCard:
+    """Return the card of the chosen tokenizer, of which a copy is in the cache afterwards.
 
-    @property
-    def tokenizer(self) -> Any: ...
-    @property
-    def tokenizer_backend(self) -> str: ...
-    @property
-    def chat_template(self) -> Any: ...
-    @property
-    def trust_remote_code(self) -> bool: ...
-
-
-def identity_card(choice: TokenizerChoice, cache_dir: Path, executor: Executor) -> IdentityCard:
-    """Return the card of the chosen tokenizer, of which a copy is in the cache afterwards."""
+    `choice` has the members of a `TokenizerOf`: a recipe, the arguments of a length index.
+    """
     arguments: dict[str, Any] = {
         "backend": choice.tokenizer_backend,
         "chat_template": choice.chat_template,

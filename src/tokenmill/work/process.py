@@ -62,7 +62,7 @@ class WorkerProcess:
         self.cpu_ticks: int | None = None
         self.ending = ""  # why it ends, where its exit code alone would not say
         self._frames = wire.Frames()
-        self._outgoing = bytearray()
+        self.outgoing = bytearray()  # frames, or the rest of one, that are not sent yet
         self._tail = bytearray()
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             self.channel, channel = socket.socketpair()
@@ -102,24 +102,20 @@ class WorkerProcess:
         return self._process.pid
 
     def send(self, message: wire.Down) -> None:
-        self._outgoing += wire.frame(message)
+        self.outgoing += wire.frame(message)
         self.flush()
 
     def flush(self) -> None:
-        while self._outgoing:
+        while self.outgoing:
             try:
                 # Never SIGPIPE: command-line hosts reset its handler, and it would kill them.
-                sent = self.channel.send(self._outgoing, socket.MSG_NOSIGNAL)
+                sent = self.channel.send(self.outgoing, socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 return
             except OSError:  # it died; reading the channel will tell
-                self._outgoing.clear()
+                self.outgoing.clear()
                 return
-            del self._outgoing[:sent]
-
-    @property
-    def has_outgoing(self) -> bool:
-        return bool(self._outgoing)
+            del self.outgoing[:sent]
 
     def receive(self) -> tuple[bool, Iterator[wire.Up]]:
         """Read what it sent: (the channel is still open, whole messages)."""

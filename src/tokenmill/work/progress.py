@@ -1,18 +1,20 @@
 """Progress of a build: how far, how fast, how long yet.
 
-A `Meter` adds up what was done. A `Reporter` shows its snapshots: a bar on a terminal (rich, on
-standard error), a line every few seconds elsewhere, a function of the caller, or nothing. Speed is
-that of the last half minute; what was found in the cache counts as done, but not as speed.
+A `Progress` adds up what was done and shows snapshots of it: as a bar on a terminal (rich, on
+standard error), a line every few seconds elsewhere, to a function of the caller, or not at all.
+Speed is that of the last half minute; what was found in the cache counts as done, not as speed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, TextIO
+from typing import TextIO
 
 from tokenmill.errors import UsageError
 
@@ -46,64 +48,6 @@ class Snapshot:
         return None
 
 
-class Meter:
-    """Adds up work and computes the speed, from times in seconds that it is given."""
-
-    def __init__(
-        self, now: float, *, total_rows: int | None = None, total_size: int | None = None
-    ) -> None:
-        self.total_rows = total_rows
-        self.total_size = total_size
-        self._rows = self._size = self._slices = 0
-        self._built_rows = self._built_size = 0
-        self._started = now
-        # (time, rows built, bytes built), the oldest one at or before the window's start.
-        self._samples: deque[tuple[float, int, int]] = deque([(now, 0, 0)])
-
-    def add(self, now: float, *, rows: int = 0, size: int = 0, found: bool = False) -> None:
-        """Count a slice; one that was `found` in the cache says nothing about speed."""
-        self._rows += rows
-        self._size += size
-        self._slices += 1
-        if found:
-            return
-        self._built_rows += rows
-        self._built_size += size
-        sample = (now, self._built_rows, self._built_size)
-        if len(self._samples) > 1 and now - self._samples[-2][0] < WINDOW_S / MAX_SAMPLES:
-            self._samples[-1] = sample
-        else:
-            self._samples.append(sample)
-        while len(self._samples) > 2 and self._samples[1][0] <= now - WINDOW_S:
-            self._samples.popleft()
-
-    def snapshot(self, now: float) -> Snapshot:
-        then, rows, size = self._samples[0]
-        rows_per_s = bytes_per_s = None
-        if self._built_rows or self._built_size:
-            seconds = max(now - then, 1e-9)
-            rows_per_s = (self._built_rows - rows) / seconds
-            bytes_per_s = (self._built_size - size) / seconds
-        return Snapshot(
-            rows=self._rows,
-            size=self._size,
-            slices=self._slices,
-            total_rows=self.total_rows,
-            total_size=self.total_size,
-            elapsed_s=now - self._started,
-            rows_per_s=rows_per_s,
-            bytes_per_s=bytes_per_s,
-            left_s=self._left(rows_per_s, bytes_per_s),
-        )
-
-    def _left(self, rows_per_s: float | None, bytes_per_s: float | None) -> float | None:
-        if self.total_size is not None and bytes_per_s:
-            return max(0, self.total_size - self._size) / bytes_per_s
-        if self.total_rows is not None and rows_per_s:
-            return max(0, self.total_rows - self._rows) / rows_per_s
-        return None
-
-
 def duration(seconds: float) -> str:
     """Seconds as a person reads them: ``7s``, ``3m07s``, ``2h03m``."""
     whole = round(seconds)
@@ -131,164 +75,155 @@ def describe(snapshot: Snapshot) -> str:
     return ", ".join(parts)
 
 
-class Reporter(Protocol):
-    """Shows snapshots, at most one every `every_s` seconds, and the last one when it closes."""
-
-    every_s: float
-
-    def show(self, snapshot: Snapshot) -> None: ...
-    def close(self, snapshot: Snapshot) -> None: ...
+Show = Callable[[Snapshot], object]
 
 
-class Lines:
-    """A line every few seconds, for logs; nothing at all for work that is over before."""
-
-    every_s = LINE_EVERY_S
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._shown = False
-
-    def show(self, snapshot: Snapshot) -> None:
-        self._shown = True
-        print(f"tokenmill: {describe(snapshot)}", file=self._stream, flush=True)
-
-    def close(self, snapshot: Snapshot) -> None:
-        if self._shown:
-            self.show(snapshot)
-
-
-class Called:
-    """Calls a function with each snapshot and the last one."""
+class Progress:
+    """Counts what is done, and shows it at most every `every_s` seconds and at the end."""
 
     def __init__(
-        self, function: Callable[[Snapshot], object], every_s: float = SHOW_EVERY_S
+        self,
+        show: Show | None = None,
+        every_s: float = SHOW_EVERY_S,
+        *,
+        total_rows: int | None = None,
+        total_size: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._function = function
-        self.every_s = every_s
+        self._show = show
+        self._every_s = every_s
+        self._total_rows = total_rows
+        self._total_size = total_size
+        self._clock = clock
+        self._started = self._shown = clock()
+        self._rows = self._size = self._slices = 0
+        self._built_rows = self._built_size = 0
+        # (time, rows built, bytes built), the oldest one at or before the window's start.
+        self._samples: deque[tuple[float, int, int]] = deque([(self._started, 0, 0)])
 
-    def show(self, snapshot: Snapshot) -> None:
-        self._function(snapshot)
+    def add(self, *, rows: int = 0, size: int = 0, found: bool = False) -> None:
+        """Count a slice; one that was `found` in the cache says nothing about speed."""
+        now = self._clock()
+        self._rows += rows
+        self._size += size
+        self._slices += 1
+        if not found:
+            self._built_rows += rows
+            self._built_size += size
+            self._sample((now, self._built_rows, self._built_size))
+        if self._show is not None and now - self._shown >= self._every_s:
+            self._shown = now
+            self._show(self.snapshot())
 
-    close = show
+    def _sample(self, sample: tuple[float, int, int]) -> None:
+        now, samples = sample[0], self._samples
+        if len(samples) > 1 and now - samples[-2][0] < WINDOW_S / MAX_SAMPLES:
+            samples[-1] = sample
+        else:
+            samples.append(sample)
+        while len(samples) > 2 and samples[1][0] <= now - WINDOW_S:
+            samples.popleft()
 
-
-class Silent:
-    """Shows nothing."""
-
-    every_s = float("inf")
-
-    def show(self, snapshot: Snapshot) -> None:
-        pass
-
-    close = show
-
-
-class Terminal:
-    """A bar that is redrawn in place, by rich."""
-
-    every_s = SHOW_EVERY_S
-
-    def __init__(self, stream: TextIO) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
-
-        self._bar = Progress(
-            BarColumn(),
-            TextColumn("{task.description}", markup=False),
-            console=Console(file=stream),
-            transient=True,
-            auto_refresh=False,  # no thread in a process that may be forked
+    def snapshot(self) -> Snapshot:
+        now = self._clock()
+        then, rows, size = self._samples[0]
+        rows_per_s = bytes_per_s = left_s = None
+        if self._built_rows or self._built_size:
+            seconds = max(now - then, 1e-9)
+            rows_per_s = (self._built_rows - rows) / seconds
+            bytes_per_s = (self._built_size - size) / seconds
+        if self._total_size is not None and bytes_per_s:
+            left_s = max(0, self._total_size - self._size) / bytes_per_s
+        elif self._total_rows is not None and rows_per_s:
+            left_s = max(0, self._total_rows - self._rows) / rows_per_s
+        return Snapshot(
+            rows=self._rows,
+            size=self._size,
+            slices=self._slices,
+            total_rows=self._total_rows,
+            total_size=self._total_size,
+            elapsed_s=now - self._started,
+            rows_per_s=rows_per_s,
+            bytes_per_s=bytes_per_s,
+            left_s=left_s,
         )
-        self._task: Any = self._bar.add_task("", total=None)
-        self._bar.start()
 
-    def show(self, snapshot: Snapshot) -> None:
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Where lines are shown, work that ended before the first one gets none.
+        if self._show is not None and (self._every_s < LINE_EVERY_S or self._shown > self._started):
+            self._show(self.snapshot())
+
+
+@contextlib.contextmanager
+def _terminal_bar(stream: TextIO) -> Iterator[Show]:
+    """A bar that is redrawn in place, by rich."""
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    bar = Bar(
+        BarColumn(),
+        TextColumn("{task.description}", markup=False),
+        console=Console(file=stream),
+        transient=True,
+        auto_refresh=False,  # no thread in a process that may be forked
+    )
+    task = bar.add_task("", total=None)
+
+    def show(snapshot: Snapshot) -> None:
         share = snapshot.fraction
-        self._bar.update(
-            self._task,
+        bar.update(
+            task,
             description=describe(snapshot),
             completed=share or 0.0,
             total=None if share is None else 1.0,
             refresh=True,
         )
 
-    def close(self, snapshot: Snapshot) -> None:
-        self.show(snapshot)
-        self._bar.stop()
+    with bar:
+        yield show
 
 
-class Progress:
-    """Counts what is done and shows it through a reporter."""
-
-    def __init__(
-        self,
-        reporter: Reporter,
-        *,
-        total_rows: int | None = None,
-        total_size: int | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._reporter = reporter
-        self._clock = clock
-        self._shown = clock()
-        self._meter = Meter(self._shown, total_rows=total_rows, total_size=total_size)
-
-    def add(self, *, rows: int = 0, size: int = 0, found: bool = False) -> None:
-        """Count a slice that was built, or found in the cache."""
-        now = self._clock()
-        self._meter.add(now, rows=rows, size=size, found=found)
-        if now - self._shown >= self._reporter.every_s:
-            self._shown = now
-            self._reporter.show(self._meter.snapshot(now))
-
-    def snapshot(self) -> Snapshot:
-        return self._meter.snapshot(self._clock())
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._reporter.close(self.snapshot())
-
-
+@contextlib.contextmanager
 def open_progress(
-    progress: bool | Callable[[Snapshot], object] | Reporter | None = None,
+    progress: bool | Show | None = None,
     *,
     total_rows: int | None = None,
     total_size: int | None = None,
     stream: TextIO | None = None,
-) -> Progress:
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Progress]:
     """Open the progress that a caller chose.
 
     Args:
         progress: None: a bar if standard error is a terminal, else nothing. True: a bar there, else
             a line every few seconds. False: nothing. A function: called with each `Snapshot`, a few
-            times a second and at the end. Or a `Reporter`.
+            times a second and at the end.
         total_rows: Rows in all, if known.
         total_size: Bytes in all, if known.
         stream: Instead of standard error.
+        clock: Seconds.
     """
-    return Progress(
-        _choose(progress, sys.stderr if stream is None else stream),
-        total_rows=total_rows,
-        total_size=total_size,
-    )
-
-
-def _choose(progress: object, stream: TextIO) -> Reporter:
-    if progress is False:
-        return Silent()
-    if progress is None or progress is True:
+    stream = sys.stderr if stream is None else stream
+    show: Show | None = None
+    every_s = SHOW_EVERY_S
+    with contextlib.ExitStack() as opened:
+        if callable(progress):
+            show = progress
+        elif progress not in (None, True, False):
+            raise UsageError(f"progress must be None, a bool or a function, not {progress!r}")
         # A stream may be missing (pythonw) or closed; then there is nobody to show anything to.
-        if stream is None or stream.closed:
-            return Silent()
-        if stream.isatty():
-            return Terminal(stream)
-        return Lines(stream) if progress else Silent()
-    if hasattr(progress, "show") and hasattr(progress, "close"):
-        reporter: Reporter = progress  # type: ignore[assignment]
-        return reporter
-    if callable(progress):
-        return Called(progress)
-    raise UsageError(f"progress must be None, a bool or a function, not {progress!r}")
+        elif progress is not False and stream is not None and not stream.closed:
+            if stream.isatty():
+                show = opened.enter_context(_terminal_bar(stream))
+            elif progress:
+                show, every_s = functools.partial(_print_line, stream), LINE_EVERY_S
+        totals = {"total_rows": total_rows, "total_size": total_size}
+        yield opened.enter_context(Progress(show, every_s, clock=clock, **totals))
+
+
+def _print_line(stream: TextIO, snapshot: Snapshot) -> None:
+    print(f"tokenmill: {describe(snapshot)}", file=stream, flush=True)

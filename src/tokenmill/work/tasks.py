@@ -17,7 +17,6 @@ or on another machine. The contract that every executor keeps, and that one test
 from __future__ import annotations
 
 import contextlib
-import os
 import pkgutil
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -82,7 +81,6 @@ class Done:
     seconds: float
     worker: int  # from 0; a replacement inherits the number
     attempts: int = 1  # more where workers died on the way
-    private_bytes: int | None = None  # memory of the worker, where the system tells
 
 
 class Executor(Protocol):
@@ -135,20 +133,6 @@ def foreign_error(task: Task, error: Exception) -> WorkerError:
     return WorkerError(f"{task} failed: {type(error).__name__}: {error}")
 
 
-def private_bytes() -> int | None:
-    """This process's private memory in bytes, or None where the system does not tell.
-
-    From ``statm``, which costs microseconds; ``smaps_rollup`` would be exact and cost milliseconds
-    with a large map. Pages of mapped files are not counted (promise P12 speaks of private ones).
-    """
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            fields = file.read().split()
-    except OSError:
-        return None
-    return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE")
-
-
 class InlineExecutor:
     """Runs every task in the calling thread, when its result is asked for.
 
@@ -171,7 +155,7 @@ class InlineExecutor:
                 except Exception as error:
                     raise foreign_error(task, error) from error
                 seconds = time.perf_counter() - started
-                yield Done(task.number, result, seconds, 0, private_bytes=private_bytes())
+                yield Done(task.number, result, seconds, 0)
         finally:
             if work is not None:
                 close_work(work)

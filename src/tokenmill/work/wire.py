@@ -58,7 +58,6 @@ class Finished(msgspec.Struct, tag=True):
     number: int
     result: dict[str, Any]
     seconds: float
-    private_bytes: int | None = None
 
 
 class Failure(msgspec.Struct):
@@ -79,8 +78,6 @@ class Failed(msgspec.Struct, tag=True):
 
 class OutOfMemory(msgspec.Struct, tag=True):
     """The callable raised MemoryError; the worker ends itself, as if it had been killed for it."""
-
-    number: int | None
 
 
 Down = Begin | Assign

@@ -33,7 +33,6 @@ from tokenmill.work.tasks import (
     close_work,
     foreign_error,
     open_work,
-    private_bytes,
 )
 
 READ_BYTES = 1 << 16  # of the channel at once; frames are small
@@ -107,7 +106,7 @@ def get_ready(begin: wire.Begin, sender: Sender) -> Work | None:
         sender.send(wire.Failed(None, wire.pack_error(error)))
         return None
     except MemoryError:
-        sender.send(wire.OutOfMemory(None))
+        sender.send(wire.OutOfMemory())
         os._exit(EXIT_OUT_OF_MEMORY)
 
 
@@ -150,7 +149,7 @@ class Doing:
         # The trip shows here, where the traceback is, that the result can travel.
         result = wire.as_travelled(result)
         seconds = time.perf_counter() - started
-        self._sender.send(wire.Finished(message.number, result, seconds, private_bytes()))
+        self._sender.send(wire.Finished(message.number, result, seconds))
 
     @contextlib.contextmanager
     def _telling(self, message: wire.Assign) -> Iterator[None]:
@@ -161,7 +160,7 @@ class Doing:
             self._sender.send(wire.Failed(message.number, wire.pack_error(error)))
         except MemoryError:
             traceback.print_exc()
-            self._sender.send(wire.OutOfMemory(message.number))
+            self._sender.send(wire.OutOfMemory())
             os._exit(EXIT_OUT_OF_MEMORY)
         except Exception as error:
             wrapped = foreign_error(Task(message.number, {}, message.label), error)

@@ -23,8 +23,7 @@ import numpy as np
 from tokenmill import fingerprint
 from tokenmill.errors import RowError, UsageError
 from tokenmill.integrations.trainers import Verbatim
-from tokenmill.prompts.shaping import Shaped
-from tokenmill.prompts.spec import Conversation, PromptSpec
+from tokenmill.prompts.prompt_rows import Conversation, PromptSpec, Shaped
 from tokenmill.sampling import Int64Array, Order, Recent, check_seed
 
 logger = logging.getLogger(__name__)
@@ -72,7 +71,6 @@ class ServedTools:
 
     @cached_property
     def form(self) -> str:
-        """A digest of the class's behaviour."""
         answers = []
         for probe in PROBES:
             try:

@@ -35,7 +35,6 @@ from tokenmill.work.tasks import (
     finish,
     foreign_error,
     open_work,
-    private_bytes,
 )
 
 IDLE_S = 60.0  # seconds without a task after which loaded work is closed
@@ -108,7 +107,7 @@ def _answer(job: Job, task: Task) -> wire.Finished | wire.Failed:
             # Serialization errors are raised here, where the traceback is.
             result = wire.as_travelled(finish(work(task.payload)))
             seconds = time.perf_counter() - started
-        return wire.Finished(task.number, result, seconds, private_bytes())
+        return wire.Finished(task.number, result, seconds)
     except TokenmillError as error:
         return _failed(task, error)
     except MemoryError:
@@ -173,7 +172,6 @@ def _opened(job: Job) -> Iterator[Work]:
 
 
 def _forget() -> None:
-    """Close all loaded work that is not in use."""
     with _lock:
         while _held:
             close_work(_held.popitem()[1])

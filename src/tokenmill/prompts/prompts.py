@@ -1,23 +1,14 @@
 """`PromptDataset`: RL prompts without reading them.
 
-Opening indexes the source, finds the stored lengths (or has them measured, once, in parallel) and
-compares them with the limit. What is held then is a row index that is mapped, lengths that are
-mapped, a running count per page, and a cursor: nothing grows with the rows. ``prompts[i]`` goes
-from position to kept row by the order, from there to the source row, and reads, parses and renders
-that row alone.
-
-::
-
-    position ─order(seed, epoch)─▶ number among the kept ─Kept─▶ source row ─▶ parse ─▶ render
-
-`shuffle` chooses the epoch's order; `take` walks through epochs the way a rollout source does, and
-`state_dict` and `load_state_dict` are its cursor.
+Opening indexes the source, finds the stored lengths or measures them once, and compares them with
+the limit. Rows and lengths are mapped; no memory grows with the rows. ``prompts[i]`` maps the
+position by the epoch's order to a number among the kept rows and that to a source row, which alone
+is read, parsed and rendered.
 """
 
 from __future__ import annotations
 
 import os
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from heapq import merge
@@ -26,37 +17,42 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from tokenmill.errors import RowError, StateError, UsageError, check_one_of, check_positive
+from tokenmill.errors import (
+    RowError,
+    StateError,
+    TokenmillError,
+    UsageError,
+    check_one_of,
+    check_positive,
+)
 from tokenmill.files import PrivateDirectory, is_remote
 from tokenmill.origin import Origin, nothing_left
-from tokenmill.prompts.lengths import Int32Array, Int64Array, Kept, LengthIndex
-from tokenmill.prompts.lookup import OpenedIndex, Wanted, find_index
-from tokenmill.prompts.shaping import Prompt, Shaped, shape_row
-from tokenmill.prompts.spec import PromptSpec
-from tokenmill.sampling import (
-    ORDER_VERSION,
-    FeistelOrder,
-    Order,
-    admit_state,
-    check_seed,
-    unroll,
+from tokenmill.prompts.prompt_lengths import (
+    FoundLengths,
+    Int32Array,
+    Int64Array,
+    Kept,
+    LengthIndex,
+    LengthRequest,
+    find_lengths,
 )
+from tokenmill.prompts.prompt_rows import Prompt, PromptMaker, PromptSpec, Shaped, shape_row
+from tokenmill.sampling import ORDER_VERSION, FeistelOrder, Order, admit_state, check_seed, unroll
 from tokenmill.source import Rows
 from tokenmill.work import Executor, executor_for
 from tokenmill.work.blocks import Source, cache_of, open_sources
 
 if TYPE_CHECKING:
-    from tokenmill.prompts.media import AskedMedia, PromptPictures
-    from tokenmill.prompts.rendering import PromptMaker
+    from tokenmill.prompts.prompt_media import ProcessorMedia
 
-STRETCH = 256  # prompts read together while iterating
+BATCH = 256  # prompts read together while iterating
 ON_BAD_ROW = ("reject", "raise")
 STATE_VERSION = 1
 _STATE_KIND = "tokenmill.PromptDataset"
 
 
 class PromptDataset(Sequence[Prompt]):
-    """RL prompts that are read when they are served, with the arguments of miles and slime.
+    """RL prompts that are read when they are served.
 
     Args:
         source: File, directory, glob or a list of these, each with an optional ``@[a:b]``.
@@ -122,7 +118,9 @@ class PromptDataset(Sequence[Prompt]):
         executor: str | Executor = "local",
     ) -> None:
         if apply_chat_template_kwargs and template_kwargs:
-            raise UsageError("apply_chat_template_kwargs and template_kwargs are one: give one")
+            raise UsageError(
+                ("apply_chat_template_kwargs",), " and ", ("template_kwargs",), " are one: give one"
+            )
         if isinstance(order, str):
             check_one_of("order", order, ("feistel",))
         check_one_of("on_bad_row", on_bad_row, ON_BAD_ROW)
@@ -142,7 +140,7 @@ class PromptDataset(Sequence[Prompt]):
         seed = check_seed(seed)
         cache = cache_of(cache_dir)
         rows = open_sources(source, cache)
-        self._spec = spec
+        self.spec = spec
         self._processor = processor
         self._opening: dict[str, Any] = {
             "media_root": media_root,
@@ -161,35 +159,30 @@ class PromptDataset(Sequence[Prompt]):
             raise UsageError(
                 f"no tokenizer, but {need}: name a directory, a tokenizer.json or a hub id"
             )
-        wanted = Wanted(
+        request = LengthRequest(
             rows, spec, tokenizer, tokenizer_backend, chat_template, trust_remote_code, self._media
         )
         with executor_for(executor, num_workers) as workers:
-            found = find_index(wanted, cache.root, workers)
-        self._build(rows, found, max_length, seed, order)
-        self.hit = found.hit
-        self.measured = found.measured
+            found = find_lengths(request, cache.root, workers)
+        self._open(rows, found, max_length, seed, order)
         if on_bad_row == "raise":
-            self._raise_first()
+            for rejection in self._index.rejections():
+                origin = self._rows.origin(rejection.row)
+                raise RowError(rejection.detail, reason=rejection.reason, **origin.location)
 
-    def _build(
-        self,
-        rows: Rows,
-        found: OpenedIndex,
-        max_length: int | None,
-        seed: int,
-        order: Any,
+    def _open(
+        self, rows: Rows, found: FoundLengths, max_length: int | None, seed: int, order: Any
     ) -> None:
         self._rows = rows
         self._index: LengthIndex = found.index
-        self._home: PrivateDirectory | None = found.home
+        self._private: PrivateDirectory | None = found.private
+        self.hit, self.measured = found.hit, found.measured
         self.max_length = max_length
         self.seed = seed
         self._order_class = FeistelOrder if isinstance(order, str) else order
         self.order = order if isinstance(order, str) else order.__name__
         self._kept = Kept(self._index.lengths, max_length)
         self._order: Order = self._order_class(len(self._kept), seed)
-        self._maker: PromptMaker | None = None
         self._epoch = 0
         self._position = 0
         self._shuffled = False
@@ -234,11 +227,6 @@ class PromptDataset(Sequence[Prompt]):
         for row, reason, detail in merge(self._index.rejections(), overlong):
             yield self._rows.origin(row), reason, detail
 
-    def _raise_first(self) -> None:
-        for rejection in self._index.rejections():
-            origin = self._rows.origin(rejection.row)
-            raise RowError(rejection.detail, reason=rejection.reason, **origin.location)
-
     @property
     def lengths(self) -> Int32Array:
         """Tokens of every kept prompt, in the current order; -2 where none were counted.
@@ -260,14 +248,7 @@ class PromptDataset(Sequence[Prompt]):
     def __getitem__(self, index: int | slice) -> Prompt | list[Prompt]:
         if isinstance(index, slice):
             return self.batch(range(*index.indices(len(self))))
-        number = int(index)
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"prompt {index} of {len(self)}")
-        number %= len(self)
-        if self._shuffled:
-            number = self._order.index(self._epoch, number)
-        row = self._kept.row(number)
-        return self._prompt(row, self._rows[row])
+        return self.batch([int(index)])[0]
 
     def batch(self, indices: Sequence[int]) -> list[Prompt]:
         """Prompts at several positions, in the given order."""
@@ -280,26 +261,21 @@ class PromptDataset(Sequence[Prompt]):
         values = self._rows.batch(chosen)
         return [self._prompt(row, value) for row, value in zip(chosen, values, strict=True)]
 
-    @property
-    def spec(self) -> PromptSpec:
-        """What shapes a row into a prompt."""
-        return self._spec
-
     def numbers_at(self, positions: Int64Array) -> Int64Array:
         """Numbers among the kept, in file order, at positions that count on through the epochs."""
         return unroll(self._order, positions)
 
     def kept_before(self, source_row: int) -> int:
         """Kept rows among the first rows of the source."""
-        return bisect_left(range(len(self)), source_row, key=self._kept.row)
+        return self._kept.count_before(source_row)
 
     def source_rows_at(self, numbers: Int64Array) -> list[dict[str, Any]]:
         """Parsed rows of the source, by their number among the kept, in file order."""
         return self._rows.batch(self._kept.rows(numbers).tolist())
 
     def __iter__(self) -> Iterator[Prompt]:
-        for first in range(0, len(self), STRETCH):
-            yield from self.batch(range(first, min(first + STRETCH, len(self))))
+        for first in range(0, len(self), BATCH):
+            yield from self.batch(range(first, min(first + BATCH, len(self))))
 
     def _rows_at(self, positions: Int64Array) -> Int64Array:
         if self._shuffled:
@@ -307,12 +283,7 @@ class PromptDataset(Sequence[Prompt]):
         return self._kept.rows(positions)
 
     def _prompt(self, row: int, value: dict[str, Any]) -> Prompt:
-        if self._maker is None:
-            from tokenmill.prompts.rendering import PromptMaker  # not before a prompt is read
-
-            index = self._index
-            self._maker = PromptMaker(self._spec, index.template, index.special_tokens)
-        shaped = shape_row(value, self._spec)
+        shaped = shape_row(value, self.spec)
         origin = self._rows.origin(row, value)
         length = int(self._index.lengths[row])
         return Prompt(
@@ -328,13 +299,16 @@ class PromptDataset(Sequence[Prompt]):
         )
 
     @cached_property
-    def _media(self) -> AskedMedia | PromptPictures | None:
-        """What measures and opens media, where a processor was given."""
+    def _maker(self) -> PromptMaker:
+        return PromptMaker(self.spec, self._index.template, self._index.special_tokens)
+
+    @cached_property
+    def _media(self) -> ProcessorMedia | None:
         if self._processor is None:
             return None
-        from tokenmill.prompts.media import open_media  # not without one
+        from tokenmill.prompts.prompt_media import open_media
 
-        return open_media(self._processor, self._spec, **self._opening)
+        return open_media(self._processor, self.spec, **self._opening)
 
     def _inputs(self, shaped: Shaped, origin: Origin) -> dict[str, Any] | None:
         if self._media is None or not isinstance(shaped.prompt, list):
@@ -342,13 +316,13 @@ class PromptDataset(Sequence[Prompt]):
         path = origin.path
         base = None if path is None or is_remote(path) else os.path.dirname(os.path.abspath(path))
         try:
-            return self._media.opened(shaped, base)
+            return self._media.served(shaped, base)
         except RowError as error:
             raise RowError(error.message, reason=error.reason, **origin.location) from error
 
     @property
     def samples(self) -> PromptDataset:
-        """The prompts in the current order: hosts look for them under this name."""
+        """The prompts in the current order, under the name that trainers use."""
         return self
 
     # The order and the cursor
@@ -365,8 +339,7 @@ class PromptDataset(Sequence[Prompt]):
 
     def shuffle(self, epoch: int) -> None:
         """Put the prompts in the order of an epoch; the cursor of another epoch starts anew."""
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-            raise UsageError(f"epoch is {epoch!r}; it is a whole number from 0")
+        _check_epoch(epoch, UsageError)
         if self._shuffled and epoch == self._epoch:
             return
         self._epoch, self._shuffled, self._position = epoch, True, 0
@@ -375,8 +348,7 @@ class PromptDataset(Sequence[Prompt]):
         """Put the cursor of `take` anywhere; shuffled or not stays as it is."""
         if not (isinstance(position, int) and 0 <= position <= len(self)):
             raise StateError(f"position is {position!r} of {len(self)} prompts")
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-            raise StateError(f"epoch is {epoch!r}; it is a whole number from 0")
+        _check_epoch(epoch, StateError)
         self._epoch, self._position = epoch, position
 
     def take(self, count: int) -> list[Prompt]:
@@ -385,7 +357,8 @@ class PromptDataset(Sequence[Prompt]):
         The next epoch is shuffled if this one is; without `shuffle` every epoch is in file order.
         """
         if not len(self):
-            raise nothing_left("prompt", self.rejected, self.rejected_rows(), self._first_path())
+            path = self._rows.origin(0).path if len(self._rows) else None
+            raise nothing_left("prompt", self.rejected, self.rejected_rows(), path)
         taken: list[Prompt] = []
         while count > len(taken):
             if self._position == len(self):
@@ -395,17 +368,10 @@ class PromptDataset(Sequence[Prompt]):
             self._position = stop
         return taken
 
-    def _first_path(self) -> str | None:
-        return self._rows.origin(0).path if len(self._rows) else None
-
-    def _passport(self) -> dict[str, Any]:
-        """Which stream a cursor belongs to; another one refuses it with both values."""
-        return {
-            "index": self.key,
-            "max_length": self.max_length,
-            "seed": self.seed,
-            "order": self.order,
-        }
+    def _stream(self) -> dict[str, Any]:
+        """The stream that a cursor belongs to."""
+        limit, seed, order = self.max_length, self.seed, self.order
+        return {"index": self.key, "max_length": limit, "seed": seed, "order": order}
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor of `take`: a small JSON-able dict."""
@@ -416,22 +382,18 @@ class PromptDataset(Sequence[Prompt]):
             "epoch": self._epoch,
             "position": self._position,
             "shuffled": self._shuffled,
-            **self._passport(),
+            **self._stream(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a saved cursor stands.
-
-        Raises:
-            StateError: It is of another index, limit, seed or order.
-        """
+        """Continue at a saved cursor; StateError if it is of another index, limit or order."""
         state = dict(state)
         admit_state(
             state,
             kind=_STATE_KIND,
             owner="prompt dataset",
             version=STATE_VERSION,
-            fields=self._passport(),
+            fields=self._stream(),
             numbers=("epoch", "position"),
         )
         position, shuffled = state["position"], state.get("shuffled")
@@ -441,12 +403,12 @@ class PromptDataset(Sequence[Prompt]):
             raise StateError(f"the state's shuffled is {shuffled!r}, not true or false")
         self._epoch, self._position, self._shuffled = state["epoch"], position, shuffled
 
-    # Travelling
+    # Pickling
 
     def __getstate__(self) -> dict[str, Any]:
         return {
             "rows": self._rows,
-            "spec": self._spec.travelling(),
+            "spec": self.spec.as_dict(),
             "directory": str(self._index.directory),
             "max_length": self.max_length,
             "seed": self.seed,
@@ -457,13 +419,16 @@ class PromptDataset(Sequence[Prompt]):
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._spec = PromptSpec(**state["spec"])
+        self.spec = PromptSpec(**state["spec"])
         self._processor, self._opening = state["processor"], state["opening"]
-        found = OpenedIndex(LengthIndex(Path(state["directory"])), hit=True)
-        names = ("max_length", "seed", "order")
-        self._build(state["rows"], found, *(state[name] for name in names))
-        self.hit, self.measured = True, 0
+        found = FoundLengths(LengthIndex(Path(state["directory"])), hit=True)
+        self._open(state["rows"], found, state["max_length"], state["seed"], state["order"])
         self._epoch, self._position, self._shuffled = state["cursor"]
 
     def __repr__(self) -> str:
         return f"<PromptDataset {len(self)} of {self._rows!r}>"
+
+
+def _check_epoch(epoch: int, error: type[TokenmillError]) -> None:
+    if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+        raise error(f"`epoch` must be a non-negative integer, got {epoch!r}")
