@@ -189,13 +189,13 @@ def export(
 ) -> None:
     """Write a store's rows in another library's format."""
     from tokenmill.formats import export as write
-    from tokenmill.formats.plan import default_name, unit_of
+    from tokenmill.formats.export_files import default_name, unit_of
     from tokenmill.packing import Pack
     from tokenmill.store import open_store
 
     opened = open_store(store)
     made = write(
-        split_by(opened, split, split_seed) if split else opened,
+        _split_by(opened, split, split_seed) if split else opened,
         format,
         out or default_name(opened.key, format),
         mask=mask,
@@ -223,7 +223,7 @@ def export(
     output.result(document)
 
 
-def split_by(store: Store, given: list[str], seed: int) -> dict[str, Any]:
+def _split_by(store: Store, given: list[str], seed: int) -> dict[str, Any]:
     """The parts that ``--split NAME=SHARE`` names; one alone may go without its share."""
     from tokenmill.dataset import split
 
@@ -296,11 +296,10 @@ def list_cache(output: Output, given: Given) -> None:
 
     root = _root(given)
     found = survey(root)
-    output.result(found, lambda: show_cache(output, root, found))
+    output.result(found, lambda: _show_cache(output, root, found))
 
 
-def show_cache(output: Output, root: Path, found: dict[str, Any]) -> None:
-    """One line per store, oldest first, then the size of each part."""
+def _show_cache(output: Output, root: Path, found: dict[str, Any]) -> None:
     for entry in found["entries"]:
         if "error" in entry:
             # It may quote what stands in the damaged file.
