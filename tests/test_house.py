@@ -113,17 +113,6 @@ def test_reading_a_store_loads_none_of_the_heavy_libraries(tmp_path: Path) -> No
     assert run(read, store.path) == "[]\n"
 
 
-def test_help_of_the_command_line_loads_none_of_the_heavy_libraries() -> None:
-    program = (
-        "import sys\nfrom tokenmill.cli import main\nsys.argv = ['tokenmill', '--help']\n"
-        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
-        f"print([name for name in {HEAVY!r} if name in sys.modules])"
-    )
-    shown = run(program)
-    assert "prepare" in shown
-    assert shown.splitlines()[-1] == "[]"
-
-
 @pytest.mark.parametrize("name", [*VERBS, *NOUNS, *EXCEPTIONS])
 def test_public_name_is_importable_and_listed(name: str) -> None:
     assert getattr(tokenmill, name).__doc__

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import typer
 
-from tests.cli.harness import Shell, process
+from tests.cli.harness import Shell
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.cli import commands  # noqa: F401 - declares them
 from tokenmill.cli.app import app
@@ -18,7 +18,7 @@ from tokenmill.options import declared
 from tokenmill.packing.packs import METHODS, OVERSIZE
 from tokenmill.prompts import PromptSpec
 from tokenmill.report.lint.rules import FAIL_ON
-from tokenmill.report.lookup import RULES
+from tokenmill.report.row import RULES
 from tokenmill.rollouts import FORMATS as ROLLOUT_FORMATS
 from tokenmill.rollouts.verdict import CLASSES
 from tokenmill.store.sidecars import PER
@@ -57,11 +57,3 @@ def test_choices_of_a_command_are_those_of_the_library(shell: Shell, name: str) 
         flag: choices for flag, choices in known.items() if flag in flags
     }
     assert " | " not in shown, "choices written into the help by hand"
-
-
-def test_shell_completion_knows_choices() -> None:
-    asked = {"_TOKENMILL_COMPLETE": "complete_bash", "COMP_CWORD": "3"}
-    answer = process(COMP_WORDS="tokenmill prepare --overlong ", **asked)
-    assert (answer.code, answer.out.split()) == (0, ["drop", "truncate"])
-    answer = process(COMP_WORDS="tokenmill export --mask la", **asked)
-    assert answer.out.split() == ["labels"]

@@ -51,6 +51,11 @@ def test_damaged_store_cannot_steer_the_terminal(shell: Shell, store: Path, tmp_
     listed = shell("cache", "list", "--cache-dir", cache)
     assert "DAMAGED" in listed.out
     assert not steers(listed.out)
+    manifest.write_bytes(whole[:-20])
+    listed = shell("cache", "list", "--cache-dir", cache)
+    assert (listed.code, "not a manifest" in listed.out) == (0, True)
+    [entry] = shell("cache", "list", "--cache-dir", cache, "--json").json["entries"]
+    assert "not a manifest" in entry["error"]
 
 
 def test_long_detail_is_cut_to_a_line(shell: Shell, tmp_path: Path) -> None:
@@ -110,6 +115,8 @@ def test_derived_and_reused_slices_are_told(shell: Shell, chat: Path) -> None:
         ("tokenmill pr", ["prepare", "prompts"]),
         ("tokenmill prepare --exec", ["--executor"]),
         ("tokenmill prepare --executor ", ["local", "inline", "ray"]),
+        ("tokenmill prepare --overlong ", ["drop", "truncate"]),
+        ("tokenmill export --mask la", ["labels"]),
     ],
 )
 def test_shell_completes_commands_options_and_values(

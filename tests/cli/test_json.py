@@ -119,8 +119,12 @@ def test_cache_json_lists_and_collects(shell: Shell, chat: Path, own_cache: Path
     assert not Path(made["path"]).exists()
 
 
-def test_why_json_names_the_field_that_differs(shell: Shell, chat: Path, tmp_path: Path) -> None:
+def test_why_json_names_the_field_that_differs_and_builds_nothing(
+    shell: Shell, chat: Path, tmp_path: Path, own_cache: Path
+) -> None:
     alone = shell("why", chat, *QUICK, "--json").json
+    assert not (own_cache / "slices").exists()
+    assert not (own_cache / "stores").exists()
     assert {"hit", "nearest", "differs"} <= set(alone)
     assert (alone["hit"], alone["nearest"], alone["differs"]) == (False, None, [])
     key = shell("prepare", chat, *QUICK, "--json").json["key"]
@@ -133,12 +137,6 @@ def test_why_json_names_the_field_that_differs(shell: Shell, chat: Path, tmp_pat
     fields = {d["field"] for d in shell("why", more, *QUICK, "--json").json["differs"]}
     assert fields == {"sources[0].bytes", "sources[0].digest", "sources[0].rows"}
     assert "recipe.turn_end" in shell("why", chat, *QUICK, "--turn-end", "turn").err
-
-
-def test_why_builds_nothing(shell: Shell, chat: Path, own_cache: Path) -> None:
-    assert shell("why", chat, *QUICK, "--json").code == 0
-    assert not (own_cache / "slices").exists()
-    assert not (own_cache / "stores").exists()
 
 
 def test_stats_pack_counts_the_loaders_packs(shell: Shell, store: Path) -> None:
@@ -187,18 +185,18 @@ def test_prompts_json_tells_build_then_hit_then_what_a_limit_leaves(
 
 
 def test_prompts_without_any_left_is_exit_code_one(shell: Shell, tmp_path: Path) -> None:
-    rows = tmp_path / "prompts.jsonl"
-    rows.write_text('{"text": "far too long"}\n')
+    rows = write_rows(tmp_path / "prompts.jsonl", ["", '{"text": "far too long"}', "nonsense"])
     answer = shell("prompts", rows, *QUICK, "--max-length", "1", "--json")
     assert answer.code == 1
-    assert answer.json["rejected"] == {"overlong": 1}
-    assert "no prompt left" in answer.error["message"]
+    assert answer.json["rejected"] == {"overlong": 1, "bad_json": 1}
+    assert "no prompt left: all 2 were rejected" in answer.error["message"]
+    assert "the first, for overlong: " in answer.error["message"]
+    assert (answer.error["path"], answer.error["line"]) == (str(rows), 2)
     assert shell("prompts", rows, *QUICK, "--multimodal-keys", "[]", "--json").code == 2
 
 
 def test_prompts_text_names_an_example_per_reason(shell: Shell, tmp_path: Path) -> None:
-    rows = tmp_path / "prompts.jsonl"
-    rows.write_text('{"text": "x"}\n{"other": 1}\n')
+    rows = write_rows(tmp_path / "prompts.jsonl", ['{"text": "x"}', '{"other": 1}'])
     answer = shell("prompts", rows, *QUICK)
     assert answer.code == 0
     assert "1 of 2 prompts" in answer.err

@@ -20,7 +20,8 @@ from tests.cli.harness import Shell, process
 from tests.programs import environment, python
 from tokenmill import open_store
 
-HEAVY = ("pyarrow", "transformers", "torch", "tokenizers", "jinja2", "numpy", "rich")
+HEAVY = ("pyarrow", "transformers", "torch", "tokenizers", "jinja2", "numpy", "rich", "fastokens",
+         "datasets", "ray", "pandas", "trl")  # fmt: skip
 ESCAPE = "\x1b["
 
 # Slices of 8 KiB and slow enough to be interrupted: the parent cuts, a worker only reads.

@@ -17,7 +17,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from tokenmill.cli.app import run
 
     return run(list(sys.argv[1:] if arguments is None else arguments))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

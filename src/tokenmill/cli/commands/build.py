@@ -77,7 +77,7 @@ def prepare(
     from tokenmill.build.outcome import Unfinished
 
     arguments = recipe_arguments(given)
-    if out is None and is_private(arguments):
+    if out is None and _is_private(arguments):
         raise UsageError(
             "--disable-cache needs --out: the private store is removed when the command ends"
         )
@@ -89,19 +89,18 @@ def prepare(
         missing = getattr(outcome, "missing", 0)
         also = {"part": part, "complete": not missing, "slices_missing": missing}
     if isinstance(outcome, Unfinished):
-        report_unfinished(output, outcome)
+        _report_unfinished(output, outcome)
         output.result(outcome.summary() | also, lambda: None)
         return
     output.known.update(outcome.summary() | also)
-    report(output, outcome)
+    _report(output, outcome)
     outcome.judge()
     if out is not None:
         outcome = outcome.copied_to(Path(out), embed_media=embed_media)
     output.result(outcome.summary() | also)
 
 
-def report_unfinished(output: Output, outcome: Unfinished) -> None:
-    """Say what this part did and what the store still waits for."""
+def _report_unfinished(output: Output, outcome: Unfinished) -> None:
     summary = outcome.summary()
     output.say(
         f"part {outcome.share}: {_how_built(summary)} in {summary['seconds']:.1f} s; "
@@ -110,8 +109,7 @@ def report_unfinished(output: Output, outcome: Unfinished) -> None:
     )
 
 
-def report(output: Output, prepared: Prepared) -> None:
-    """Say what was made and which rows are missing from it, and why."""
+def _report(output: Output, prepared: Prepared) -> None:
     summary = prepared.summary()
     tokens, trained = summary["tokens"], summary["trained_tokens"]
     how = "found" if summary["hit"] else _how_built(summary)
@@ -119,22 +117,18 @@ def report(output: Output, prepared: Prepared) -> None:
         f"{summary['rows_out']:,} rows, {tokens:,} tokens, {trained:,} trained "
         f"({trained / max(tokens, 1):.1%}); {how} in {summary['seconds']:.1f} s"
     )
-    report_rejected(output, prepared)
+    _report_rejected(output, prepared)
     for note in prepared.remarks():
         output.say(f"note: {note}")
 
 
 def _how_built(summary: dict[str, Any]) -> str:
-    slices, built, derived = (
-        summary[name] for name in ("slices", "slices_built", "slices_derived")
-    )
-    parts = [f"{built:,} of {slices:,} slices built"]
-    if derived:
-        parts.append(f"{derived:,} derived")
-    return ", ".join(parts)
+    derived = summary["slices_derived"]
+    built = f"{summary['slices_built']:,} of {summary['slices']:,} slices built"
+    return f"{built}, {derived:,} derived" if derived else built
 
 
-def report_rejected(output: Output, prepared: Prepared) -> None:
+def _report_rejected(output: Output, prepared: Prepared) -> None:
     """Rejected rows by reason, the commonest first, each with an example and a hint."""
     summary = prepared.summary()
     rejected, rows_in = summary["rejected"], summary["rows_in"]
@@ -151,7 +145,7 @@ def report_rejected(output: Output, prepared: Prepared) -> None:
             output.say(f"  {'':{number}}  {'':{name}}  {origin}: {one_line(detail)}")
 
 
-def is_private(arguments: Given) -> bool:
+def _is_private(arguments: Given) -> bool:
     """Whether the store will be gone with the command, by a flag or by the recipe named."""
     from tokenmill.build.recipe import is_recipe_file, load_recipe_file
 
@@ -169,11 +163,10 @@ def why(output: Output, given: Given) -> None:
     from tokenmill.build.calls import explain_recipe
 
     found = explain_recipe(**recipe_arguments(given))
-    output.result(found, lambda: show_why(output, found))
+    output.result(found, lambda: _show_why(output, found))
 
 
-def show_why(output: Output, found: dict[str, Any]) -> None:
-    """The verdict, then one line per differing field."""
+def _show_why(output: Output, found: dict[str, Any]) -> None:
     there, slices = found["slices_there"], found["slices"]
     if found["hit"]:
         output.say(f"hit: {found['nearest_path']}")
@@ -227,14 +220,13 @@ def prompts(output: Output, given: Given, sources: Sources) -> None:
         "key": found.key,
     }
     output.known.update(document)
-    report_prompts(output, found, document)
+    _report_prompts(output, found, document)
     if not len(found):
         raise nothing_left("prompt", found.rejected, found.rejected_rows(), sources[0])
     output.result(document)
 
 
-def report_prompts(output: Output, found: PromptDataset, document: dict[str, Any]) -> None:
-    """Say what is kept, and which rows are not and why."""
+def _report_prompts(output: Output, found: PromptDataset, document: dict[str, Any]) -> None:
     how = "found" if document["hit"] else f"{found.measured:,} rows measured"
     output.say(
         f"{document['kept']:,} of {document['rows']:,} prompts; {how} in "
@@ -273,7 +265,7 @@ def demo(output: Output, given: Given) -> None:
 
     step(1, "tokenmill prepare conversations.jsonl dirty.jsonl --tokenizer tokenizer/")
     first = run_recipe(sources, tokenizer, **given, progress=False)
-    report(output, first)
+    _report(output, first)
     step(2, "the same again: the store is found, nothing is built")
     second = run_recipe(sources, tokenizer, **given, progress=False)
     output.say(f"hit: {second.hit}, {second.seconds * 1000:.0f} ms, {second.path}")
@@ -284,7 +276,7 @@ def demo(output: Output, given: Given) -> None:
         step(4, f"tokenmill inspect STORE --row {number}   (green is trained)")
         show_row(output.screen, view_row(second.store, number, store_tokenizer(second.store)))
     step(5, "stop after half of the batches, resume from a state of a few integers")
-    state = resumes_exactly(second.store)
+    state = _resumes_exactly(second.store)
     output.say(f"state: {state}")
     output.say(f"batches {BATCHES // 2 + 1} to {BATCHES} after resuming: identical")
     output.result(second.summary(), lambda: None)
@@ -296,7 +288,7 @@ def _row_to_show(store: Store) -> int:
     return max(fits or [0], key=lambda n: len(store[n].turns))
 
 
-def resumes_exactly(store: Store) -> dict[str, Any]:
+def _resumes_exactly(store: Store) -> dict[str, Any]:
     """Take some batches, stop, resume in a new loader, and compare; returns the state."""
     import numpy as np
 

@@ -65,13 +65,12 @@ def rows(
     document["seconds"] = round(time.perf_counter() - start, 3)
     output.known.update(document)
     if row is None:
-        output.result(document, lambda: show_totals(output, document))
+        output.result(document, lambda: _show_totals(output, document))
     else:
-        show_source_row(output, opened, row)
+        _show_source_row(output, opened, row)
 
 
-def show_totals(output: Output, document: dict[str, Any]) -> None:
-    """How much there is, and how much of it is bad."""
+def _show_totals(output: Output, document: dict[str, Any]) -> None:
     output.say(
         f"{document['rows']:,} rows in {document['files']:,} files, "
         f"{document['bytes']:,} bytes, {document['seconds']} s"
@@ -80,7 +79,7 @@ def show_totals(output: Output, document: dict[str, Any]) -> None:
         output.say(f"  {count:,} {reason}")
 
 
-def show_source_row(output: Output, opened: Rows, row: int) -> None:
+def _show_source_row(output: Output, opened: Rows, row: int) -> None:
     """The row's own bytes on stdout, where they stand on stderr."""
     if not -len(opened) <= row < len(opened):
         raise UsageError(f"--row {row}: there are {len(opened):,} rows")
@@ -127,7 +126,7 @@ def lint(
     from tokenmill.report.lint.run import lint as look
 
     if list_rules:
-        show_rules(output)
+        _show_rules(output)
         return
     report = look(
         **recipe_arguments(given),
@@ -136,7 +135,7 @@ def lint(
         ignore=_names(ignore),
         progress=output.progress,
     )
-    output.result(report.document(), lambda: show_findings(output, report))
+    output.result(report.document(), lambda: _show_findings(output, report))
     if report.fails(fail_on):
         raise typer.Exit(1)
 
@@ -145,8 +144,7 @@ def _names(given: list[str] | None) -> list[str]:
     return [name.strip() for item in given or () for name in item.split(",") if name.strip()]
 
 
-def show_rules(output: Output) -> None:
-    """Every rule with its severity."""
+def _show_rules(output: Output) -> None:
     document = {
         "rules": [
             {"rule": r.name, "severity": r.severity, "about": r.about, "hint": r.hint}
@@ -162,8 +160,7 @@ def show_rules(output: Output) -> None:
     output.result(document, show)
 
 
-def show_findings(output: Output, report: LintReport) -> None:
-    """Findings, worst first, then what was looked at."""
+def _show_findings(output: Output, report: LintReport) -> None:
     from rich.text import Text
 
     colours = {"error": "bold red", "warning": "yellow", "info": "cyan"}
@@ -219,14 +216,13 @@ def trace(
     from tokenmill.report.drift import check_rollouts
 
     report = check_rollouts(dump, format=format, progress=output.progress, **given)
-    output.result(report.document(), lambda: show_rollouts(output, report, findings))
+    output.result(report.document(), lambda: _show_rollouts(output, report, findings))
     judged = report.trajectories - sum(report.rejected.values())
     if report.fails(fail_on) or (report.rejected and judged <= 0):
         raise typer.Exit(1)
 
 
-def show_rollouts(output: Output, report: RolloutReport, most: int) -> None:
-    """Findings in the order of the rows, then the counts."""
+def _show_rollouts(output: Output, report: RolloutReport, most: int) -> None:
     from rich.text import Text
 
     colours = {"structure": "bold red", "text": "yellow", "retokenized": "cyan"}
@@ -279,7 +275,7 @@ def doctor(
     checks = examine(sources or (), given.pop("tokenizer", None), **given)
     failed = [check for check in checks if check.status == "fail"]
     document = {"ok": not failed, "checks": [check.document() for check in checks]}
-    output.result(document, lambda: show_checks(output, checks))
+    output.result(document, lambda: _show_checks(output, checks))
     if failed:
         raise typer.Exit(1)
 
@@ -291,8 +287,7 @@ def _describe_ray() -> dict[str, Any]:
     return describe()
 
 
-def show_checks(output: Output, checks: list[Check]) -> None:
-    """One line per check, and one for what to do."""
+def _show_checks(output: Output, checks: list[Check]) -> None:
     from rich.text import Text
 
     width = max(len(check.name) for check in checks)

@@ -66,7 +66,7 @@ def stats(
         raise UsageError("give a STORE, or --mix RECIPE")
     if mix is not None:
         document = mixture_stats(open_mixture(mix), steps, batch_size)
-        output.result(document, lambda: show_mixture(output.screen, document))
+        output.result(document, lambda: _show_mixture(output.screen, document))
         return
     assert store is not None
     packs = [Pack(length, method, window, oversize) for length in pack or ()]
@@ -78,13 +78,12 @@ def stats(
 
     def show() -> None:
         show_stats(output.screen, document)
-        show_distributions(output.screen, document)
+        _show_distributions(output.screen, document)
 
     output.result(document, show)
 
 
-def show_mixture(console: Console, document: dict[str, Any]) -> None:
-    """Print what every source of a mixture serves."""
+def _show_mixture(console: Console, document: dict[str, Any]) -> None:
     table = _table("source", "share", "samples", "passes")
     for name, rows in document["rows"].items():
         share, passes = document["shares"][name], document["passes"][name]
@@ -92,8 +91,7 @@ def show_mixture(console: Console, document: dict[str, Any]) -> None:
     console.print(table)
 
 
-def show_distributions(console: Console, document: dict[str, Any]) -> None:
-    """Print the histograms as bars, then limits and packs."""
+def _show_distributions(console: Console, document: dict[str, Any]) -> None:
     bars = {
         "tokens": [(f"{b['from']:,}–{b['to']:,}", b["rows"]) for b in document["histogram"]],
         "trained share": [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -188,13 +189,13 @@ def export(
 ) -> None:
     """Write a store's rows in another library's format."""
     from tokenmill.formats import export as write
-    from tokenmill.formats.plan import default_name, unit_of
+    from tokenmill.formats.export_files import default_name, unit_of
     from tokenmill.packing import Pack
     from tokenmill.store import open_store
 
     opened = open_store(store)
     made = write(
-        split_by(opened, split, split_seed) if split else opened,
+        _split_by(opened, split, split_seed) if split else opened,
         format,
         out or default_name(opened.key, format),
         mask=mask,
@@ -222,7 +223,7 @@ def export(
     output.result(document)
 
 
-def split_by(store: Store, given: list[str], seed: int) -> dict[str, Any]:
+def _split_by(store: Store, given: list[str], seed: int) -> dict[str, Any]:
     """The parts that ``--split NAME=SHARE`` names; one alone may go without its share."""
     from tokenmill.dataset import split
 
@@ -260,7 +261,7 @@ def push(
     staying = [sidecar.name for sidecar in opened.sidecars] if is_remote(target) else []
     if staying:
         output.say(f"not sent: {', '.join(staying)}; attach them again where the store is read")
-    output.result(done.document())
+    output.result(asdict(done))
 
 
 @command(app, *CACHE)
@@ -278,7 +279,7 @@ def pull(
 
     done = copy_from(source, out=out, embed_media=embed_media, **given)
     output.say(f"{done.rows:,} rows, {done.bytes:,} bytes, every block checked")
-    output.result(done.document())
+    output.result(asdict(done))
 
 
 cache_app = typer.Typer(help="List the cache; remove what no store needs.")
@@ -295,11 +296,10 @@ def list_cache(output: Output, given: Given) -> None:
 
     root = _root(given)
     found = survey(root)
-    output.result(found, lambda: show_cache(output, root, found))
+    output.result(found, lambda: _show_cache(output, root, found))
 
 
-def show_cache(output: Output, root: Path, found: dict[str, Any]) -> None:
-    """One line per store, oldest first, then the size of each part."""
+def _show_cache(output: Output, root: Path, found: dict[str, Any]) -> None:
     for entry in found["entries"]:
         if "error" in entry:
             # It may quote what stands in the damaged file.
