@@ -89,6 +89,21 @@ def test_lengths_and_pictures_are_the_processors_own(rows: Path, tmp_path: Path,
         assert [one.size for one in found] == [one.size for one in wanted]
 
 
+def test_special_tokens_that_a_processor_adds_are_counted(rows: Path, tmp_path: Path) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    processor = raw("qwen2_vl")
+    tokenizer = processor.tokenizer
+    token, number = next((t, n) for t, n in tokenizer.get_vocab().items() if "image" not in t)
+    adding = TemplateProcessing(single=f"{token} $A {token}", special_tokens=[(token, number)])
+    plain = opened(rows, tmp_path / "plain", processor).lengths
+    tokenizer.backend_tokenizer.post_processor = adding
+    found = opened(rows, tmp_path / "adding", processor)
+    assert (found.lengths[1:] - plain[1:] == 2).all()
+    ids = processor(text=found[1].prompt, images=found[1].multimodal_inputs["images"])["input_ids"]
+    assert found[1].length == len(ids[0])
+
+
 def test_no_picture_is_decoded_but_those_of_audits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
