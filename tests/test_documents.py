@@ -43,9 +43,9 @@ def test_program_of_keeps_python_and_line_numbers(tmp_path: Path) -> None:
     assert program_of(document) == "\n\nx = 1\n\n\n\n\n\n\nprint(x)\n"
 
 
-@pytest.fixture
-def workplace(tmp_path: Path) -> Path:
-    place = tmp_path / "work"
+def copy_examples(directory: Path) -> Path:
+    """The directory in which the programs and commands of documents run."""
+    place = directory / "work"
     shutil.copytree(PACKAGE / "examples", place)
     (place / "conversations.jsonl").rename(place / "chat.jsonl")
     return place
@@ -57,11 +57,11 @@ def workplace(tmp_path: Path) -> Path:
     [path for path in DOCUMENTS if program_of(path).strip()],
     ids=lambda path: str(path.relative_to(PROJECT)),
 )
-def test_document_runs(path: Path, workplace: Path, host_zygote: Zygote, own_cache: Path) -> None:
+def test_document_runs(path: Path, tmp_path: Path, host_zygote: Zygote, own_cache: Path) -> None:
     program = program_of(path)
     answer = host_zygote.program(
         program,
-        directory=str(workplace),
+        directory=str(copy_examples(tmp_path)),
         environment={"TOKENMILL_CACHE_DIR": str(own_cache)},
         # What these make transformers import takes seconds: it is there for the next one.
         imports=PROCESSING if re.search("Processor|SFTTrainer", program) else [],

@@ -35,7 +35,7 @@ from scripts import host_signatures as recording
 
 import tokenmill as tm
 from tests.faults.tools import Zygote
-from tests.test_documents import DOCUMENTS
+from tests.test_documents import DOCUMENTS, copy_examples
 
 PROJECT = recording.PROJECT
 PACKAGE = Path(tm.__file__).parent
@@ -142,9 +142,7 @@ def as_run(words: list[str], place: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory, host_zygote: Zygote) -> dict[str, Any]:
     """A directory that holds whatever commands of the pages name, and a cache."""
-    place = tmp_path_factory.mktemp("pages") / "work"
-    shutil.copytree(PACKAGE / "examples", place)
-    (place / "conversations.jsonl").rename(place / "chat.jsonl")
+    place = copy_examples(tmp_path_factory.mktemp("pages"))
     around = {
         "directory": str(place),
         "environment": {"TOKENMILL_CACHE_DIR": str(place.parent / "cache")},

@@ -46,7 +46,6 @@ RANK_FREE = [name for name in CASES if name != "packed_balanced"]
 
 
 def data_of(corpus: Corpus, name: str) -> View | Mixture:
-    """What the case serves."""
     case = CASES[name]
     if "mix" not in case:
         return as_view(corpus.stores["one"])
@@ -54,7 +53,6 @@ def data_of(corpus: Corpus, name: str) -> View | Mixture:
 
 
 def arguments_of(name: str, **more: Any) -> dict[str, Any]:
-    """The loader's arguments for a case."""
     case = {key: value for key, value in CASES[name].items() if key in ("shuffle", "pack")}
     if "pack" in case:
         case["pack"] = Pack(**case["pack"])
@@ -65,7 +63,6 @@ def arguments_of(name: str, **more: Any) -> dict[str, Any]:
 
 
 def loader_of(corpus: Corpus, name: str, **more: Any) -> Loader:
-    """A loader for a case."""
     return Loader(data_of(corpus, name), **arguments_of(name, **more))
 
 

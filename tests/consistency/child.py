@@ -34,7 +34,6 @@ def digest(batch: dict[str, Any]) -> str:
 
 
 def serve(job: dict[str, Any]) -> dict[str, Any]:
-    """Do one job."""
     loader: Any = loader_of(Corpus(Path(job["root"])), job["case"], **job["geometry"])
     if job.get("torch") is not None:
         from tokenmill.integrations.torch import DataLoader
@@ -72,7 +71,6 @@ def in_new_process(zygote: Zygote, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_fresh_interpreter(job: dict[str, Any], **more: str) -> dict[str, Any]:
-    """Run one job in an interpreter of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.consistency.child"],
         input=json.dumps(job), capture_output=True, text=True, timeout=100, env=environment(**more),

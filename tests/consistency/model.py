@@ -38,7 +38,6 @@ class Model:
     # Orders: lists of row numbers.
 
     def own_order(self, rows: int, epoch: int, stream: int) -> list[int]:
-        """One source's epoch."""
         if not self.case.get("shuffle", True):
             return list(range(rows))
         bijection = Permutation(rows, derive_key(1, SEED, epoch, stream))
@@ -82,7 +81,6 @@ class Model:
         return rates
 
     def order(self, epoch: int) -> list[int]:
-        """Row numbers of one epoch."""
         if "mix" not in self.case:
             rows = self.own_order(SIZES["one"], epoch, 0)
         else:
@@ -120,7 +118,6 @@ class Model:
     # Samples: rows, or packs of pieces.
 
     def _samples(self, epoch: int) -> list[Sample]:
-        """One epoch's samples."""
         rows = self.order(epoch)
         if "pack" not in self.case:
             return [((row, 0, self.lengths[row]),) for row in rows]

@@ -124,30 +124,23 @@ class Trainer(RuleBasedStateMachine):
         self._enter()
 
 
-def act(corpus: Corpus, name: str, sequences: int, steps: int) -> None:
-    told = {"corpus": corpus, "name": name, "model": Model(corpus, name)}
-    machine = type(f"Trainer_{name}", (Trainer,), told)
+@pytest.mark.parametrize("name", RANK_FREE)
+@pytest.mark.parametrize(
+    ("sequences", "steps"),
+    [
+        (2, 20),
+        pytest.param(8, 20, marks=pytest.mark.slow),
+        pytest.param(500, 60, marks=pytest.mark.soak),
+    ],
+)
+def test_any_sequence_of_actions_equals_the_lists(
+    corpus: Corpus, name: str, sequences: int, steps: int
+) -> None:
+    given = {"corpus": corpus, "name": name, "model": Model(corpus, name)}
     run_state_machine_as_test(
-        machine,
+        type(f"Trainer_{name}", (Trainer,), given),
         settings=settings(
             max_examples=sequences, stateful_step_count=steps, deadline=None, database=None,
             suppress_health_check=list(HealthCheck),
         ),
     )  # fmt: skip
-
-
-@pytest.mark.parametrize("name", RANK_FREE)
-def test_some_sequences_of_actions_equal_the_lists(corpus: Corpus, name: str) -> None:
-    act(corpus, name, sequences=2, steps=20)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", RANK_FREE)
-def test_any_sequence_of_actions_equals_the_lists(corpus: Corpus, name: str) -> None:
-    act(corpus, name, sequences=8, steps=20)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("name", RANK_FREE)
-def test_any_sequence_of_actions_equals_the_lists_at_length(corpus: Corpus, name: str) -> None:
-    act(corpus, name, sequences=500, steps=60)

@@ -23,9 +23,14 @@ EPOCHS = 3
 REPORT = "tests.consistency.child:print_report"
 WHOLE = ("packed",)
 """Streams of which `make test` tries every step in a process of its own; `make soak`: of all."""
-WHOLE_OR_SOAK = [
-    pytest.param(name, marks=() if name in WHOLE else pytest.mark.soak) for name in CASES
-]
+
+
+def streams(some: int, every: int) -> list[Any]:
+    """Every stream with `some`; those of `WHOLE`, and in a soak all, with `every` instead."""
+    soak = pytest.mark.soak
+    return [pytest.param(name, some) for name in CASES if name not in WHOLE] + [
+        pytest.param(name, every, marks=() if name in WHOLE else soak) for name in CASES
+    ]
 
 
 def uninterrupted(corpus: Corpus, name: str, **more: Any) -> tuple[list[str], list[dict[str, Any]]]:
@@ -45,7 +50,8 @@ def job(corpus: Corpus, name: str, state: Any, take: int | None, **more: Any) ->
     }  # fmt: skip
 
 
-def resume_at_every_step(corpus: Corpus, zygote: Zygote, name: str, share: int) -> None:
+@pytest.mark.parametrize(("name", "share"), streams(some=5, every=1))
+def test_resume_at_every_step(corpus: Corpus, zygote: Zygote, name: str, share: int) -> None:
     """One step of so many in a new process, the others with new objects in this one."""
     batches, states = uninterrupted(corpus, name)
     assert len(batches) > 10
@@ -60,16 +66,6 @@ def resume_at_every_step(corpus: Corpus, zygote: Zygote, name: str, share: int) 
         assert report["batches"] == batches[step:stop], f"resumed at step {step}"
         assert report["state"] == states[stop]
     assert len(pids) == len(states[::share]) + 1
-
-
-@pytest.mark.parametrize("name", [name for name in CASES if name not in WHOLE])
-def test_resume_at_every_step(corpus: Corpus, zygote: Zygote, name: str) -> None:
-    resume_at_every_step(corpus, zygote, name, share=5)
-
-
-@pytest.mark.parametrize("name", WHOLE_OR_SOAK)
-def test_resume_at_every_step_in_a_new_process(corpus: Corpus, zygote: Zygote, name: str) -> None:
-    resume_at_every_step(corpus, zygote, name, share=1)
 
 
 def resume_in_a_chain(
@@ -87,21 +83,13 @@ def resume_in_a_chain(
     assert served == batches
 
 
-def some_takes(corpus: Corpus, name: str, times: int) -> list[int]:
+@pytest.mark.parametrize(("name", "times"), streams(some=8, every=30))
+def test_chained_resumes_in_new_processes(
+    corpus: Corpus, zygote: Zygote, name: str, times: int
+) -> None:
     most = len(uninterrupted(corpus, name)[0]) // times + 1
     steps = random.Random(name)
-    return [steps.randint(0, most) for _ in range(times)]
-
-
-@pytest.mark.parametrize("name", [name for name in CASES if name not in WHOLE])
-def test_chained_resumes_in_new_processes(corpus: Corpus, zygote: Zygote, name: str) -> None:
-    takes = some_takes(corpus, name, 8)
-    resume_in_a_chain(corpus, name, takes, partial(in_new_process, zygote))
-
-
-@pytest.mark.parametrize("name", WHOLE_OR_SOAK)
-def test_thirty_chained_resumes_in_new_processes(corpus: Corpus, zygote: Zygote, name: str) -> None:
-    takes = some_takes(corpus, name, 30)
+    takes = [steps.randint(0, most) for _ in range(times)]
     resume_in_a_chain(corpus, name, takes, partial(in_new_process, zygote))
 
 

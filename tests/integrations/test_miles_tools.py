@@ -54,25 +54,6 @@ def test_tools_are_what_the_installed_class_makes_of_them(
     assert prompt.tools == prompt.metadata["tools"] == TOOLS  # as the row has them
 
 
-def test_what_the_class_does_is_in_the_key_and_its_name_is_not(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    rows = write_rows(tmp_path / "rows.jsonl", [{"text": "hi", "tools": TOOLS}])
-
-    def opened(tool_class: Any, **other: Any) -> Any:
-        host_sglang.install(monkeypatch, tool_class)
-        return open_prompts(rows, chat_template=TEMPLATE, **{**SPEC, **other})
-
-    keys = {opened(tool_class).key for tool_class in VERSIONS.values()}
-    assert len(keys) == len(VERSIONS)
-    alike = type("AnotherName", (host_sglang.DeferredTool,), {})
-    assert opened(alike).hit
-    # Where no tool can reach a template, nobody is asked.
-    for other in ({"tool_key": None}, {"apply_chat_template": False}, {"convention": SLIME}):
-        one, two = (opened(tool_class, **other).key for tool_class in (None, alike))
-        assert one == two
-
-
 class NameFirst(host_sglang.OrderedTool):
     """Writes keys in an order of its own, which is the one that most tools have anyway."""
 
@@ -85,14 +66,23 @@ class NameFirst(host_sglang.OrderedTool):
         return made
 
 
-def test_class_that_keeps_the_order_of_keys_is_told_from_one_that_has_its_own(
-    monkeypatch: pytest.MonkeyPatch,
+def test_what_the_class_does_is_in_the_key_and_its_name_is_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    forms = set()
-    for tool_class in (host_sglang.OrderedTool, NameFirst):
+    rows = write_rows(tmp_path / "rows.jsonl", [{"text": "hi", "tools": TOOLS}])
+
+    def opened(tool_class: Any, **other: Any) -> Any:
         host_sglang.install(monkeypatch, tool_class)
-        forms.add(ServedTools().form)
-    assert len(forms) == 2
+        return open_prompts(rows, chat_template=TEMPLATE, **{**SPEC, **other})
+
+    keys = {opened(tool_class).key for tool_class in (*VERSIONS.values(), NameFirst)}
+    assert len(keys) == len(VERSIONS) + 1
+    alike = type("AnotherName", (host_sglang.DeferredTool,), {})
+    assert opened(alike).hit
+    # Where no tool can reach a template, nobody is asked.
+    for other in ({"tool_key": None}, {"apply_chat_template": False}, {"convention": SLIME}):
+        one, two = (opened(tool_class, **other).key for tool_class in (None, alike))
+        assert one == two
 
 
 def test_tool_that_the_class_refuses_is_a_rejected_row(

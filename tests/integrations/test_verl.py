@@ -337,18 +337,13 @@ def test_sft_user_turn_at_the_end_is_cut_or_rejected(
     assert len(verl.SFTDataset(source, tokenizer, strict)) == 1
 
 
-def test_hooks_that_would_never_be_called_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"Mine\._build_messages would never be called"):
-
-        class Mine(verl.SFTDataset):
-            def _build_messages(self, example: Any) -> Any:
-                return example
-
-    with pytest.raises(UsageError, match=r"_read_files_and_tokenize would never be called"):
-
-        class Others(verl.RLDataset):
-            def _read_files_and_tokenize(self) -> None:
-                pass
+@pytest.mark.parametrize(
+    ("base", "hook"),
+    [(verl.SFTDataset, "_build_messages"), (verl.RLDataset, "_read_files_and_tokenize")],
+)
+def test_hooks_that_would_never_be_called_are_refused(base: type, hook: str) -> None:
+    with pytest.raises(UsageError, match=rf"Mine\.{hook} would never be called"):
+        type("Mine", (base,), {hook: lambda self: None})
 
 
 # RL

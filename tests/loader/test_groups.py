@@ -226,34 +226,30 @@ def test_rows_are_served_one_by_one_where_asked_for(stores: dict[str, Store]) ->
         tm.Loader(store).load_state_dict(loader.state_dict())
 
 
-@pytest.mark.parametrize("micro_batches", [None, tm.MicroBatches(4096)])
-def test_rows_of_a_batch_are_looked_up_once(
-    stores: dict[str, Store],
-    monkeypatch: pytest.MonkeyPatch,
-    micro_batches: tm.MicroBatches | None,
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"layout": "both"}, r"layout is .*; it is one of"),
+        ({"unit": "pairs"}, r"unit is .*; it is one of"),
+        ({"pack": tm.Pack(length=64, oversize="truncate")}, "a group is not cut"),
+        ({"pack": tm.Pack(length=64, oversize="split")}, "a group is not cut"),
+        ({"pack": tm.Pack(length=12)}, r"group \d+ has \d+ tokens and a pack only 12"),
+        ({"micro_batches": tm.MicroBatches(max_tokens=12)}, r"group \d+ takes \d+ tokens"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(
+    stores: dict[str, Store], given: dict[str, Any], message: str
 ) -> None:
-    looked_up = []
-    rows = tm.View.rows
-    monkeypatch.setattr(tm.View, "rows", lambda view, n: looked_up.append(n.size) or rows(view, n))
-    next(iter(tm.Loader(stores["preference"], batch_size=3, micro_batches=micro_batches)))
-    assert looked_up == [6]
+    with pytest.raises(UsageError, match=message):
+        tm.Loader(stores["preference"], **given)
 
 
-def test_what_has_no_meaning_is_refused(stores: dict[str, Store], tmp_path: Path) -> None:
-    rows = make_store(tmp_path, [make_columns([3, 4])], name="rows")
+def test_rows_without_groups_are_not_served_as_groups(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="stand for themselves"):
-        tm.Loader(rows, unit="groups")
-    with pytest.raises(UsageError, match=r"unit is .*; it is one of"):
-        tm.Loader(rows, unit="pairs")
-    with pytest.raises(UsageError, match=r"layout is .*; it is one of"):
-        tm.Loader(stores["preference"], layout="both")
-    for oversize in ("truncate", "split"):
-        with pytest.raises(UsageError, match="a group is not cut"):
-            tm.Loader(stores["preference"], pack=tm.Pack(length=64, oversize=oversize))
-    with pytest.raises(UsageError, match=r"group \d+ has \d+ tokens and a pack only 12"):
-        tm.Loader(stores["preference"], pack=tm.Pack(length=12))
-    with pytest.raises(UsageError, match=r"group \d+ takes \d+ tokens"):
-        tm.Loader(stores["preference"], micro_batches=tm.MicroBatches(max_tokens=12))
+        tm.Loader(make_store(tmp_path, [make_columns([3, 4])]), unit="groups")
+
+
+def test_groups_longer_than_a_pack_are_dropped_whole(stores: dict[str, Store]) -> None:
     dropped = tm.Loader(stores["preference"], pack=tm.Pack(length=18, oversize="drop"))
     fit = [g for g in stores["preference"].groups if sum(map(len, g.rows)) <= 18]
     assert 0 < sum(len(batch["pair_index"]) for batch in dropped) == len(fit) < GROUPS
@@ -304,9 +300,8 @@ def test_micro_batches_hold_whole_groups(
             groups = list(dict.fromkeys(group_of[number] for number in numbers))
             assert numbers == [n for g in groups for n in np.flatnonzero(group_of == g)]
             found += groups
-            assert batch["prompt_tokens"].tolist() == [
-                store.groups[g].prompt_tokens for g in groups
-            ]
+            prompts = [store.groups[g].prompt_tokens for g in groups]
+            assert batch["prompt_tokens"].tolist() == prompts
             if "chosen_input_ids" in batch:
                 assert kind == "preference"
                 assert wish == {"layout": "padded"}
@@ -314,12 +309,10 @@ def test_micro_batches_hold_whole_groups(
                     for side, name in enumerate(("chosen_", "rejected_")):
                         check_row(batch, name, place, store.groups[group].rows[side])
             else:
-                assert batch["label"].tolist() == [
-                    -1 if row.label is None else row.label for row in rows
-                ]
-                assert batch["group_idx"].tolist() == [
-                    groups.index(group_of[number]) for number in numbers
-                ]
+                labels = [-1 if row.label is None else row.label for row in rows]
+                assert batch["label"].tolist() == labels
+                places = [groups.index(group_of[number]) for number in numbers]
+                assert batch["group_idx"].tolist() == places
             if kind == "kto":
                 assert len(batch["kl_input_ids"]) == len(rows)
     assert sorted(found) == list(range(GROUPS))

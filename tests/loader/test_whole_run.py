@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,15 +98,16 @@ def test_numbers_outside_are_an_index_error(store: Store) -> None:
     assert len(WholeRun(store, pack=Pack(64)).packs([])) == 0
 
 
-@pytest.mark.parametrize("epochs", [0, -1, True, 1.5])
-def test_epochs_that_are_none_are_refused(store: Store, epochs: object) -> None:
-    with pytest.raises(UsageError, match="epochs"):
-        WholeRun(store, epochs=epochs)  # type: ignore[arg-type]
-
-
-def test_run_in_which_every_row_is_dropped_is_refused(store: Store) -> None:
-    with pytest.raises(UsageError, match="no samples"):
-        WholeRun(filtered(store, "length > 1"), pack=Pack(length=1, window=9, oversize="drop"))
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        *(({"epochs": epochs}, "epochs") for epochs in (0, -1, True, 1.5)),
+        ({"pack": Pack(length=1, window=9, oversize="drop")}, "no samples"),
+    ],
+)
+def test_run_that_cannot_be_is_refused(store: Store, given: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        WholeRun(filtered(store, "length > 1"), **given)
 
 
 def test_list_of_a_billion_rows_is_small_and_quick(tmp_path: Path) -> None:

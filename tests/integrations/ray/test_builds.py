@@ -17,9 +17,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from tests.build import lying
 from tests.faults.tools import start_command
 from tests.faults.world import TOKENIZER, Picture, picture, prepare_arguments
+from tests.prompts.making import PROMPTS
+from tokenmill import PromptDataset
 from tokenmill.build.calls import run_recipe
 from tokenmill.errors import CacheError, SourceMissing, UsageError, WorkerError
-from tokenmill.integrations.ray import RayExecutor, cluster, describe, worker
+from tokenmill.integrations.ray import RayExecutor, describe, executor, worker
 from tokenmill.work import Setup, resolve_executor
 from tokenmill.work.blocks import BlockJob
 
@@ -74,7 +76,7 @@ def test_progress_is_told_as_by_local_workers_and_a_hit_needs_no_ray(
     prepared = build(sources, tmp_path, progress=seen.append)
     assert seen[-1].slices == prepared.account.slices
     assert seen[-1].fraction == 1.0
-    monkeypatch.setattr(cluster, "join", None)
+    monkeypatch.setattr(executor, "join", None)
     assert build(sources, tmp_path).hit
 
 
@@ -162,8 +164,8 @@ def test_node_with_another_tokenmill_is_refused(
 def test_directory_that_a_late_node_does_not_share_is_refused_by_its_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "probe", lambda sentinels: None)  # as before that node joined
-    monkeypatch.setattr(cluster, "plant", lambda directory, until: (f"{directory}/a/b/c", "nonce"))
+    monkeypatch.setattr(executor, "probe", lambda sentinels: None)  # as before that node joined
+    monkeypatch.setattr(executor, "plant", lambda directory, until: (f"{directory}/a/b/c", "nonce"))
     with pytest.raises(CacheError, match=r"not shared: node \S+ .* does not see"):
         build(tmp_path, tmp_path)
 
@@ -185,27 +187,38 @@ def test_address_that_does_not_answer_is_a_typed_error(monkeypatch: pytest.Monke
     monkeypatch.setattr(ray, "init", None)  # which would try for many minutes
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(WorkerError, match=r"no Ray cluster answers at 127\.0\.0\.1:1; start it"):
-        cluster.join(None)
+        executor.join(None)
 
 
-def test_description_of_the_cluster_starts_nothing(joined: str) -> None:
+def test_description_of_the_cluster_starts_nothing(
+    joined: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said = describe()
     assert (said["address"], said["from"], said["reachable"]) == (joined, "this process", True)
     assert (said["nodes"], said["cpus"], said["version"]) == (1, 4, ray.__version__)
-
-
-@pytest.mark.parametrize("answers", [True, False])
-def test_description_without_a_cluster_knocks_at_the_stated_address(
-    joined: str, monkeypatch: pytest.MonkeyPatch, answers: bool
-) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    address = joined if answers else "127.0.0.1:1"
-    monkeypatch.setenv("RAY_ADDRESS", address)
-    said = describe()
-    assert (said["address"], said["from"], said["reachable"]) == (address, "RAY_ADDRESS", answers)
+    for address, answers in ((joined, True), ("127.0.0.1:1", False)):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        said = describe()
+        assert (said["address"], said["from"]) == (address, "RAY_ADDRESS")
+        assert said["reachable"] is answers
     monkeypatch.delenv("RAY_ADDRESS")
     monkeypatch.setenv("RAY_TMPDIR", "/nonexistent")
     assert (describe()["address"], describe()["reachable"]) == (None, None)
+
+
+def test_prompt_lengths_measured_on_ray_are_those_of_an_inline_index(tmp_path: Path) -> None:
+    def lengths(executor: Any) -> list[int]:
+        opened = PromptDataset(
+            PROMPTS, TOKENIZER, 4096, tokenizer_backend="file", executor=executor,
+            cache_dir=tmp_path / type(executor).__name__,
+        )  # fmt: skip
+        return list(opened.lengths)
+
+    expected = lengths("inline")
+    assert len(expected) > 1
+    with RayExecutor(2) as executor:
+        assert lengths(executor) == expected
 
 
 def test_without_ray_the_error_names_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
