@@ -107,7 +107,7 @@ def skyrl_tokenization() -> None:
     """
     from skyrl.train import sft_trainer
 
-    from tokenmill.integrations.skyrl.sft import window
+    from tokenmill.integrations.skyrl.data import window
 
     def tokenize_chat_example(
         example: dict[str, Any],

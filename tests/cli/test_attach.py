@@ -13,7 +13,7 @@ import tokenmill as tm
 from tests.cli.harness import Shell
 from tests.page.test_document import data_of
 from tokenmill import Store, open_store
-from tokenmill.report.page.rows import row_document
+from tokenmill.report.page.document import row_document
 from tokenmill.report.row import RowFacts, store_tokenizer
 
 

@@ -18,7 +18,7 @@ from tokenmill.options import declared
 from tokenmill.packing.packs import METHODS, OVERSIZE
 from tokenmill.prompts import PromptSpec
 from tokenmill.report.lint.rules import FAIL_ON
-from tokenmill.report.lookup import RULES
+from tokenmill.report.row import RULES
 from tokenmill.rollouts import FORMATS as ROLLOUT_FORMATS
 from tokenmill.rollouts.verdict import CLASSES
 from tokenmill.store.sidecars import PER

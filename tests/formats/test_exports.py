@@ -22,7 +22,7 @@ import tokenmill as tm
 from tests.store.making import make_columns, make_store
 from tokenmill.dataset import concat, filtered, mix
 from tokenmill.errors import UsageError
-from tokenmill.formats import plan as plans
+from tokenmill.formats import export_files as plans
 from tokenmill.loader import Loader, WholeRun
 from tokenmill.packing import Pack
 from tokenmill.store import Row, Store

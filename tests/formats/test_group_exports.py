@@ -17,7 +17,7 @@ from tests.build.test_groups import kto, pair, ranked
 from tests.cli.harness import Shell
 from tests.formats.test_exports import labels_of, read_arrow, read_parquet
 from tokenmill.errors import UsageError
-from tokenmill.formats import plan as plans
+from tokenmill.formats import export_files as plans
 from tokenmill.store import Row, Store
 
 COUNT, SEED = 30, 5

@@ -72,7 +72,7 @@ def test_main_base_is_skyrls_program_with_our_prompts(
 
 def test_task_has_one_cpu_and_takes_our_variables_along(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = pytest.importorskip("ray")
-    from tokenmill.integrations.skyrl.common import as_task
+    from tokenmill.integrations.skyrl.data import as_task
 
     monkeypatch.setenv("TOKENMILL_DATE", "2026-11-15")
     monkeypatch.setattr(ray, "remote", lambda **options: lambda function: (function, options))

@@ -18,8 +18,7 @@ from tests.build.making import write_rows
 from tests.cli.harness import QUICK, Shell
 from tests.page.conftest import ATTACK, Made
 from tokenmill.errors import UsageError
-from tokenmill.report.page.document import compressed, make_page, page, write_page
-from tokenmill.report.page.overview import overview
+from tokenmill.report.page.document import compressed, make_page, overview, page, write_page
 from tokenmill.report.row import RowFacts, store_tokenizer
 from tokenmill.store import Store
 

@@ -21,8 +21,7 @@ from tests.cli.harness import Shell
 from tests.page.browsing import Visit, go_to, tokens, wait_for_title
 from tests.page.conftest import own_page_and_server
 from tests.page.test_document import data_of, decompressed
-from tokenmill.report.page.document import embed, make_page, select_rows
-from tokenmill.report.page.rows import group_document
+from tokenmill.report.page.document import embed, group_document, make_page, select_rows
 from tokenmill.report.page.serve import Viewer
 from tokenmill.report.row import RowFacts, store_tokenizer
 from tokenmill.store import Group, Store

@@ -18,10 +18,10 @@ from tests.page.browsing import Visit, go_to, tokens
 from tests.page.conftest import own_page_and_server
 from tests.page.test_document import data_of
 from tokenmill import UsageError, prepare
-from tokenmill.report.page.document import make_page
-from tokenmill.report.page.rows import (
+from tokenmill.report.page.document import (
     MAX_THUMBNAIL_BYTES,
     THUMBNAIL_EDGE,
+    make_page,
     thumbnail,
     thumbnails,
 )
@@ -114,7 +114,7 @@ def test_rows_leave_pictures_their_share_and_each_is_opened_once(
         asked_for.append(media.digest)
         return {"note": ""}
 
-    monkeypatch.setattr("tokenmill.report.page.rows.thumbnail", counted)
+    monkeypatch.setattr("tokenmill.report.page.document.thumbnail", counted)
     make_page(store, room / "small.html")
     assert sorted(asked_for) == sorted({one.digest for row in store for one in row.media})
     monkeypatch.setattr("tokenmill.report.page.document.MEDIA_SHARE", 1.0)

@@ -21,7 +21,7 @@ from tests.page.conftest import ATTACK, STEERING, own_page_and_server
 from tests.page.test_document import data_of
 from tests.rollouts.faults import INJECTIONS, conversation
 from tests.rollouts.worlds import APPENDING, appending
-from tokenmill.report.page.overview import MAX_STEPS, overview
+from tokenmill.report.page.document import MAX_STEPS, overview
 from tokenmill.report.page.serve import Viewer
 from tokenmill.report.row import MAX_GROUP_ROWS, RowFacts, RowGroups, findings_of
 from tokenmill.rollouts.verdict import CLASSES

@@ -11,7 +11,7 @@ import pytest
 from tests.cli.harness import Shell
 from tests.page.conftest import Made
 from tokenmill.errors import UsageError
-from tokenmill.report.lookup import SourceExcerpts, row_at_address, rows_by_rule, trained_shares
+from tokenmill.report.row import SourceExcerpts, row_at_address, rows_by_rule, trained_shares
 from tokenmill.store import Store
 
 

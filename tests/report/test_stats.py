@@ -56,7 +56,7 @@ def test_share_bins_hold_every_row_once(rows: list[tuple[int, int]], bins: int) 
 
 
 def test_page_and_terminal_count_the_same_bins(store: Store) -> None:
-    from tokenmill.report.page.overview import overview
+    from tokenmill.report.page.document import overview
     from tokenmill.report.row import RowFacts
 
     fine, coarse = overview(RowFacts(store), None), stats.store_distributions(store)

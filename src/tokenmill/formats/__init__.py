@@ -6,7 +6,14 @@ publishes them in one step.
 
 from __future__ import annotations
 
-from tokenmill.formats.export_files import Exported, export
-from tokenmill.formats.plan import FORMATS, LAYOUTS, MASKS, ExportPlan, SplitPlan
+from tokenmill.formats.export_files import (
+    FORMATS,
+    LAYOUTS,
+    MASKS,
+    Exported,
+    ExportPlan,
+    SplitPlan,
+    export,
+)
 
 __all__ = ["FORMATS", "LAYOUTS", "MASKS", "ExportPlan", "Exported", "SplitPlan", "export"]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,12 +23,20 @@ import pyarrow as pa
 
 from tokenmill.dataset import View
 from tokenmill.errors import UsageError
-from tokenmill.formats.plan import LENGTHS, TRAINERS, ExportPlan
 from tokenmill.loader.filler import WEIGHTS
 from tokenmill.loader.group_batches import GroupFiller, group_kind, mismatched
 from tokenmill.packing import Packs, Piece, fill_packs, labels_of
 from tokenmill.store import Row
 from tokenmill.store.slice_writer import number_type
+
+if TYPE_CHECKING:
+    from tokenmill.formats.export_files import ExportPlan
+
+TRAINERS = ("hf", "axolotl", "llama-factory")
+"""Formats with the columns of trainers. Of data with groups they hold a record per group, every
+other format a record per row."""
+LENGTHS = ("length", "lengths")
+"""Columns with the number of a row's tokens, as transformers and ms-swift name them."""
 
 _FLOAT = pa.list_(pa.float32())
 _INT8, _INT32, _INT64 = (pa.list_(kind()) for kind in (pa.int8, pa.int32, pa.int64))
@@ -66,21 +74,18 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class Column:
-    """An Arrow field, and its value in a record."""
+    """Name and type of an Arrow field, and its value in a record."""
 
-    field: pa.Field
+    name: str
+    kind: pa.DataType
     value: Callable[[Any], Any]
+    metadata: dict[bytes, bytes] | None = None
 
     def array(self, records: Sequence[Any]) -> pa.Array:
         values = [self.value(record) for record in records]
-        kind = self.field.type
-        if pa.types.is_list(kind) and pa.types.is_primitive(kind.value_type):
-            return listed(values, number_type(kind.value_type))
-        return pa.array(values, kind)
-
-
-def _column(name: str, kind: pa.DataType, value: Callable[[Any], Any]) -> Column:
-    return Column(pa.field(name, kind), value)
+        if pa.types.is_list(self.kind) and pa.types.is_primitive(self.kind.value_type):
+            return listed(values, number_type(self.kind.value_type))
+        return pa.array(values, self.kind)
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,7 @@ class Table:
 
     @property
     def schema(self) -> pa.Schema:
-        return pa.schema([column.field for column in self.columns])
+        return pa.schema([pa.field(c.name, c.kind, metadata=c.metadata) for c in self.columns])
 
     def table(self, block: Packs) -> pa.Table:
         records = self.records(block)
@@ -103,17 +108,10 @@ class Table:
         """One JSON object per record; a column that a row's store does not carry is left out."""
         lines = []
         for record in self.records(block):
-            values = {column.field.name: column.value(record) for column in self.columns}
-            lines.append(
-                msgspec.json.encode(
-                    {
-                        name: value.tolist() if isinstance(value, np.ndarray) else value
-                        for name, value in values.items()
-                        if value is not None
-                    }
-                )
-            )
-        return b"\n".join([*lines, b""])
+            values = {column.name: column.value(record) for column in self.columns}
+            present = {name: value for name, value in values.items() if value is not None}
+            lines.append(msgspec.json.encode(present, enc_hook=np.ndarray.tolist) + b"\n")
+        return b"".join(lines)
 
 
 def table_of(plan: ExportPlan) -> Table:
@@ -129,7 +127,7 @@ def table_of(plan: ExportPlan) -> Table:
     else:
         own = _row_columns(view, plan)
         carried = raw_columns if plan.format == "jsonl" else carried_columns
-        columns = own + carried(view, {column.field.name for column in own})
+        columns = own + carried(view, {column.name for column in own})
     return Table(columns, lambda block: [_record(row) for row in view.rows(block.rows)])
 
 
@@ -148,24 +146,24 @@ def listed(values: Sequence[npt.NDArray[Any]], kind: Any) -> pa.ListArray:
 
 
 def _row_columns(view: View, plan: ExportPlan) -> list[Column]:
-    columns = [_column("input_ids", _INT32, lambda record: record.row.input_ids)]
+    columns = [Column("input_ids", _INT32, lambda record: record.row.input_ids)]
     if plan.mask == "loss_mask":
-        columns.append(_column("loss_mask", _INT8, lambda record: record.row.loss_mask))
+        columns.append(Column("loss_mask", _INT8, lambda record: record.row.loss_mask))
     else:
-        columns.append(_column("labels", _INT64, lambda record: labels_of(*record.sequences[0])))
+        columns.append(Column("labels", _INT64, lambda record: labels_of(*record.sequences[0])))
     columns += _weight_columns(view, plan.mask)
-    columns.append(_column("origin", ORIGIN, lambda record: record.row.origin._asdict()))
+    columns.append(Column("origin", ORIGIN, lambda record: record.row.origin._asdict()))
     if view.has_media:
         embedded = [("bytes", pa.binary())] if plan.embed_media else []
         kind = pa.list_(pa.struct([*MEDIA, *embedded]))
-        columns.append(_column("media", kind, lambda r: _media_of(r.row, embed=plan.embed_media)))
+        columns.append(Column("media", kind, lambda r: _media_of(r.row, embed=plan.embed_media)))
     return columns
 
 
 def _weight_columns(view: View, mask: str) -> list[Column]:
     if not view.has_weights:
         return []
-    return [_column(WEIGHTS, _FLOAT, lambda record: weights_of(record.row, mask))]
+    return [Column(WEIGHTS, _FLOAT, lambda record: weights_of(record.row, mask))]
 
 
 def weights_of(row: Row, mask: str) -> npt.NDArray[np.float32]:
@@ -183,20 +181,19 @@ def _media_of(row: Row, *, embed: bool) -> list[dict[str, Any]]:
     return found
 
 
-# Trainers and groups: collators make tensors of every column, so there is none that nobody asked
-# for
+# Trainers and groups: collators make tensors of every column, so none is added unasked
 
 
 def sequence_columns(prefix: str, number: int) -> list[Column]:
     """Return the columns that trainers of transformers take of one sequence of a record."""
     return [
-        _column(f"{prefix}input_ids", _INT32, lambda record: record.sequences[number][0]),
-        _column(
+        Column(f"{prefix}input_ids", _INT32, lambda record: record.sequences[number][0]),
+        Column(
             f"{prefix}attention_mask",
             _INT8,
             lambda record: np.ones(record.sequences[number][0].size, np.int8),
         ),
-        _column(f"{prefix}labels", _INT64, lambda record: labels_of(*record.sequences[number])),
+        Column(f"{prefix}labels", _INT64, lambda record: labels_of(*record.sequences[number])),
     ]
 
 
@@ -209,9 +206,9 @@ def _group_table(plan: ExportPlan) -> Table:
     else:
         own = sequence_columns("", 0) + sequence_columns("kl_", 1)
         label = "kto_tags" if for_llama_factory else "label"
-        own.append(_column(label, pa.bool_(), lambda record: record.row.label))
+        own.append(Column(label, pa.bool_(), lambda record: record.row.label))
     if for_llama_factory:
-        own += [_column(name, pa.null(), lambda _: None) for name in LLAMA_FACTORY_MEDIA]
+        own += [Column(name, pa.null(), lambda _: None) for name in LLAMA_FACTORY_MEDIA]
     shift = GroupFiller.shift_of(view, plan.run.spec.seed)
 
     def records(block: Packs) -> list[Record]:
@@ -236,9 +233,9 @@ def also_columns(
 ) -> list[Column]:
     """Return the requested columns: those of ``known``, then carried ones."""
     make = {
-        "origin": _column("origin", ORIGIN, lambda record: record.row.origin._asdict()),
-        "margin": _column("margin", pa.float64(), lambda record: record.row.margin),
-        **{name: _column(name, pa.int64(), lambda record: len(record.row)) for name in LENGTHS},
+        "origin": Column("origin", ORIGIN, lambda record: record.row.origin._asdict()),
+        "margin": Column("margin", pa.float64(), lambda record: record.row.margin),
+        **{name: Column(name, pa.int64(), lambda record: len(record.row)) for name in LENGTHS},
     }
     found = [make[name] for name in also if name in known]
     names = [name for name in also if name not in known]
@@ -247,7 +244,7 @@ def also_columns(
             f"also is {', '.join(also)}: each column once, of {', '.join(known)} and what the "
             f"store carries ({', '.join(carried_names(view)) or 'nothing'})"
         )
-    taken = {column.field.name for column in (*own, *found)}
+    taken = {column.name for column in (*own, *found)}
     return found + carried_columns(view, taken, names)
 
 
@@ -263,7 +260,7 @@ def carried_names(view: View) -> list[str]:
 def raw_columns(view: View, taken: Collection[str]) -> list[Column]:
     """Return the carried columns as JSON values."""
     return [
-        _column(_title(name, taken), pa.null(), _carried(name, lambda t: msgspec.Raw(t.encode())))
+        Column(_title(name, taken), pa.null(), _carried(name, lambda t: msgspec.Raw(t.encode())))
         for name in carried_names(view)
     ]
 
@@ -290,10 +287,10 @@ def carried_columns(
     for name, kinds in found.items():
         kind, title = _arrow_type(kinds - {"null"}), _title(name, taken)
         if kind is None:
-            field = pa.field(title, pa.string(), metadata={b"tokenmill": b"json"})
-            columns.append(Column(field, _carried(name, str)))
+            is_json = {b"tokenmill": b"json"}
+            columns.append(Column(title, pa.string(), _carried(name, str), is_json))
         else:
-            columns.append(_column(title, kind, _carried(name, msgspec.json.decode)))
+            columns.append(Column(title, kind, _carried(name, msgspec.json.decode)))
     return columns
 
 
@@ -342,7 +339,7 @@ def _pack_table(plan: ExportPlan) -> Table:
             for first, stop in pairwise(block.bounds.tolist())
         ]
 
-    return Table([_column(name, kind, itemgetter(name)) for name, kind in kinds.items()], records)
+    return Table([Column(name, kind, itemgetter(name)) for name, kind in kinds.items()], records)
 
 
 def _pack_record(pieces: list[Piece], rows: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:

@@ -1,4 +1,8 @@
-"""Write the files of a plan and publish them together.
+"""Plan an export, write its files and publish them together.
+
+An `ExportPlan` holds a run (`tokenmill.loader.WholeRun`: rows, groups or packs by number). It cuts
+the run into *shards* (one file each, where the target is a directory) and shards into *blocks*
+(what is in memory at a time), from stored lengths only.
 
 Files are staged in a hidden sibling of the target and published in one step: one file by a link, a
 directory by a rename. Where the target exists, nothing is written: it is compared with the files
@@ -13,6 +17,7 @@ import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -20,15 +25,173 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenmill import fingerprint
-from tokenmill.dataset import Mixture, View
-from tokenmill.errors import UsageError
+from tokenmill.dataset import Mixture, View, as_view, unweighted
+from tokenmill.errors import UsageError, check_one_of
 from tokenmill.files import Staging, publish_directory, writing_errors
-from tokenmill.formats.columns import Table, stored_slots, table_of
-from tokenmill.formats.plan import ExportPlan, SplitPlan, unit_of
+from tokenmill.formats.columns import TRAINERS, Table, stored_slots, table_of
 from tokenmill.loader import WholeRun
-from tokenmill.packing import Pack, Slots
+from tokenmill.loader.group_batches import group_kind
+from tokenmill.packing import Pack, Packs, Slots
 from tokenmill.store import Store
 from tokenmill.store.commit import datasets_state
+
+FORMATS = (
+    "parquet", "arrow", "jsonl", "hf", "axolotl", "llama-factory", "megatron", "packed-parquet",
+)  # fmt: skip
+MASKS = ("loss_mask", "labels")
+LAYOUTS = ("tokenmill", "megatron-bridge")
+UNWEIGHTED = ("axolotl", "llama-factory", "megatron", "packed-parquet")
+"""Formats whose readers know masks only; the others have a column of weights."""
+ROW_FORMATS = ("parquet", "arrow", "jsonl")
+"""Formats with everything about a row: loss mask or labels, origin, images, carried columns."""
+
+SUFFIXES = {
+    "parquet": ".parquet",
+    "arrow": ".arrow",
+    "jsonl": ".jsonl",
+    "packed-parquet": ".parquet",
+}
+"""A target that ends so is one file; any other is a directory, of shards where needed."""
+
+SHARD_TOKENS = 1 << 27  # tokens per file of a directory: about 640 MB of ids and mask
+BLOCK_TOKENS = 1 << 20  # tokens in memory at a time, and per row group: a few tens of MB
+BLOCK_ROWS = 1000  # records in memory at a time, where they are short
+
+
+@dataclass(frozen=True)
+class ExportPlan:
+    """What is exported; arguments are those of `tokenmill.export`."""
+
+    run: WholeRun  # rows, groups or packs by number
+    format: str
+    target: Path
+    mask: str = "loss_mask"
+    layout: str = "tokenmill"
+    also: tuple[str, ...] = ()  # more columns for a trainer
+    embed_media: bool = False
+
+    def __post_init__(self) -> None:
+        for name, known in (("format", FORMATS), ("mask", MASKS), ("layout", LAYOUTS)):
+            check_one_of(name, getattr(self, name), known)
+        packed = self.run.spec.packing is not None
+        if packed != (self.format == "packed-parquet"):
+            raise UsageError(
+                f"format {self.format} holds rows: it takes no pack"
+                if packed
+                else "format packed-parquet holds packs: say how long they are (pack, --length)"
+            )
+        if self.layout != "tokenmill" and not packed:
+            raise UsageError(f"layout {self.layout} is for packed-parquet")
+        if self.run.slots is not None and self.layout != "megatron-bridge":
+            raise UsageError(
+                ("pad_multiple",), " is for packed-parquet in the layout megatron-bridge"
+            )
+        if self.also and self.format not in TRAINERS:
+            raise UsageError(("also",), f" is for {', '.join(TRAINERS)}; {self.format} has it all")
+        if self.run.unit == "groups":
+            self._check_groups()
+        if self.format in UNWEIGHTED or self.run.unit == "groups":
+            groups = " of groups" * (self.run.unit == "groups")
+            unweighted(self.run.view, f"format {self.format}{groups}")
+        if self.format not in ROW_FORMATS and self.run.view.has_media:
+            raise UsageError(
+                f"rows of this data have pictures, and format {self.format} has no place for them: "
+                f"its reader would train on them as if there were none; {', '.join(ROW_FORMATS)} "
+                "hold them"
+            )
+        if self.embed_media and not self.run.view.has_media:
+            raise UsageError(("embed_media",), " is for rows with pictures, and these have none")
+        if self.embed_media and self.format == "jsonl":
+            raise UsageError(("embed_media",), " is for parquet and arrow: JSON holds no bytes")
+        suffix = self.target.suffix
+        if suffix in SUFFIXES.values() and not self.one_file:
+            raise UsageError(f"{self.target.name} does not name a target of format {self.format}")
+        if self.mask == "labels" and self.format not in ROW_FORMATS:
+            raise UsageError(f"format {self.format} has columns of its own: it takes no mask")
+
+    def _check_groups(self) -> None:
+        if self.format == "axolotl":
+            raise UsageError(
+                "axolotl takes tokens of rows only: its DPO and KTO take texts and tokenize them "
+                "by themselves; hf.for_trl feeds the trainers of TRL beneath them"
+            )
+        kind = group_kind(self.run.view)
+        if kind not in ("preference", "kto"):
+            raise UsageError(
+                f"format {self.format} holds pairs or KTO data, and this has "
+                f"{kind or 'several kinds of'} groups: parquet, arrow and jsonl hold their rows"
+            )
+
+    @property
+    def one_file(self) -> bool:
+        suffix = ".parquet" if self.format == "hf" else SUFFIXES.get(self.format)
+        return suffix is not None and self.target.suffix == suffix
+
+    @property
+    def suffix(self) -> str:
+        return SUFFIXES.get(self.format, ".parquet" if self.one_file else ".arrow")
+
+    @cached_property
+    def shards(self) -> list[range]:
+        if self.one_file:
+            return [range(len(self.run))]
+        tokens = (count for packs in _index(self) for count in _tokens_of(packs))
+        return list(_cut(tokens, SHARD_TOKENS))
+
+    def blocks(self, samples: range) -> Iterator[Packs]:
+        """Yield the samples of a shard, a bounded number of tokens at a time."""
+        for start in range(samples.start, samples.stop, BLOCK_ROWS):
+            packs = self.run.packs(range(start, min(start + BLOCK_ROWS, samples.stop)))
+            for part in _cut(_tokens_of(packs), BLOCK_TOKENS):
+                yield packs.take(np.arange(part.start, part.stop))
+
+
+@dataclass(frozen=True)
+class SplitPlan:
+    """One plan per split, each into a directory of the target."""
+
+    target: Path
+    splits: Mapping[str, ExportPlan]
+
+    def __post_init__(self) -> None:
+        if not self.splits:
+            raise UsageError("no splits: name at least one")
+        for name, plan in self.splits.items():
+            if not name.isidentifier():
+                raise UsageError(f"split {name!r}: a split's name is letters, digits and _")
+            if plan.format not in TRAINERS or self.target.suffix in SUFFIXES.values():
+                raise UsageError("splits are for a directory of format hf or llama-factory")
+
+    one_file = False
+
+
+def _tokens_of(packs: Packs) -> list[int]:
+    counts: list[int] = packs.per_pack(packs.lengths).tolist()
+    return counts
+
+
+def _cut(tokens: Iterable[int], most: int) -> Iterator[range]:
+    """Yield ranges of consecutive samples with at most ``most`` tokens, or of a single sample."""
+    first = held = number = 0
+    for number, count in enumerate(tokens, 1):
+        if held and held + count > most:
+            yield range(first, number - 1)
+            first, held = number - 1, 0
+        held += count
+    yield range(first, number)
+
+
+def unit_of(data: Store | View | Mixture, format_name: str) -> str:
+    """Return what a record of a format holds when nothing is packed: ``rows`` or ``groups``."""
+    view = data.view if isinstance(data, Mixture) else as_view(data)
+    return "groups" if view.has_groups and format_name in TRAINERS else "rows"
+
+
+def default_name(key: str, format_name: str) -> str:
+    """Return the name of an export without ``--out``."""
+    packed = ".packed" if format_name == "packed-parquet" else ""
+    return key[:12] + packed + SUFFIXES.get(format_name, f"-{format_name}")
+
 
 Buffers = Iterable[bytes | memoryview]
 
@@ -132,7 +295,12 @@ def write_plan(plan: ExportPlan | SplitPlan) -> Exported:
                 ours = publish_directory(staging.path, target)
     if not ours:
         return _same(plan, target)
-    return Exported(target, plan.rows, size, count, found=False)
+    return Exported(target, _records(plan), size, count, found=False)
+
+
+def _records(plan: ExportPlan | SplitPlan) -> int:
+    parts = plan.splits.values() if isinstance(plan, SplitPlan) else [plan]
+    return sum(len(part.run) for part in parts)
 
 
 def files_of(plan: ExportPlan | SplitPlan) -> Iterator[tuple[str, Buffers]]:
@@ -183,36 +351,25 @@ def _stream(plan: ExportPlan, table: Table, samples: range) -> Iterator[bytes]:
     with writer:
         for block in blocks:
             made = table.table(block)
-            if plan.suffix == ".parquet":
-                writer.write_table(made, row_group_size=max(made.num_rows, 1))
-            else:
-                writer.write_table(made)
-            yield from buffer.take()
-    yield from buffer.take()
+            writer.write_table(made, max(made.num_rows, 1))  # rows of a row group, or of a batch
+            yield buffer.take()
+    yield buffer.take()
 
 
-class _Buffer(io.RawIOBase):
+class _Buffer(io.BytesIO):
     """A file that keeps what is written until it is taken."""
 
-    def __init__(self) -> None:
-        self._held: list[bytes] = []
-        self._size = 0
-
-    def writable(self) -> bool:
-        return True
+    _taken = 0
 
     def tell(self) -> int:
-        return self._size
+        return self._taken + super().tell()
 
-    def write(self, data: object) -> int:
-        held = bytes(memoryview(data))  # type: ignore[arg-type]  # whatever pyarrow hands over
-        self._held.append(held)
-        self._size += len(held)
-        return len(held)
-
-    def take(self) -> list[bytes]:
-        held, self._held = self._held, []
-        return held
+    def take(self) -> bytes:
+        data = self.getvalue()
+        self._taken += len(data)
+        self.seek(0)
+        self.truncate()
+        return data
 
 
 def _state(plan: ExportPlan, names: list[str]) -> Buffers:
@@ -243,7 +400,7 @@ def _same(plan: ExportPlan | SplitPlan, target: Path) -> Exported:
         there = {path for path in target.rglob("*") if not path.is_dir()}
         if {path.relative_to(target).as_posix() for path in there} != names:
             raise _something_else(target)
-    return Exported(target, plan.rows, size, len(names), found=True)
+    return Exported(target, _records(plan), size, len(names), found=True)
 
 
 def _compared(path: Path, stream: Buffers, target: Path) -> int:
@@ -294,10 +451,11 @@ def _megatron_index(plan: ExportPlan, name: str) -> Iterator[bytes]:
     code, size = MEGATRON_CODES[name]
     rows = len(plan.run)
     yield MEGATRON_MAGIC + struct.pack("<QBQQ", MEGATRON_VERSION, code, rows, rows + 1)
-    for lengths in _lengths(plan):
-        yield lengths.astype("<i4").tobytes()
+    for packs in _index(plan):
+        yield packs.lengths.astype("<i4").tobytes()
     begin = 0
-    for lengths in _lengths(plan):
+    for packs in _index(plan):
+        lengths = packs.lengths
         ends = begin + np.cumsum(lengths, dtype=np.int64) * size
         yield (ends - lengths * size).astype("<i8").tobytes()
         begin = int(ends[-1])
@@ -305,9 +463,9 @@ def _megatron_index(plan: ExportPlan, name: str) -> Iterator[bytes]:
         yield np.arange(first, min(first + INDEX_CHUNK, rows + 1), dtype="<i8").tobytes()
 
 
-def _lengths(plan: ExportPlan) -> Iterator[np.ndarray[tuple[int], np.dtype[np.int64]]]:
+def _index(plan: ExportPlan) -> Iterator[Packs]:
     for first in range(0, len(plan.run), INDEX_CHUNK):
-        yield plan.run.packs(range(first, min(first + INDEX_CHUNK, len(plan.run)))).lengths
+        yield plan.run.packs(range(first, min(first + INDEX_CHUNK, len(plan.run))))
 
 
 def _bridge_metadata(plan: ExportPlan) -> list[bytes]:

@@ -9,50 +9,28 @@
     VERBATIM        the `convention` of prompts that TRL renders
     in_order        a subclass of a trainer that does not shuffle, for older transformers
 
-All datasets are lazy: their rows are read from the store when they are used. They need no memory
-per row, verify what they read, and pickle as a description.
-
-`datasets` reads a dataset's rows through three methods of a `datasets.table.Table` (``fast_slice``,
-``fast_gather``, ``to_reader``) and derives other tables from it. `LazyTable` implements these with
-a `Reader`, so select, shard, shuffle, set_format, map and pickling work as on any dataset.
-Operations that need a whole column (adding a column, concatenation with another dataset) create an
-ordinary table in memory, as `datasets` itself would.
-
-The fingerprint of a dataset is computed from the content (store, order, packing), so `datasets`
-hashes nothing and finds its own cached maps in another process. The columns have a *shape*:
-
-    loss_mask        input_ids int32, loss_mask int8: the stored columns, without a copy
-    labels           input_ids int32, labels int64 (-100 where a token is not trained)
-    assistant_masks  input_ids int32, assistant_masks int8: TRL computes labels from these
-    packs            input_ids, labels, seq_lengths int64: the rows of a pack without padding
-    rows             row int64: row numbers, for a collator that reads the rows itself
+All datasets are lazy: rows are read from the store, and verified, when they are used. `datasets`
+reads rows through three methods of a `datasets.table.Table` (``fast_slice``, ``fast_gather``,
+``to_reader``) and derives other tables from it. `LazyTable` implements these with a `Reader`, so
+select, shard, shuffle, set_format, map and pickling work as on any dataset. Operations that need a
+whole column (adding a column, concatenation with another dataset) create an ordinary table in
+memory, as `datasets` itself would. Fingerprints are computed from the content (store, order,
+packing), so `datasets` hashes nothing and finds its own cached maps in another process.
 
 Labels are those of the loader: unshifted, and -100 at the first token of every row, which no token
 predicts; ``assistant_masks`` is 0 there, too. ``loss_mask`` is the stored mask, first token
 included: trainers that take a mask shift it themselves.
 
 For TRL a dataset has all epochs in our order, and the trainer reads it once. Its own resume ("skip
-the batches already seen") is exact, because sample i depends on (seed, i) only.
-
-Packs have the format of TRL's own packing: rows without padding and ``seq_lengths``, collated
-without padding (``padding_free``), so that positions restart at every row. TRL versions that would
-silently drop labels or boundaries are refused.
+the batches already seen") is exact, because sample i depends on (seed, i) only. Packs have the
+format of TRL's own packing: rows without padding and ``seq_lengths``, collated without padding
+(``padding_free``), so that positions restart at every row.
 
 Groups have the columns of the trainer's own collator. TRL splits a row where the prompt rendered
-alone and the whole row differ; here the group's ``prompt_tokens`` is that place:
-
-    dpo      prompt_ids, chosen_ids, rejected_ids; with ref_logps= ref_chosen_logps,
-             ref_rejected_logps
-    kto      prompt_ids, completion_ids, KL_completion_ids, label; with ref_logps= ref_logps
-    reward   chosen_ids, rejected_ids, each with its prompt; margin if the data has any
-
-Of these trainers only `RewardTrainer` takes tokens by itself; `as_prepared` subclasses the others.
-A sidecar has one value per row. KTO's KL term also needs the reference's value of every mismatched
-sequence, which depends on the seed and the served rows. So ``ref_logps`` works only with the KTO
-losses that have no such term.
-
-Rows with images are row numbers in the dataset: `VisionCollator` reads their tokens and labels and
-runs the image processor. Prompts are sample numbers: a transform reads the rows of a batch.
+alone and the whole row differ; here the group's ``prompt_tokens`` is that place. A sidecar has one
+value per row, but KTO's KL term also needs the reference's value of every mismatched sequence,
+which depends on the seed and the served rows. So ``ref_logps`` works only with the KTO losses that
+have no such term.
 """
 
 from __future__ import annotations
@@ -147,16 +125,8 @@ def to_hf(data: Store | View | Mixture, mask: str = "labels") -> datasets.Datase
     return lazy_dataset(samples, mask)
 
 
-def run_identity(samples: WholeRun) -> dict[str, Any]:
-    """What determines the samples of a run, as JSON values."""
-    spec = samples.spec
-    return {
-        "epochs": samples.epochs,
-        "dataset": spec.dataset,
-        "seed": spec.seed,
-        "order": spec.order,
-        "packing": spec.packing,
-    }
+def _run_identity(samples: WholeRun) -> dict[str, Any]:
+    return {"epochs": samples.epochs, **vars(samples.spec)}
 
 
 def lazy_dataset(samples: WholeRun, shape: str) -> datasets.Dataset:
@@ -171,19 +141,19 @@ def lazy_dataset(samples: WholeRun, shape: str) -> datasets.Dataset:
         )
         if samples.view.has_weights:
             schema = schema.append(WEIGHTS)
-        nbytes = partial(token_bytes, samples, 12 if "labels" in columns else 5)
+        nbytes = partial(_token_bytes, samples, 12 if "labels" in columns else 5)
         reader = Reader(len(samples), schema, nbytes, partial(_columns, samples, shape))
-    return as_dataset(reader, {"shape": shape, **run_identity(samples)})
+    return as_dataset(reader, {"shape": shape, **_run_identity(samples)})
 
 
-def token_bytes(samples: WholeRun, size: int) -> int:
-    """Estimate the size of columns with this many bytes per token."""
+def _token_bytes(samples: WholeRun, size: int) -> int:
     return samples.tokens * size
 
 
 def as_dataset(reader: Reader, identity: Any) -> datasets.Dataset:
     """Return a dataset over a reader, with a fingerprint of the identity's JSON values."""
-    return datasets.Dataset(LazyTable.of(reader), fingerprint=fingerprint.key(identity)[:16])
+    table = LazyTable(reader, range(reader.rows), reader.schema.names, reader.schema)
+    return datasets.Dataset(table, fingerprint=fingerprint.key(identity)[:16])
 
 
 def _numbers(samples: WholeRun, indices: Sequence[int]) -> pa.Table:
@@ -247,10 +217,6 @@ class LazyTable(TableBlock):  # type: ignore[misc]
         self._columns = list(columns)
         self._schema = schema
 
-    @classmethod
-    def of(cls, reader: Reader) -> LazyTable:
-        return cls(reader, range(reader.rows), reader.schema.names, reader.schema)
-
     def __reduce__(self) -> Any:
         return LazyTable, (self._reader, self._span, self._columns, self._schema)
 
@@ -295,7 +261,6 @@ class LazyTable(TableBlock):  # type: ignore[misc]
 
     @property
     def table(self) -> pa.Table:
-        """All rows, in memory."""
         return pa.Table.from_batches(self._batches(), schema=self._schema)
 
     def column(self, i: int | str) -> pa.ChunkedArray:
@@ -333,7 +298,6 @@ class LazyTable(TableBlock):  # type: ignore[misc]
 
     @property
     def nbytes(self) -> int:
-        """An estimate."""
         rows = self._reader.nbytes() * len(self._span) // max(self._reader.rows, 1)
         return rows * len(self._columns) // len(self._reader.schema)
 
@@ -382,12 +346,9 @@ class LazyTable(TableBlock):  # type: ignore[misc]
 _SEQUENTIAL = "train_sampling_strategy"  # of TrainingArguments; older ones always shuffle
 ROW, SAMPLE = "row", "sample"
 
-TAKES_LABELS = "0.19.0"
-"""Older collators use input_ids as labels: they train every token."""
-TAKES_BOUNDARIES = "0.23.1"
-"""Older collators restart positions with flash attention only, or never."""
-HAS_SHUFFLE = "0.26.0"
-"""Versions with the setting ``shuffle_dataset``."""
+TAKES_LABELS = "0.19.0"  # older collators use input_ids as labels: they train every token
+TAKES_BOUNDARIES = "0.23.1"  # older ones restart positions with flash attention only, or never
+HAS_SHUFFLE = "0.26.0"  # versions with the setting ``shuffle_dataset``
 
 _IDS = pa.list_(pa.int32())
 TRAINERS = {
@@ -550,9 +511,9 @@ def _group_dataset(
     if ref_logps is not None and trainer not in REFERENCE:
         raise UsageError(f"ref_logps= is for dpo and kto; trainer={trainer!r} has no reference")
     groups = _Groups(samples, trainer, seed, ref_logps)
-    reader = Reader(len(samples), groups.schema, partial(token_bytes, samples, 4), groups.read)
+    reader = Reader(len(samples), groups.schema, partial(_token_bytes, samples, 4), groups.read)
     producer = None if groups.sidecar is None else groups.sidecar.made_by
-    return as_dataset(reader, [trainer, producer, run_identity(samples)])
+    return as_dataset(reader, [trainer, producer, _run_identity(samples)])
 
 
 class _Groups:
@@ -688,7 +649,6 @@ class VisionCollator:
         self._pixels = Pixels(view, processor)
 
     def __call__(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return a batch of tensors under the model's argument names."""
         import torch
 
         numbers = np.asarray([int(item[ROW]) for item in items], dtype=np.int64)

@@ -19,17 +19,9 @@ def split_files(
 ) -> list[str]:
     """Return the files of a split, in the order in which `datasets` reads them.
 
-    Args:
-        dataset: A local directory, or ``owner/name`` on the hub.
-        split: Name of the split; empty selects the only one.
-        config: Name of the configuration; empty selects the default.
-        revision: Commit of a hub dataset.
-        source: The address to name in errors; `dataset` by default.
-
-    Raises:
-        UsageError: No such configuration or split, or several and none is named.
-        SourceMissing: The dataset contains no data files.
-        SourceError: `datasets` cannot load the dataset.
+    ``dataset`` is a local directory or ``owner/name`` on the hub, ``revision`` a commit of the
+    latter. An empty split selects the only one, an empty configuration the default. Errors name
+    ``source``.
     """
     where = source or dataset
     with optional("datasets", "a split of a directory or hub dataset", path=where):

@@ -47,7 +47,6 @@ def serve_tokens() -> None:
 
 
 def _encoded(template: Any, row: dict[str, Any], return_length: bool, overlong: Any) -> Any:
-    """Return a row of tokens, within the template's length limit."""
     if LABELS not in row or template.task_type != "causal_lm" or template.mode != "train":
         raise UsageError(
             f"rows of tokens with labels are for supervised fine-tuning; this is task type "

@@ -221,7 +221,6 @@ class SFTDataset:
         self.task_spec: Any = None
 
     def set_task_spec(self, data_config: Mapping[str, Any]) -> None:
-        """Store the config; NeMo RL calls this."""
         from nemo_rl.data.interfaces import TaskDataSpec
 
         self.data_config = data_config

@@ -45,13 +45,6 @@ _SUBSET_STREAM = 1 << 16  # keeps the choice of a subset independent of every or
 # Fields of a row
 
 
-def trained_mask(mask: MaskArray) -> MaskArray:
-    """Copy a mask without the first token, which no earlier token predicts."""
-    mask = mask.copy()
-    mask[:1] = 0
-    return mask
-
-
 def response_mask(mask: MaskArray) -> MaskArray:
     """Return the mask from the first trained token on, the first of the row not counted."""
     trained = np.flatnonzero(mask[1:])
@@ -65,7 +58,7 @@ FIELDS: dict[str, Callable[[Array, MaskArray], Array]] = {
     "length": lambda ids, mask: np.asarray([len(ids)]),
     "labels": labels_of,
     "next_labels": lambda ids, mask: np.append(labels_of(ids, mask)[1:], IGNORE),
-    "mask": lambda ids, mask: trained_mask(mask),
+    "mask": lambda ids, mask: np.append(np.zeros_like(mask[:1]), mask[1:]),
     "next_mask": lambda ids, mask: np.append(mask[1:], 0),
     "response_mask": lambda ids, mask: response_mask(mask),
 }
@@ -153,8 +146,7 @@ class Items(abc.ABC, Generic[T]):
     def __len__(self) -> int: ...
 
     @abc.abstractmethod
-    def items_at(self, numbers: Int64Array) -> list[T]:
-        """Return items by validated numbers, in that order."""
+    def items_at(self, numbers: Int64Array) -> list[T]: ...  # the numbers are in range
 
     def __getitem__(self, item: int) -> T:
         return self.__getitems__([item])[0]
@@ -171,12 +163,7 @@ class Items(abc.ABC, Generic[T]):
 class ItemRows:
     """The row number of each item: every epoch in its own order, one after the other.
 
-    Args:
-        rows: Number of rows.
-        order: As for `make_order`.
-        seed: Seed of the order.
-        epochs: Number of epochs.
-        subset: Serve only this many rows, a random choice.
+    With ``subset``, only so many rows are served, a random choice.
     """
 
     def __init__(
@@ -310,14 +297,7 @@ def prepared(recipe: Recipe, options: RunOptions, *, progress: Any = None, flag:
 def cached_scan(
     rows: Rows, cache_dir: Any, query: dict[str, Any], scan: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return the JSON values that a scan of all rows found, cached by content.
-
-    Args:
-        rows: The rows.
-        cache_dir: Cache directory.
-        query: JSON values that identify the scan.
-        scan: Reads the rows.
-    """
+    """Return the JSON values that a scan of all rows found, cached by content and query."""
     shelf = Shelf(Path(cache_dir or default_cache_dir()).absolute())
     sources = [document for _, document in source_documents(rows.blocks())]
     key = fingerprint.key({**query, "sources": sources})
@@ -338,9 +318,7 @@ def stated_date() -> str | None:
 def date_named(tokenizer: Any, flag: str = "") -> Iterator[None]:
     """Where a template is refused for printing the date, say how to set it.
 
-    Args:
-        tokenizer: The tokenizer with the template: an object, or its name.
-        flag: The trainer's own setting for the date, if it has one.
+    ``flag`` is the trainer's own setting for the date, if it has one.
     """
     try:
         yield

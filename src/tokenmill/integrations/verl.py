@@ -101,7 +101,6 @@ class Settings:
 
     @classmethod
     def of(cls, config: Config, files: list[str]) -> Settings:
-        """The settings of a config, for a training or a validation set of these files."""
         stated = dict(config.get("tokenmill") or {})
         check_names(stated, [field.name for field in fields(cls)], "under data.tokenmill")
         if stated.get("seed") is None:
@@ -319,7 +318,6 @@ class _Preparing:
     limit: int | None
 
     def open(self, files: list[str]) -> View:
-        """Open stores; prepare neighbouring raw files together."""
         views: list[View] = []
         for stores, neighbours in groupby(files, is_store):
             if stores:
@@ -538,7 +536,6 @@ class RLDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
         return [{name: row.get(name) for name in columns} for row in rows]
 
     def _media(self) -> dict[str, str]:
-        """Kind of media to its column."""
         return {"image": self.image_key, "video": self.video_key, "audio": self.audio_key}
 
     def _build_messages(self, example: dict[str, Any], key: str | None = None) -> Any:
@@ -576,14 +573,12 @@ class RLDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
 
     @classmethod
     async def process_vision_info(cls, messages: Any, image_patch_size: Any, config: Any) -> Any:
-        """Load a prompt's images and videos with verl's own dataset class."""
         return await _verl_dataset().process_vision_info(messages, image_patch_size, config)
 
     @classmethod
     async def process_multi_modal_info(
         cls, messages: Any, image_patch_size: Any, config: Any
     ) -> Any:
-        """Load a prompt's images, videos and audio with verl's own dataset class."""
         theirs = _verl_dataset()
         if hasattr(theirs, "process_multi_modal_info"):
             return await theirs.process_multi_modal_info(messages, image_patch_size, config)

@@ -45,13 +45,7 @@ class Check:
     status: str = "ok"  # one of `STATUSES`
 
     def document(self) -> dict[str, str]:
-        """Return the check as ``tokenmill doctor --json`` prints it."""
-        return {
-            "name": self.name,
-            "status": self.status,
-            "detail": self.detail,
-            "do": self.remedy,
-        }
+        return {"name": self.name, "status": self.status, "detail": self.detail, "do": self.remedy}
 
 
 ok = Check
@@ -91,19 +85,15 @@ def examine(
     run("libraries", libraries)
     run("cores", cores)
     run("open files", open_files)
-    run("settings", settings)
+    run("offline", offline)
     run("cache", lambda: writable(root))
     can_write = found[-1].status == "ok"
     run("file system", lambda: file_system(root))
     run("space", lambda: space(root, sources, can_write=can_write))
     run("engines", engines)
     if tokenizer is not None:
-        run(
-            "tokenizer",
-            lambda: one_tokenizer(
-                tokenizer, backend=tokenizer_backend, trust_remote_code=trust_remote_code
-            ),
-        )
+        given = tokenizer, tokenizer_backend, trust_remote_code
+        run("tokenizer", lambda: one_tokenizer(*given))
     run("Ray", lambda: ray(describe_ray))
     return found
 
@@ -162,21 +152,14 @@ def open_files() -> Check:
     return ok("open files", shown)
 
 
-def settings() -> Iterator[Check]:
-    """Check environment variables."""
+def offline() -> Check:
+    """Check whether hub ids may be downloaded."""
     on = [name for name in OFFLINE if os.environ.get(name, "").lower() in TRUE]
     if on:
         remedy = "hub ids must be in the local cache already; unset it to download"
-        yield ok("offline", f"{', '.join(on)} set: nothing is downloaded", remedy)
-    else:
-        remedy = "HF_HUB_OFFLINE=1 for machines without network: it fails at once instead of trying"
-        yield ok("offline", "not set: hub ids may be downloaded", remedy)
-    parallel = os.environ.get("TOKENIZERS_PARALLELISM")
-    yield ok(
-        "TOKENIZERS_PARALLELISM",
-        "not set" if parallel is None else f"{parallel!r}",
-        "nothing to do: workers are processes of their own, pinned to a core each, never forks",
-    )
+        return ok("offline", f"{', '.join(on)} set: nothing is downloaded", remedy)
+    remedy = "HF_HUB_OFFLINE=1 for machines without network: it fails at once instead of trying"
+    return ok("offline", "not set: hub ids may be downloaded", remedy)
 
 
 def ray(describe: Callable[[], dict[str, Any]] | None) -> Check:
@@ -299,21 +282,15 @@ def engines() -> Iterator[Check]:
         yield fail("engine hf", "tokenizers is not installed", "pip install tokenizers")
     else:
         yield ok("engine hf", f"tokenizers {versions.get('tokenizers', '?')}, the reference")
-    if not _can_import("fastokens"):
+    try:
+        importlib.import_module("fastokens")
+    except ImportError:
         yield warning("engine fastokens", f"not installed; {SLOWER}", "pip install fastokens")
     else:
         yield ok("engine fastokens", f"fastokens {versions.get('fastokens', '?')}")
 
 
-def _can_import(name: str) -> bool:
-    try:
-        importlib.import_module(name)
-    except ImportError:
-        return False
-    return True
-
-
-def one_tokenizer(source: Any, *, backend: str, trust_remote_code: bool) -> Iterator[Check]:
+def one_tokenizer(source: Any, backend: str, trust_remote_code: bool) -> Iterator[Check]:
     """Check a tokenizer, loaded as a build would load it."""
     try:
         loaded = load(source, backend=backend, trust_remote_code=trust_remote_code)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from tokenmill.rollouts import FORMATS, read_rollouts
 from tokenmill.rollouts.formats import reread
 from tokenmill.rollouts.trajectory import Trajectory
 from tokenmill.rollouts.verdict import CLASSES, Judge
-from tokenmill.source import Block, BlockRows, read_block
+from tokenmill.source import BlockRows, read_block
 from tokenmill.tokenizer import load_copy
 from tokenmill.work import Executor, executor_for
 from tokenmill.work.blocks import BlockJob, BlockTask, block_of, cache_of, open_sources, size_of
@@ -52,35 +53,20 @@ class RolloutFinding(dict[str, Any]):
 
 @dataclass
 class RolloutReport:
-    """The outcome of a check.
+    """The outcome of a check. Trajectories of which nothing could be compared are in no class."""
 
-    Attributes:
-        counts: Trajectories of each class.
-        findings: In the order of the rows; at most `MAX_FINDINGS`.
-        findings_left_off: How many more there were.
-        rows: Rows of the sources.
-        trajectories: Trajectories in them, without those of rejected rows.
-        truncated: Trajectories that end inside a turn, which is no finding.
-        unchecked: Trajectories of which something could not be compared, by what was missing. Those
-            of which nothing could be compared are in no class.
-        rejected: Rows, or trajectories, that could not be checked, by reason.
-        rejected_rows: Origin, reason and detail of the first of them.
-        seconds: How long it took.
-    """
-
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CLASSES, 0))
-    findings: list[RolloutFinding] = field(default_factory=list)
-    findings_left_off: int = 0
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CLASSES, 0))  # by class
+    findings: list[RolloutFinding] = field(default_factory=list)  # in the order of the rows
+    findings_left_off: int = 0  # beyond `MAX_FINDINGS`
     rows: int = 0
-    trajectories: int = 0
-    truncated: int = 0
-    unchecked: dict[str, int] = field(default_factory=dict)
-    rejected: dict[str, int] = field(default_factory=dict)
-    rejected_rows: list[tuple[Origin, str, str]] = field(default_factory=list)
+    trajectories: int = 0  # without those of rejected rows
+    truncated: int = 0  # trajectories that end inside a turn, which is no finding
+    unchecked: dict[str, int] = field(default_factory=dict)  # by what could not be compared
+    rejected: dict[str, int] = field(default_factory=dict)  # rows or trajectories, by reason
+    rejected_rows: list[tuple[Origin, str, str]] = field(default_factory=list)  # the first of them
     seconds: float = 0.0
 
     def fails(self, fail_on: str | None) -> bool:
-        """Return whether there is a trajectory of this class or a more severe one."""
         if fail_on is None:
             return False
         return any(self.counts[name] for name in CLASSES[CLASSES.index(fail_on) :])
@@ -141,7 +127,7 @@ def _check(
         raise SourceError("no rows: every source is empty", path=recipe.sources[0])
     places = RowOrigins(rows)
     job = BlockJob(executor, cache.root, card, options.engine)
-    size = size_of(_tasks(rows.blocks()))
+    size = size_of(starmap(BlockTask, enumerate(rows.blocks())))
     setup = job.setup(
         ENTRY, size, recipe=to_travel(recipe), renderer=options.renderer, format=format
     )
@@ -158,7 +144,7 @@ def _check(
                 held = _drop_last(results)
             shown.add(rows=result["rows"], size=0)
 
-        job.run(setup, _tasks(rows.blocks()), take)
+        job.run(setup, starmap(BlockTask, enumerate(rows.blocks())), take)
     report = RolloutReport(rows=len(rows))
     unchecked: Counter[str] = Counter()
     rejected: Counter[str] = Counter()
@@ -196,11 +182,6 @@ def _check(
     report.unchecked, report.rejected = dict(unchecked), dict(rejected)
     report.seconds = time.perf_counter() - start
     return report
-
-
-def _tasks(blocks: Iterator[Block]) -> Iterator[BlockTask]:
-    for number, block in enumerate(blocks):
-        yield BlockTask(number, block)
 
 
 def _drop_last(results: dict[int, dict[str, Any]]) -> int:

@@ -40,10 +40,7 @@ def store_stats(store: Store) -> dict[str, Any]:
     """Return totals, percentiles, and counts per source and role."""
     totals = store.manifest["totals"]
     return {
-        "rows": totals["rows"],
-        "tokens": totals["tokens"],
-        "trained_tokens": totals["trained_tokens"],
-        "rejected": totals["rejected"],
+        **{name: totals[name] for name in ("rows", "tokens", "trained_tokens", "rejected")},
         "groups": totals.get("groups", {}),
         "percentiles": percentiles(store.lengths),
         "trained_percentiles": percentiles(store.trained),
@@ -66,28 +63,25 @@ def picture_stats(store: Store) -> dict[str, int]:
 
 def sidecar_stats(store: Store) -> list[dict[str, Any]]:
     """Return range and mean of every sidecar, and the rows that unfinished ones miss."""
+    measured = ("low", "high", "mean", "infinite")
     complete = [
         {
             "name": sidecar.name,
             "made_by": sidecar.made_by,
             "per": sidecar.per,
             "bytes": sidecar.bytes,
-            "low": sidecar.record.low,
-            "high": sidecar.record.high,
-            "mean": sidecar.record.mean,
-            "infinite": sidecar.record.infinite,
+            **{name: getattr(sidecar.record, name) for name in measured},
             "missing": 0,
         }
         for sidecar in store.sidecars
     ]
-    unknown = dict.fromkeys(("low", "high", "mean", "infinite"))
     return complete + [
         {
             "name": writer.identity.name,
             "made_by": writer.identity.made_by,
             "per": writer.per,
             "bytes": 0,
-            **unknown,
+            **dict.fromkeys(measured),
             "missing": int(writer.missing.size),
         }
         for writer in unfinished(store)
@@ -99,10 +93,7 @@ def store_distributions(
 ) -> dict[str, Any]:
     """Return histograms, the effect of length limits, and the fill of packs.
 
-    Args:
-        store: The store.
-        max_lengths: Limits to try beside the usual ones.
-        packs: Packings of the whole epoch instead of the usual lengths.
+    ``max_lengths`` are tried beside the usual ones, ``packs`` instead of the usual lengths.
     """
     tried = [packing_preview(store, pack, windows=None) for pack in packs]
     tried = tried or [packing_preview(store, Pack(n, oversize="drop")) for n in PACK_LENGTHS]
@@ -231,7 +222,6 @@ class PackingPreview:
 
     @property
     def filled(self) -> npt.NDArray[np.int64]:
-        """Tokens of each pack."""
         return self.packs.per_pack(self.packs.lengths)
 
     def document(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from tests.prompts.making import PROMPTS
 from tokenmill import PromptDataset
 from tokenmill.build.calls import run_recipe
 from tokenmill.errors import CacheError, SourceMissing, UsageError, WorkerError
-from tokenmill.integrations.ray import RayExecutor, cluster, describe, worker
+from tokenmill.integrations.ray import RayExecutor, describe, executor, worker
 from tokenmill.work import Setup, resolve_executor
 from tokenmill.work.blocks import BlockJob
 
@@ -76,7 +76,7 @@ def test_progress_is_told_as_by_local_workers_and_a_hit_needs_no_ray(
     prepared = build(sources, tmp_path, progress=seen.append)
     assert seen[-1].slices == prepared.account.slices
     assert seen[-1].fraction == 1.0
-    monkeypatch.setattr(cluster, "join", None)
+    monkeypatch.setattr(executor, "join", None)
     assert build(sources, tmp_path).hit
 
 
@@ -164,8 +164,8 @@ def test_node_with_another_tokenmill_is_refused(
 def test_directory_that_a_late_node_does_not_share_is_refused_by_its_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "probe", lambda sentinels: None)  # as before that node joined
-    monkeypatch.setattr(cluster, "plant", lambda directory, until: (f"{directory}/a/b/c", "nonce"))
+    monkeypatch.setattr(executor, "probe", lambda sentinels: None)  # as before that node joined
+    monkeypatch.setattr(executor, "plant", lambda directory, until: (f"{directory}/a/b/c", "nonce"))
     with pytest.raises(CacheError, match=r"not shared: node \S+ .* does not see"):
         build(tmp_path, tmp_path)
 
@@ -187,7 +187,7 @@ def test_address_that_does_not_answer_is_a_typed_error(monkeypatch: pytest.Monke
     monkeypatch.setattr(ray, "init", None)  # which would try for many minutes
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(WorkerError, match=r"no Ray cluster answers at 127\.0\.0\.1:1; start it"):
-        cluster.join(None)
+        executor.join(None)
 
 
 def test_description_of_the_cluster_starts_nothing(

@@ -28,9 +28,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from tokenmill.report.lookup import Rejected, SourceExcerpts
     from tokenmill.report.page.serve import Viewer
-    from tokenmill.report.row import RowView
+    from tokenmill.report.row import Rejected, RowView, SourceExcerpts
     from tokenmill.store import Group, Media, Store
 
 STYLES = {
@@ -105,7 +104,7 @@ def inspect(
     ] = False,
 ) -> None:
     """Show rows with their tokens and masks."""
-    from tokenmill.report.lookup import SourceExcerpts
+    from tokenmill.report.row import SourceExcerpts
     from tokenmill.store import open_store
 
     cache_dir = given.get("cache_dir")
@@ -151,12 +150,12 @@ def inspect(
             document, lambda: output.say(f"{document['html']}: {size}. {document['selection']}")
         )
     elif rule == "rejected":
-        from tokenmill.report.lookup import rejected_rows
+        from tokenmill.report.row import rejected_rows
 
         first = list(islice(rejected_rows(opened), count or LISTED))
         _show_rejected(output, opened, first, excerpts)
     elif rule is not None:
-        from tokenmill.report.lookup import rows_by_rule
+        from tokenmill.report.row import rows_by_rule
 
         if not len(opened):
             raise UsageError("the store has no rows; --rule rejected shows why")
@@ -172,7 +171,7 @@ def inspect(
 def _named_rows(
     store: Store, row: int | None, origin: str | None
 ) -> tuple[list[int], list[Rejected]]:
-    from tokenmill.report.lookup import row_at_address
+    from tokenmill.report.row import row_at_address
 
     if origin is not None:
         return row_at_address(store, origin)

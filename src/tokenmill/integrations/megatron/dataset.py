@@ -1,9 +1,8 @@
 """`SFTDataset` for Megatron's builder: a store's rows, packed, with their masks.
 
 Megatron's scripts name this class in place of their own, and ``--data-path`` names stores instead
-of prefixes (with weights for a blend, and ``--split`` for parts of one store). Samples have the
-keys, types and lengths of Megatron's own SFT dataset. A sample depends on its number, the seed and
-the data only, so Megatron's count of consumed samples is an exact resume; nothing is cached.
+of prefixes. A sample depends on its number, the seed and the data only, so Megatron's count of
+consumed samples is an exact resume; nothing is cached.
 """
 
 from __future__ import annotations
@@ -59,12 +58,10 @@ class SFTDataset(MegatronDataset):  # type: ignore[misc]
 
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: View) -> int:
-        """The number of rows, of which a split is a fraction."""
         return len(low_level_dataset)
 
     @staticmethod
     def build_low_level_dataset(dataset_path: str, config: Any) -> View:
-        """The rows of the store at a path."""
         return as_view(open_store(dataset_path))
 
     def __len__(self) -> int:

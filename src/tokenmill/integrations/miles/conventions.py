@@ -71,7 +71,6 @@ class ServedTools:
 
     @cached_property
     def form(self) -> str:
-        """A digest of the class's behaviour."""
         answers = []
         for probe in PROBES:
             try:

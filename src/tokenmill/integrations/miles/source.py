@@ -82,25 +82,15 @@ class Framework:
                 reasons.append(f"{name}: {error}")
         raise UsageError(f"this needs miles or slime beside tokenmill ({'; '.join(reasons)})")
 
-    def load_processor(self, checkpoint: str) -> Any:
-        """The processor of a multimodal model, or None."""
-        return self._tools().load_processor(checkpoint, trust_remote_code=True)
-
-    def load_tokenizer(self, checkpoint: str, template: str | None) -> Any:
-        options = {} if template is None else {"chat_template_path": template}
-        return self._tools().load_tokenizer(checkpoint, trust_remote_code=True, **options)
-
-    def _tools(self) -> Any:
+    @property
+    def loaders(self) -> Any:
+        """The module with ``load_processor`` and ``load_tokenizer``."""
         return importlib.import_module(f"{self.name}.utils.processing_utils")
 
     def new_sample(self, prompt: Prompt) -> Any:
         """Return a sample that shares no data with others: rollouts write into them."""
-        return self.sample(
-            prompt=copy.deepcopy(prompt.prompt),
-            label=copy.deepcopy(prompt.label),
-            metadata=copy.deepcopy(prompt.metadata),
-            multimodal_inputs=copy.deepcopy(prompt.multimodal_inputs),
-        )
+        names = ("prompt", "label", "metadata", "multimodal_inputs")
+        return self.sample(**{name: copy.deepcopy(getattr(prompt, name)) for name in names})
 
 
 @dataclass(frozen=True)
@@ -120,7 +110,6 @@ class Flags:
 
     @property
     def order(self) -> str | type[MilesOrder]:
-        """The framework's own order, or tokenmill's."""
         stated = os.environ.get(ORDER) or "miles"
         check_one_of(ORDER, stated, ("miles", "feistel"))
         return MilesOrder if stated == "miles" else stated
@@ -133,7 +122,6 @@ class Flags:
 
     @property
     def tokenizer(self) -> dict[str, Any]:
-        """Arguments of tokenmill for the tokenizer and its template."""
         return {
             "tokenizer": self.hf_checkpoint,
             "tokenizer_backend": "transformers",
@@ -185,18 +173,11 @@ class EvalDataset:
         self, path: str, tokenizer: Any, processor: Any, max_length: int | None, **described: Any
     ) -> None:
         described["metadata_key"] = described.get("metadata_key") or "metadata"
-        self.prompts = _open_prompts(
-            self.flags,
-            self.framework,
-            path,
-            processor=processor,
-            max_length=max_length,
-            **described,
-        )
+        described |= {"processor": processor, "max_length": max_length}
+        self.prompts = _open_prompts(self.flags, self.framework, path, **described)
 
     @property
     def samples(self) -> EvalDataset:
-        """The samples by number, created when they are read."""
         return self
 
     def __len__(self) -> int:
@@ -246,9 +227,14 @@ class DataSource:
 
     def _open(self, flags: Flags) -> PromptDataset:
         checkpoint, framework = flags.hf_checkpoint, self._framework
-        processor = framework.load_processor(checkpoint) if flags.is_multimodal else None
+        processor = None
+        if flags.is_multimodal:
+            processor = framework.loaders.load_processor(checkpoint, trust_remote_code=True)
         if flags.dump_details is not None:
-            tokenizer = framework.load_tokenizer(checkpoint, flags.chat_template_path)
+            template = flags.chat_template_path
+            options = {} if template is None else {"chat_template_path": template}
+            load = framework.loaders.load_tokenizer
+            tokenizer = load(checkpoint, trust_remote_code=True, **options)
             tokenizer.save_pretrained(Path(flags.dump_details) / "tokenizer")
             if processor is not None and hasattr(processor, "save_pretrained"):
                 processor.save_pretrained(Path(flags.dump_details) / "processor")
@@ -298,7 +284,6 @@ class DataSource:
         return group
 
     def add_samples(self, samples: list[list[Any]]) -> None:
-        """Take groups back, to be served again before new ones."""
         if not isinstance(samples, list) or not all(isinstance(group, list) for group in samples):
             raise UsageError("add_samples takes a list of groups, each a list of samples")
         size = self.args.n_samples_per_prompt
@@ -321,12 +306,10 @@ class DataSource:
 
     @property
     def epoch_id(self) -> int:
-        """The epoch of the next new prompt."""
         return 0 if self.dataset is None else self.dataset.epoch
 
     @property
     def sample_offset(self) -> int:
-        """Number of new prompts of this epoch that were served."""
         return 0 if self.dataset is None else self.dataset.position
 
     # State
@@ -345,7 +328,7 @@ class DataSource:
         }
         path = state_path(self.args.save, rollout_id)
         path.parent.mkdir(parents=True, exist_ok=True)
-        buffer = [[_values(sample) for sample in group] for group in self.buffer]
+        buffer = [[_sample_values(sample) for sample in group] for group in self.buffer]
         write_state(path, state, {"metadata": self.metadata, "buffer": buffer})
 
     def load(self, rollout_id: Any = None) -> None:
@@ -404,7 +387,7 @@ class DataSource:
         return sample
 
 
-def _values(sample: Any) -> dict[str, Any]:
+def _sample_values(sample: Any) -> dict[str, Any]:
     values: dict[str, Any] = sample.to_dict() if hasattr(sample, "to_dict") else dict(vars(sample))
     return values
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from tokenmill.optional import optional
 
 with optional("ray", "executor='ray'"):
-    from tokenmill.integrations.ray.cluster import describe
-    from tokenmill.integrations.ray.executor import RayExecutor
+    from tokenmill.integrations.ray.executor import RayExecutor, describe
 
     __all__ = ["RayExecutor", "describe"]

@@ -172,7 +172,6 @@ def _opened(job: Job) -> Iterator[Work]:
 
 
 def _forget() -> None:
-    """Close all loaded work that is not in use."""
     with _lock:
         while _held:
             close_work(_held.popitem()[1])

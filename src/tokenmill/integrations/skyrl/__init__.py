@@ -17,8 +17,12 @@ from __future__ import annotations
 from tokenmill.optional import optional
 
 with optional("torch"):
-    from tokenmill.integrations.skyrl.prompts import PromptDataset
-    from tokenmill.integrations.skyrl.sampler import Sampler
-    from tokenmill.integrations.skyrl.sft import SFTDataset, eval_from_config, from_config
+    from tokenmill.integrations.skyrl.data import (
+        PromptDataset,
+        Sampler,
+        SFTDataset,
+        eval_from_config,
+        from_config,
+    )
 
     __all__ = ["PromptDataset", "SFTDataset", "Sampler", "eval_from_config", "from_config"]

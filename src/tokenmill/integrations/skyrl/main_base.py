@@ -11,8 +11,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from tokenmill.integrations.skyrl.common import as_task
-from tokenmill.integrations.skyrl.prompts import PromptDataset
+from tokenmill.integrations.skyrl.data import PromptDataset, as_task
 from tokenmill.optional import optional
 
 with optional("skyrl", "this program"):

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tokenmill.integrations.skyrl.common import as_task
-from tokenmill.integrations.skyrl.sft import eval_from_config, from_config
+from tokenmill.integrations.skyrl.data import as_task, eval_from_config, from_config
 from tokenmill.optional import optional
 
 with optional("skyrl", "this program"):

@@ -71,7 +71,6 @@ class ControlText:
         self._pattern: re.Pattern[str] | None = any_of(t for t in tokens if len(t.strip()) > 1)
 
     def sightings(self, texts: Iterable[tuple[str, str]]) -> Iterator[Sighting]:
-        """Yield one sighting per text that holds a control token."""
         for place, text in texts if self._pattern is not None else ():
             found = self._pattern.search(text) if self._pattern is not None else None
             if found is not None:
@@ -98,12 +97,7 @@ def empty_turns(parsed: Side) -> Iterator[Sighting]:
 
 
 def argument_texts(row: Any, key: str | None) -> Iterator[Sighting]:
-    """Yield tool calls whose arguments are text in the row itself.
-
-    Args:
-        row: The parsed row, before any normalization.
-        key: Its column of messages, None for the usual ones.
-    """
+    """Yield tool calls whose arguments are text in the row itself, before any normalization."""
     names = (key,) if key else ("messages", "conversations")
     turns = next((row[name] for name in names if row.get(name) is not None), None)
     for number, turn in enumerate(turns if isinstance(turns, list) else ()):
@@ -369,9 +363,7 @@ def image_copies(
 ) -> list[tuple[int, int]]:
     """Return rows with an image that an earlier row has under another name, and that row.
 
-    Args:
-        rows: The row of every image, ascending.
-        digests: Of bytes and name of every image.
+    ``digests`` are those of bytes and name of every image.
     """
     known = digests[:, 1] != 0
     rows, contents, names = rows[known], digests[known, 0], digests[known, 1]

@@ -11,7 +11,6 @@ differently once another follows? So a harmless oddity is no finding.
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -79,23 +78,7 @@ _PROBE = [
 
 def open_linter(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Return the function that lints one block."""
-    linter = Linter(options)
-
-    def lint(payload: dict[str, Any]) -> dict[str, Any]:
-        with without_collector():
-            return linter.lint(block_of(payload), payload["rows"])
-
-    return lint
-
-
-def packed(array: np.ndarray[Any, Any]) -> str:
-    """Return an array as text."""
-    return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
-
-
-def unpacked(text: str, kind: Any) -> np.ndarray[Any, Any]:
-    """Return the array of a text."""
-    return np.frombuffer(base64.b64decode(text), kind)
+    return Linter(options).lint
 
 
 class Linter:
@@ -127,7 +110,6 @@ class Linter:
         return {token for token in tokens if token.strip() and not THINKING.search(token)}
 
     def _look_at_tokenizer(self) -> dict[str, str]:
-        """Return what is wrong with the tokenizer itself, by rule."""
         found, tokenizer = {}, self.tokenizer
         pad, eos, bos = tokenizer.pad_id, tokenizer.eos_id, tokenizer.bos_id
         name = tokenizer.special_tokens.get("eos_token")
@@ -141,15 +123,17 @@ class Linter:
         return {rule: detail for rule, detail in found.items() if rule in self.rules}
 
     def _adds(self, bos: int | None) -> bool:
-        """Return whether the tokenizer itself adds a begin-of-sequence token."""
         import tokenizers
 
         encoder = tokenizers.Tokenizer.from_buffer(self.tokenizer.data)
         ids = encoder.encode("x", add_special_tokens=True).ids
         return bos is not None and bool(ids) and ids[0] == bos
 
-    def lint(self, block: Block, chosen: list[int] | None) -> dict[str, Any]:
-        """Check the rows of one block, or the chosen ones."""
+    def lint(self, payload: dict[str, Any]) -> dict[str, Any]:
+        with without_collector():
+            return self._lint(block_of(payload), payload["rows"])
+
+    def _lint(self, block: Block, chosen: list[int] | None) -> dict[str, Any]:
         rows, base = read_block(block), base_of(block)
         self.pipeline.begin(block, "")
         seen = Collector(self.rules)
@@ -192,7 +176,7 @@ class Linter:
             "findings": seen.document(),
             "tokenizer": self._about_tokenizer,
             "balance": balance(rendering, encoded),
-            "pictures": packed(np.array(shown, np.uint64).reshape(-1, 3)),
+            "pictures": shown,
             **self._digests(rendering, encoded, sources, shown),
         }
 
@@ -334,10 +318,10 @@ class Linter:
                     sketched.append(number)
                     hashed.append(found)
         return {
-            "numbers": packed(np.array(numbers, np.int32)),
-            "digests": packed(np.array(digests, np.uint64)),
-            "sketched": packed(np.array(sketched, np.int32)),
-            "sketches": packed(minhash.sketches(hashed)),
+            "numbers": numbers,
+            "digests": digests,
+            "sketched": sketched,
+            "sketches": minhash.sketches(hashed).tolist(),
         }
 
 
@@ -371,21 +355,16 @@ def open_comparer(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[st
         wanted = sorted({number for row, others in pairs for number in (row, *others)})
         sets = shingle_sets(linter, rows.batch(wanted))
         known = dict(zip(wanted, sets, strict=True))
-        return {"near": [list(found) for found in near_duplicates(pairs, known)]}
+        near = []  # row, its first near-duplicate, and their Jaccard index
+        for row, others in pairs:
+            for other in others:
+                index = minhash.jaccard(known[row], known[other])
+                if index >= minhash.THRESHOLD:
+                    near.append([row, other, round(index, 4)])
+                    break
+        return {"near": near}
 
     return compare
-
-
-def near_duplicates(
-    pairs: Sequence[tuple[int, list[int]]], known: dict[int, minhash.Hashes]
-) -> Iterator[tuple[int, int, float]]:
-    """Yield row, its first near-duplicate, and their Jaccard index."""
-    for row, others in pairs:
-        for other in others:
-            index = minhash.jaccard(known[row], known[other])
-            if index >= minhash.THRESHOLD:
-                yield row, other, round(index, 4)
-                break
 
 
 def shingle_sets(linter: Linter, values: Sequence[dict[str, Any]]) -> list[minhash.Hashes]:
@@ -432,7 +411,6 @@ class TemplateCritic:
         return "template_error", error.message, _words(conversation)
 
     def _refused(self, roles: list[str], variables: dict[str, Any] | None) -> str | None:
-        """Return the template's error for short words in these roles."""
         words = [{"role": role, "content": f"Word {n}."} for n, role in enumerate(roles)]
         try:
             self._renderer.reference(None, variables).render(words)
@@ -449,12 +427,10 @@ class TemplateCritic:
             return None
 
     def dropped(self, conversation: Conversation, error: RowError) -> Sighting:
-        """Return which part of a conversation the template does not print."""
         lost = self.dropped_calls(conversation, self._render(conversation))
         return lost or ("template_drops_content", error.message, _words(conversation))
 
     def dropped_calls(self, conversation: Conversation, text: str | None) -> Sighting | None:
-        """Return calls that the rendered text does not show."""
         if text is None:
             return None
         for number, message in enumerate(conversation.messages):
@@ -479,7 +455,6 @@ class TemplateCritic:
         return None
 
     def dropped_tools(self, conversation: Conversation, text: str) -> Sighting | None:
-        """Return tools if the rendered text names none of them."""
         names = [name for name in map(_tool_name, conversation.tools or ()) if name]
         if not names or any(name in text for name in names):
             return None
@@ -604,7 +579,6 @@ class TemplateCritic:
 
 
 def _with_calls(message: dict[str, Any], count: int) -> dict[str, Any]:
-    """Return a message with its first calls only."""
     kept = {key: value for key, value in message.items() if key not in CALL_KEYS}
     calls = message.get("tool_calls")
     return {**kept, "tool_calls": calls[:count]} if count and isinstance(calls, list) else kept

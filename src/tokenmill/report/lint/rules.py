@@ -161,12 +161,10 @@ class Collector:
         self._rows: dict[str, dict[int, tuple[str, str]]] = {}
 
     def add(self, row: int, rule: str, detail: str, shown: str = "") -> None:
-        """Add a finding for a row of the block, unless its rule does not run."""
         if rule in self._rules:
             self._rows.setdefault(rule, {}).setdefault(row, (detail[:DETAIL_CHARS], shown))
 
     def has(self, rule: str, row: int) -> bool:
-        """Return whether a row has a finding of a rule."""
         return row in self._rows.get(rule, ())
 
     def document(self) -> dict[str, Any]:
@@ -234,11 +232,9 @@ class LintReport:
     seconds: float = 0.0
 
     def of(self, severity: str) -> list[Finding]:
-        """Return the findings of one severity."""
         return [finding for finding in self.findings if finding.severity == severity]
 
     def fails(self, on: str = "error") -> bool:
-        """Return whether any finding is at least as severe as ``on``."""
         check_one_of("fail_on", on, FAIL_ON)
         failing: Sequence[str] = () if on == "never" else SEVERITIES[: SEVERITIES.index(on) + 1]
         return any(finding.severity in failing for finding in self.findings)

@@ -171,7 +171,6 @@ class RowOrigins:
         self._starts = np.concatenate(([0], np.cumsum(self.counts, dtype=np.int64)))
 
     def start(self, block: int) -> int:
-        """Return the position of a block's first row."""
         return int(self._starts[block])
 
     def origin(self, position: int) -> Origin:
@@ -184,14 +183,11 @@ class RowOrigins:
         return Origin(path, row, None, None, 0)
 
     def shown(self, position: int) -> str:
-        """Return the beginning of a row."""
         value = self._rows.batch([position])[0]
         return excerpt(json.dumps(value, ensure_ascii=False)[:SHOWN_CHARS])
 
 
 class _Results:
-    """The results of all blocks, merged independently of the order in which they arrive."""
-
     def __init__(self, rules: frozenset[str], places: RowOrigins, ranks: Sequence[int]) -> None:
         self._rules = rules
         self._places = places
@@ -211,13 +207,13 @@ class _Results:
         self._balance.update(result["balance"])
         # By rank, so that the same rows are compared in whatever order blocks arrive.
         most = max(0, minhash.MAX_ROWS - self._ranks[number])
-        bands = linter.unpacked(result["sketches"], np.uint32).reshape(-1, minhash.BANDS)
-        images = linter.unpacked(result["pictures"], np.uint64).reshape(-1, 3)
+        bands = np.array(result["sketches"][:most], np.uint32)
+        images = np.array(result["pictures"], np.uint64).reshape(-1, 3)
         self._arrays[number] = {
-            "rows": linter.unpacked(result["numbers"], np.int32) + np.int64(start),
-            "digests": linter.unpacked(result["digests"], np.uint64),
-            "sketched": linter.unpacked(result["sketched"], np.int32)[:most] + np.int64(start),
-            "bands": bands[:most],
+            "rows": np.array(result["numbers"], np.int64) + start,
+            "digests": np.array(result["digests"], np.uint64),
+            "sketched": np.array(result["sketched"][:most], np.int64) + start,
+            "bands": bands.reshape(-1, minhash.BANDS),
             "image_rows": images[:, 0].astype(np.int64) + start,
             "images": images[:, 1:],
         }
@@ -227,7 +223,6 @@ class _Results:
         return np.concatenate([self._arrays[number].pop(name) for number in sorted(self._arrays)])
 
     def find_duplicates(self) -> None:
-        """Find rows whose rendered text an earlier row has."""
         rows, first = self._all("rows"), first_equal(self._all("digests"))
         again = np.flatnonzero(first != np.arange(len(first)))
         self._copies = rows[again]
@@ -279,7 +274,6 @@ class _Results:
         }
 
     def near_method(self) -> dict[str, Any] | None:
-        """Return how near-duplicates were looked for."""
         if "near_duplicate" not in self._rules:
             return None
         return {**minhash.method(), "rows_compared": self._compared}

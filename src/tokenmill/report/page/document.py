@@ -16,25 +16,55 @@ import base64
 import gzip
 import hashlib
 import html
+import io
 import json
-from collections.abc import Sequence
+import math
+import os
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import resources
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from tokenmill.dataset import as_view
-from tokenmill.errors import UsageError
+from tokenmill.errors import SourceChanged, TokenmillError, UsageError
 from tokenmill.files import Staging, replace_file, writing_errors
-from tokenmill.report.lookup import SourceExcerpts, rows_by_rule
-from tokenmill.report.page.overview import overview
-from tokenmill.report.page.rows import piece_table, row_document, thumbnails
-from tokenmill.report.row import Int64, RowFacts, store_tokenizer
+from tokenmill.media import Limits, Pictures
+from tokenmill.packing import Pack
+from tokenmill.report.row import (
+    UNJUDGED,
+    Int64,
+    Rejected,
+    RowFacts,
+    SourceExcerpts,
+    answer_name,
+    attached_to,
+    findings_of,
+    group_name,
+    labelled,
+    media_document,
+    no_excerpt,
+    rejected_rows,
+    rows_by_rule,
+    store_tokenizer,
+)
+from tokenmill.report.stats import (
+    PACK_SEED,
+    length_histogram,
+    packing_preview,
+    per_role,
+    share_histogram,
+    store_stats,
+)
+from tokenmill.rollouts.verdict import CLASSES
 from tokenmill.sampling import FeistelOrder
-from tokenmill.store import Store
+from tokenmill.store import Media, Row, Store
+from tokenmill.store.sidecars import column_of
 from tokenmill.tokenizer import Tokenizer
 
 SCRIPTS = ("text.js", "data.js", "pictures.js", "rows.js", "list.js", "charts.js", "rollouts.js",
@@ -79,11 +109,9 @@ def _hash(text: str) -> str:
 
 
 def page(about: dict[str, Any], *, rows: dict[str, Any] | None = None) -> bytes:
-    """Return the page.
+    """Return the page about ``overview``, ``selection`` (a sentence) and perhaps ``compare``.
 
-    Args:
-        about: ``overview``, ``selection`` (a sentence) and ``compare`` for two stores.
-        rows: Compressed ``blocks`` and ``pictures``; None where a server has the rows.
+    ``rows`` are compressed ``blocks`` and ``pictures``; None where a server has the rows.
     """
     frame, style, program = client()
     parts = {
@@ -119,21 +147,10 @@ def make_page(
     fetch: bool = False,
     max_bytes: int = PAGE_BYTES,
 ) -> dict[str, Any]:
-    """Write the page of a store.
+    """Write the page of a store, or of some of its rows; return what ``inspect --json`` prints.
 
-    Args:
-        store: The store.
-        target: The file; an older page is replaced, anything else refused.
-        rule: Only rows of a rule.
-        rows: Only rows of these numbers.
-        count: Maximum number of rows.
-        seed: Of a random choice.
-        cache_dir: Cache for row indexes of the sources, for the text of rejected rows.
-        fetch: Whether remote sources are read for that text.
-        max_bytes: Maximum size of the file.
-
-    Returns:
-        ``html``, ``bytes``, ``rows_in_page``, ``rows`` and ``selection``, the sentence.
+    An older page at the target is replaced, anything else refused. ``fetch`` allows remote sources
+    to be read for the text of rejected rows.
     """
     facts = RowFacts(store)
     about: dict[str, Any] = {
@@ -270,3 +287,370 @@ def write_page(target: Path, content: bytes) -> None:
                 )
         with Staging(target.parent, beside=target) as staging:
             replace_file(staging.write(target.name, content), target)
+
+
+# The overview: everything on the page except rows, of bounded size
+
+MAX_SOURCES = 5000
+MAX_REJECTED = 2000
+MAX_RAW_BYTES = 1 << 20  # of the texts of rejected rows in one page
+MAX_MASK_TOKENS = 100_000_000  # about 0.3 s of reading
+BINS_PER_DOUBLING = 6  # of row lengths
+SHARE_BINS = 20
+MAX_STEPS = 48
+QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
+SCALE_ROWS = 64  # rows that the ends of a colour scale are taken from
+SCALE_SHARE = 0.02  # of their values lie beyond each end
+PACK_LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
+DRAWN_PACKS = 24
+DRAWN_ROWS = 2000  # per preview: more are thinner than a pixel
+
+
+def overview(
+    facts: RowFacts, excerpts: SourceExcerpts | None, *, max_steps: int = MAX_STEPS
+) -> dict[str, Any]:
+    """Return the overview; without ``excerpts``, rejected rows have no text."""
+    store = facts.store
+    stats = store_stats(store)
+    known = store.manifest["totals"]["tokens"] <= MAX_MASK_TOKENS
+    roles = per_role(store, with_trained=True) if known else stats["roles"]
+    return {
+        "name": os.path.basename(os.path.abspath(store.path))[:16],
+        "path": str(store.path),
+        "key": store.key,
+        "totals": store.manifest["totals"],
+        "percentiles": stats["percentiles"],
+        "trained_percentiles": stats["trained_percentiles"],
+        "sources": stats["sources"][:MAX_SOURCES],
+        "sources_total": len(stats["sources"]),
+        "roles": [
+            {"role": role, "trained_tokens": None, **counts} for role, counts in roles.items()
+        ],
+        "lengths": length_histogram(np.asarray(store.lengths), BINS_PER_DOUBLING),
+        "shares": share_histogram(store.trained, store.lengths, SHARE_BINS),
+        "drift": drift_counts(facts, slice(None)),
+        "numbers": number_ranges(facts),
+        "scales": colour_scales(store),
+        "steps": over_steps(facts, max_steps),
+        "packing": packing_previews(store),
+        "rejected": rejected_document(store, excerpts),
+        "document": store.manifest["document"],
+        "tokenizer": store.manifest["tokenizer"],
+        "proof": store.proof,
+    }
+
+
+def drift_counts(facts: RowFacts, rows: Any) -> dict[str, int] | None:
+    """Return the rows of each drift class; None in a store without rollouts."""
+    if facts.drift is None:
+        return None
+    counts = np.bincount(facts.drift[rows] + 1, minlength=len(CLASSES) + 1).tolist()
+    return dict(zip((UNJUDGED, *CLASSES), counts, strict=True))
+
+
+def filter_names(store: Store) -> dict[str, str]:
+    """Return the sidecars per row that a filter can name, with the column of each."""
+    return {
+        label: column_of(sidecar.name, sidecar.made_by)
+        for label, sidecar in labelled(store.sidecars)
+        if sidecar.per == "row" and label.isidentifier()
+    }
+
+
+def number_ranges(facts: RowFacts) -> list[dict[str, Any]]:
+    """Return the range of every number per row, and what a filter calls it."""
+    attached = filter_names(facts.store)
+    found = []
+    for name, column in facts.numbers.items():
+        finite = column[np.isfinite(column)]
+        low, high = (
+            (float(f"{end:.6g}") for end in (finite.min(), finite.max()))
+            if len(finite)
+            else (None, None)
+        )
+        carried = f"carried[{json.dumps(name)}]" if name in facts.carried else None
+        filtered = carried or (name if name in attached else None)
+        found.append({"name": name, "low": low, "high": high, "filter": filtered})
+    return found
+
+
+def colour_scales(store: Store) -> list[dict[str, Any]]:
+    """Return the colour scale of every sidecar per token, log-probabilities first.
+
+    The ends are quantiles of trained tokens of some rows: outliers would make the rest pale.
+    """
+    rows = np.unique(np.linspace(0, len(store) - 1, SCALE_ROWS).astype(np.int64)).tolist()
+    found = []
+    for name, sidecar in labelled(store.sidecars):
+        if sidecar.per != "token" or not len(store):
+            continue
+        values = np.concatenate([sidecar[row][store[row].loss_mask == 1] for row in rows])
+        values = values[np.isfinite(values)]
+        low, high = (
+            np.quantile(values, [SCALE_SHARE, 1 - SCALE_SHARE]).tolist() if len(values) else (0, 0)
+        )
+        # Colour is the distance from 0, so 0 is on every scale.
+        low, high = min(low, 0), max(high, 0)
+        found.append({"name": name, "low": float(f"{low:.3g}"), "high": float(f"{high:.3g}")})
+    return sorted(found, key=lambda one: "logp" not in one["name"].lower())
+
+
+def over_steps(facts: RowFacts, max_steps: int) -> dict[str, Any] | None:
+    """Return rewards, lengths and drift classes by step, neighbouring steps joined if too many."""
+    steps = facts.numbers.get("step")
+    if steps is None:
+        return None
+    rows = np.flatnonzero(np.isfinite(steps))
+    distinct, place = np.unique(steps[rows], return_inverse=True)
+    bins = min(max_steps, len(distinct))
+    place = place * bins // max(1, len(distinct))
+    order = np.argsort(place, kind="stable")
+    rows, place = rows[order], place[order]
+    bounds = np.searchsorted(place, np.arange(bins + 1))
+    columns = {"length": facts.store.lengths.astype(np.float64)}
+    if "reward" in facts.numbers:
+        columns = {"reward": facts.numbers["reward"], **columns}
+    found = []
+    for start, stop in pairwise(bounds.tolist()):
+        here = rows[start:stop]
+        found.append(
+            {
+                "from": float(steps[here].min()),
+                "to": float(steps[here].max()),
+                "rows": len(here),
+                "drift": drift_counts(facts, here),
+                **{name: _quantiles(column[here]) for name, column in columns.items()},
+            }
+        )
+    return {"steps": len(distinct), "numbers": list(columns), "bins": found}
+
+
+def _quantiles(values: NDArray[np.float64]) -> list[float] | None:
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return None
+    return [float(f"{value:.6g}") for value in np.quantile(finite, QUANTILES)]
+
+
+def packing_previews(store: Store) -> dict[str, Any]:
+    """Return a preview of the first window for every pack length."""
+    lengths = PACK_LENGTHS if len(store) else ()
+    previews = [
+        packing_preview(store, Pack(length, oversize="drop"), windows=1) for length in lengths
+    ]
+    return {
+        "rows": previews[0].rows if previews else 0,
+        "of": len(store),
+        "seed": PACK_SEED,
+        "previews": [
+            {
+                **preview.document(),
+                "histogram": share_histogram(
+                    preview.filled, np.full(len(preview.packs), preview.pack.length), SHARE_BINS
+                ),
+                "drawn": preview.first_packs(DRAWN_PACKS, DRAWN_ROWS),
+            }
+            for preview in previews
+        ],
+    }
+
+
+def rejected_document(store: Store, excerpts: SourceExcerpts | None) -> dict[str, Any]:
+    """Return rejected rows up to a number, with texts up to a size."""
+    listed: list[dict[str, Any]] = []
+    spent = 0
+    for row in islice(rejected_rows(store), MAX_REJECTED):
+        document = rejected_row(row)
+        if excerpts is not None:
+            if spent < MAX_RAW_BYTES:
+                document["raw"] = excerpts.excerpt(row.origin)
+                spent += len(document["raw"]["text"] or "")
+            else:
+                note = "not in this page, which has excerpts up to a bound; --serve shows them all"
+                document["raw"] = no_excerpt(note)
+        listed.append(document)
+    return {"total": sum(store.rejected.values()), "reasons": store.rejected, "rows": listed}
+
+
+def rejected_row(row: Rejected) -> dict[str, Any]:
+    """Return one rejected row as the page lists it."""
+    return {
+        "number": row.number,
+        "origin": row.origin._asdict(),
+        "address": str(row.origin),
+        "reason": row.reason,
+        "detail": row.detail,
+    }
+
+
+# Rows: summaries for the list, and whole rows
+
+PREVIEW_TOKENS = 32
+PREVIEW_CHARACTERS = 80  # the list shows about half of them
+MAX_CARRIED = 2000  # characters of a row's carried columns
+THUMBNAIL_EDGE = 256  # pixels of the longer side
+MAX_THUMBNAIL_BYTES = 24 << 10
+JPEG_QUALITIES = (80, 55, 30)  # until the thumbnail fits
+MAX_PIXELS = 50_000_000  # of an image that is opened: 150 MB for a moment
+MAX_THUMBNAILS = 800  # in one page; each costs milliseconds of decoding
+THUMBNAIL_OVERHEAD = 120  # bytes of an entry beside the image
+
+
+def row_summary(facts: RowFacts, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return a row as the list shows it."""
+    row = facts.store[number]
+    return {
+        "row": number,
+        "length": len(row),
+        "trained": int(row.loss_mask.sum()),
+        "address": str(row.origin),
+        "preview": preview(row, tokenizer),
+        "group": group_document(facts, number),
+        "drift": facts.drift_of(number),
+        "numbers": facts.numbers_of(number),
+    }
+
+
+def row_document(facts: RowFacts, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return a whole row; the bytes of its tokens are in a `piece_table`."""
+    row = facts.store[number]
+    is_rollout = facts.drift is not None
+    return {
+        **row_summary(facts, number, tokenizer),
+        "origin": row.origin._asdict(),
+        "part": row.part,
+        "turns": row.turns,
+        "ids": row.input_ids.tolist(),
+        "mask": row.loss_mask.tolist(),
+        "carried": short_carried(row.carried, is_rollout=is_rollout),
+        "media": [media_document(media) for media in row.media],
+        "findings": findings_of(row.carried) if is_rollout else [],
+        "attached": shown_values(attached_to(facts.store.sidecars, number)),
+    }
+
+
+def piece_table(tokenizer: Tokenizer, ids: Iterable[int]) -> dict[str, tuple[str, int]]:
+    """Return by token id its bytes in hex, and whether it is a control token."""
+    used = sorted(set(ids))
+    special = tokenizer.is_special(used).tolist()
+    return {
+        str(token): (piece.hex(), int(control))
+        for token, piece, control in zip(used, tokenizer.pieces(used), special, strict=True)
+    }
+
+
+def row_with_pieces(facts: RowFacts, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return a whole row with its own piece table."""
+    row = row_document(facts, number, tokenizer)
+    return {**row, "table": piece_table(tokenizer, row["ids"])}
+
+
+def group_document(facts: RowFacts, number: int) -> dict[str, Any] | None:
+    """Return the group of a row, and which answer of it the row is."""
+    if facts.groups is None:
+        return None
+    row, group = facts.store[number], int(facts.groups.of(np.asarray([number]))[0])
+    rows = facts.groups.members(group).tolist()
+    found = {"number": group, "rows": rows}
+    if facts.store.has_groups:
+        return found | {
+            "name": None,
+            "answer": answer_name(row.label, number - rows[0], len(rows)),
+            "score": None if row.score is None else f"{row.score:g}",
+            "margin": None if row.margin is None else f"{row.margin:g}",
+            "prompt_tokens": row.prompt_tokens,
+        }
+    if len(rows) < 2:
+        return None
+    carried = row.carried
+    step = "" if carried["step"] is None else f" at step {carried['step']}"
+    return found | {
+        "name": group_name(carried["group"]) + step,
+        "answer": f"answer {rows.index(number) + 1}",
+        **dict.fromkeys(("score", "margin", "prompt_tokens")),
+    }
+
+
+def shown_values(
+    attached: dict[str, float | list[float]],
+) -> dict[str, float | str | list[float | str]]:
+    """Return sidecar values in four digits; infinite ones as text, for JSON has none."""
+
+    def shown(value: float) -> float | str:
+        return float(f"{value:.4g}") if math.isfinite(value) else str(value)
+
+    return {
+        name: [shown(value) for value in values] if isinstance(values, list) else shown(values)
+        for name, values in attached.items()
+    }
+
+
+def preview(row: Row, tokenizer: Tokenizer) -> str:
+    """Return the beginning of the first user turn, without control tokens and images."""
+    turns = row.turns
+    asked = [turn for turn in turns if turn[0] == "user"] or turns[:1]
+    role, start, end = asked[0] if asked else ("", 0, len(row))
+    places = np.arange(start, end)
+    for media in row.media:
+        places = places[(places < media.start) | (places >= media.start + media.count)]
+    ids = row.input_ids[places[:PREVIEW_TOKENS]].tolist()
+    control = tokenizer.is_special(ids).tolist()
+    pieces = [p for p, c in zip(tokenizer.pieces(ids), control, strict=True) if not c]
+    text = b"".join(pieces).decode("utf-8", "ignore").lstrip().removeprefix(role)
+    return " ".join(text.split())[:PREVIEW_CHARACTERS]
+
+
+def short_carried(carried: dict[str, Any], *, is_rollout: bool = False) -> dict[str, Any]:
+    """Return carried columns, or a note for each where they are too long.
+
+    Of a rollout, null columns are left out, and drift and findings are shown elsewhere.
+    """
+    if is_rollout:
+        hidden = ("drift", "findings")
+        carried = {k: v for k, v in carried.items() if v is not None and k not in hidden}
+    if not carried or len(json.dumps(carried, ensure_ascii=False)) <= MAX_CARRIED:
+        return carried
+    return {
+        name: f"({len(json.dumps(value)):,} characters; tokenmill inspect --row)"
+        for name, value in carried.items()
+    }
+
+
+# Images. Notes are the same whatever a file holds: a store may come from anybody and name any file
+# of this machine, and pages are handed on.
+
+
+def thumbnail(store: Store, media: Media) -> dict[str, str]:
+    """Return ``src``, a data URI, or a ``note`` that says why there is none."""
+    try:
+        data = store.picture(media)
+        image = Pictures(limits=Limits(pixels=MAX_PIXELS)).open(data, media.reference)
+    except SourceChanged:
+        return {"note": "changed since: what is there now is not what the row was prepared from"}
+    except (TokenmillError, OSError):
+        return {"note": "gone, or it cannot be read here; open_store(media_root=) says where it is"}
+    image.thumbnail((THUMBNAIL_EDGE, THUMBNAIL_EDGE))
+    for quality in JPEG_QUALITIES:
+        written = io.BytesIO()
+        image.save(written, "JPEG", quality=quality)
+        if written.tell() <= MAX_THUMBNAIL_BYTES:
+            coded = base64.b64encode(written.getvalue()).decode("ascii")
+            return {"src": f"data:image/jpeg;base64,{coded}"}
+    return {"note": "even a small picture of it is too large for a page"}
+
+
+def thumbnails(store: Store, rows: Sequence[int], max_bytes: int) -> dict[str, dict[str, str]]:
+    """Return thumbnails by digest, as many as fit into a page."""
+    found: dict[str, dict[str, str]] = {}
+    left = float(max_bytes)
+    for number in rows if store.has_media else ():
+        for media in store[number].media:
+            if media.digest in found:
+                continue
+            made = thumbnail(store, media)
+            # Base64 in compressed JSON in base64: a little more than the first base64 alone.
+            left -= 1.05 * sum(map(len, made.values())) + THUMBNAIL_OVERHEAD
+            if left < 0 or len(found) == MAX_THUMBNAILS:
+                return found
+            found[media.digest] = made
+    return found

@@ -33,11 +33,25 @@ from tokenmill.dataset import rows_holding
 from tokenmill.dataset.where import Where
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.optional import optional
-from tokenmill.report.lookup import SourceExcerpts, rejected_rows, row_weights, rows_of_source_row
-from tokenmill.report.page.document import page, security_policy
-from tokenmill.report.page.overview import filter_names, overview, rejected_row
-from tokenmill.report.page.rows import row_summary, row_with_pieces, thumbnail
-from tokenmill.report.row import Int64, RowFacts, store_tokenizer
+from tokenmill.report.page.document import (
+    filter_names,
+    overview,
+    page,
+    rejected_row,
+    row_summary,
+    row_with_pieces,
+    security_policy,
+    thumbnail,
+)
+from tokenmill.report.row import (
+    Int64,
+    RowFacts,
+    SourceExcerpts,
+    rejected_rows,
+    row_weights,
+    rows_of_source_row,
+    store_tokenizer,
+)
 from tokenmill.store import Store
 from tokenmill.tokenizer import Tokenizer
 
@@ -68,7 +82,6 @@ class Query:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Query:
-        """Parse the query of a URL."""
         order, text = given.get("order", "row"), given.get("text", "")
         if order not in ORDERS and order.partition(":")[0] not in NUMBER_ORDERS:
             known = [*ORDERS, *(f"{name}:NUMBER" for name in NUMBER_ORDERS)]
@@ -104,21 +117,14 @@ class FoundRows:
 
 
 class RowFinder:
-    """Finds the rows of a store that a query wants.
-
-    Args:
-        facts: Of the store.
-        tokenizer: Of the store.
-        changed: Returns the rows that a comparison found changed.
-        scanned_tokens: Maximum number of tokens that one search for text reads.
-    """
+    """Finds the rows of a store that a query wants."""
 
     def __init__(
         self,
         facts: RowFacts,
         tokenizer: Tokenizer,
-        changed: Callable[[], list[int]] = list,
-        scanned_tokens: int = SCANNED_TOKENS,
+        changed: Callable[[], list[int]] = list,  # rows that a comparison found changed
+        scanned_tokens: int = SCANNED_TOKENS,  # that one search for text reads
     ) -> None:
         self._facts = facts
         self._store = facts.store
@@ -130,7 +136,9 @@ class RowFinder:
     def _find(self, query: Query) -> FoundRows:
         kept = np.ones(len(self._store), bool)
         if query.where:
-            kept &= self._holds(query.where)
+            # Each row by itself: a view would keep whole groups, and write an index.
+            where = Where(query.where, filter_names(self._store))
+            kept &= rows_holding(self._store, where)
         if query.changed:
             kept &= np.isin(np.arange(len(kept)), self._changed())
         if query.role:
@@ -140,13 +148,6 @@ class RowFinder:
         if query.order != "row":
             rows = rows[np.argsort(self._weights(query.order)[rows], kind="stable")]
         return FoundRows(rows, searched)
-
-    def _holds(self, expression: str) -> NDArray[np.bool_]:
-        """Return for which rows an expression holds.
-
-        Each row is looked at by itself: a view would keep whole groups, and write an index.
-        """
-        return rows_holding(self._store, Where(expression, filter_names(self._store)))
 
     def _weights(self, order: str) -> NDArray[np.float64]:
         """Return the sort key of every row, ascending; NaN comes last."""
@@ -205,19 +206,14 @@ class Partner(NamedTuple):
 
 
 class _RowsByDigest:
-    """Rows of one store by the digest of their source row."""
-
     def __init__(self, store: Store) -> None:
-        wanted = ("digest", "part")
-        chunks = [columns for _, columns in store.columns(wanted)]
-        empty = np.zeros(0, np.uint64)
-        self.digests = np.concatenate([empty, *(chunk["digest"] for chunk in chunks)])
+        chunks = [columns for _, columns in store.columns(("digest", "part"))]
+        self.digests = np.concatenate([np.zeros(0, np.uint64), *(c["digest"] for c in chunks)])
         self.parts = np.concatenate([np.zeros(0, np.int32), *(c["part"] for c in chunks)])
         self.order = np.argsort(self.digests, kind="stable")
         self.sorted = self.digests[self.order]
 
     def rows(self, digest: np.uint64, part: int) -> NDArray[np.int64]:
-        """Rows made of such bytes, in order."""
         first = np.searchsorted(self.sorted, digest, side="left")
         last = np.searchsorted(self.sorted, digest, side="right")
         rows: NDArray[np.int64] = self.order[first:last]
@@ -233,7 +229,8 @@ class StoreComparison:
         self.theirs = theirs
         self._our_facts, self._their_facts = RowFacts(ours), RowFacts(theirs)
         self._tokenizer = tokenizer
-        self._one_tokenizer = _identity(ours) == _identity(theirs)
+        identities = {store.manifest["tokenizer"]["identity"] for store in (ours, theirs)}
+        self._one_tokenizer = len(identities) == 1
 
     @cached_property
     def _their_tokenizer(self) -> Tokenizer:
@@ -270,7 +267,6 @@ class StoreComparison:
         return None
 
     def row(self, number: int) -> dict[str, Any]:
-        """Both rows, aligned, with what changed."""
         ours = row_with_pieces(self._our_facts, number, self._tokenizer)
         partner = self.partner(number)
         if partner is None:
@@ -307,26 +303,15 @@ class StoreComparison:
 
     @cached_property
     def survey(self) -> dict[str, Any]:
-        """What changed over the first rows of the store, and which rows."""
         surveyed = min(len(self.ours), MAX_SURVEYED_ROWS)
         counts = dict.fromkeys(("same", "ids", "mask_only", "missing"), 0)
-        changed, matched = [], 0
+        changed = []
         for number in range(surveyed):
-            partner = self.partner(number)
-            if partner is None:
-                counts["missing"] += 1
+            kind = self._change(number)
+            counts[kind] += 1
+            if kind != "same":
                 changed.append(number)
-                continue
-            matched += 1
-            mine, other = self.ours[number], self.theirs[partner.row]
-            if not np.array_equal(mine.input_ids, other.input_ids):
-                counts["ids"] += 1
-                changed.append(number)
-            elif not np.array_equal(mine.loss_mask, other.loss_mask):
-                counts["mask_only"] += 1
-                changed.append(number)
-            else:
-                counts["same"] += 1
+        matched = surveyed - counts["missing"]
         whole = surveyed == len(self.ours)
         return {
             **counts,
@@ -335,6 +320,15 @@ class StoreComparison:
             "only_theirs": len(self.theirs) - matched if whole else None,
             "rows": changed,
         }
+
+    def _change(self, number: int) -> str:
+        partner = self.partner(number)
+        if partner is None:
+            return "missing"
+        mine, other = self.ours[number], self.theirs[partner.row]
+        if not np.array_equal(mine.input_ids, other.input_ids):
+            return "ids"
+        return "same" if np.array_equal(mine.loss_mask, other.loss_mask) else "mask_only"
 
     def document(self) -> dict[str, Any]:
         """What a page says of the comparison as a whole; the survey is asked for apart."""
@@ -376,27 +370,16 @@ def align(ours: list[Any], theirs: list[Any]) -> tuple[list[list[Any]], bool]:
     return steps, aligned
 
 
-def _identity(store: Store) -> str:
-    return str(store.manifest["tokenizer"]["identity"])
-
-
 class Viewer:
-    """Answers the page's requests.
-
-    Args:
-        store: The store.
-        other: Another store to compare it with.
-        cache_dir: Cache for row indexes of the sources.
-        fetch: Whether remote sources are read for the text of rejected rows.
-    """
+    """Answers the page's requests."""
 
     def __init__(
         self,
         store: Store,
-        other: Store | None = None,
+        other: Store | None = None,  # to compare it with
         cache_dir: str | None = None,
         *,
-        fetch: bool = False,
+        fetch: bool = False,  # read remote sources for the text of rejected rows
     ) -> None:
         self.store = store
         self.tokenizer = store_tokenizer(store)
@@ -405,9 +388,7 @@ class Viewer:
         self._finder = RowFinder(
             self._facts, self.tokenizer, lambda: self._compared_stores.survey["rows"]
         )
-        self.comparison = (
-            StoreComparison(store, other, self.tokenizer) if other is not None else None
-        )
+        self.comparison = None if other is None else StoreComparison(store, other, self.tokenizer)
 
     @cached_property
     def page(self) -> bytes:
@@ -448,11 +429,9 @@ class Viewer:
         return thumbnail(self.store, media[place])
 
     def raw(self, given: Mapping[str, str]) -> dict[str, Any]:
-        """Return the source row of a row."""
         return self._excerpts.excerpt(self.store[self._row_number(given)].origin, RAW_BYTES)
 
     def rejected(self, given: Mapping[str, str]) -> dict[str, Any]:
-        """Return some of the rejected rows, of one reason or all."""
         first, count = whole(given, "first", 0), min(whole(given, "count", 50), MAX_ROWS)
         reason = given.get("reason")
         wanted = (row for row in rejected_rows(self.store) if not reason or row.reason == reason)
@@ -460,7 +439,6 @@ class Viewer:
         return {"first": first, "rows": [rejected_row(row) for row in shown]}
 
     def rejected_raw(self, given: Mapping[str, str]) -> dict[str, Any]:
-        """Return the source row of a rejected row."""
         number = whole(given, "number")
         row = next(rejected_rows(self.store, number), None)
         if row is None:
@@ -471,7 +449,6 @@ class Viewer:
         return self._compared_stores.row(self._row_number(given))
 
     def survey(self, _: Mapping[str, str]) -> dict[str, Any]:
-        """Return what changed over the store."""
         survey = self._compared_stores.survey
         return {name: value for name, value in survey.items() if name != "rows"}
 

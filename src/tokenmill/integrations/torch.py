@@ -1,4 +1,4 @@
-"""A DataLoader whose state is exact for any number of workers, and a map-style dataset.
+"""tokenmill for PyTorch: a DataLoader whose state is exact for any number of workers.
 
 `DataLoader` wraps a plain `torch.utils.data.DataLoader`. The main process computes the steps of a
 `tokenmill.Loader` (integers only) and sends each as the "index" of one batch; a worker fills it;
@@ -7,6 +7,7 @@ counts when its batch is handed to the trainer. So prefetched batches are never 
 hold no state: their number, start method and prefetch may change at any resume.
 
 `Dataset` is a store or view as a `torch.utils.data.Dataset`, for trainers that own the sampler.
+Nothing here reads or advances torch's global random generators.
 """
 
 from __future__ import annotations
@@ -17,18 +18,23 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from torch.utils import data as torch_data
 
 from tokenmill.dataset import Mixture, View, as_view
 from tokenmill.errors import TokenmillError, UsageError, WorkerError
 from tokenmill.integrations.trainers import TORCH, ItemRows, RowDataset
 from tokenmill.loader import Cursor, Loader, LoaderIterator, Step
 from tokenmill.loader.loader import BatchFiller
+from tokenmill.optional import optional
 from tokenmill.packing import Batch, fill_rows
 from tokenmill.store import Store
 
-Item = dict[str, torch.Tensor]
+with optional("torch"):
+    import torch
+    from torch.utils import data as torch_data
+
+__all__ = ["DataLoader", "Dataset"]
+
+Item = dict[str, "torch.Tensor"]
 TensorBatch = dict[str, Any]
 
 
@@ -133,7 +139,6 @@ class DataLoader:
         return self._latest_of(_Iterator(self))
 
     def repeat(self, epochs: int | None = None) -> Iterator[TensorBatch]:
-        """Like `tokenmill.Loader.repeat`."""
         self.loader.repeat(epochs)  # validates
         return self._latest_of(_Iterator(self, repeat=True, epochs=epochs))
 
@@ -145,19 +150,15 @@ class DataLoader:
         return len(self.loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Like `tokenmill.Loader.set_epoch`."""
         self.loader.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Like `tokenmill.Loader.state_dict`: counts what was handed out."""
         return self.loader.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Like `tokenmill.Loader.load_state_dict`."""
         self.loader.load_state_dict(state)
 
     def served(self) -> dict[str, dict[str, int]]:
-        """Like `tokenmill.Loader.served`."""
         return self.loader.served()
 
     def open(
@@ -168,14 +169,11 @@ class DataLoader:
         return ((batch, cursors.popleft()) for batch in iter(self._torch))
 
     def is_stale(self, iterator: _Iterator) -> bool:
-        """Whether persistent workers now serve another iterator."""
         latest = None if self._latest is None else self._latest()
         return self._persistent and latest is not iterator
 
 
 class _Iterator(LoaderIterator):
-    """The loader's own iterator, with batches from torch."""
-
     def __init__(
         self, owner: DataLoader, *, repeat: bool = False, epochs: int | None = None
     ) -> None:

@@ -1,4 +1,4 @@
-"""SFT data for SkyRL: rows of stores in its format, and datasets from its SFTConfig.
+"""Datasets and a sampler for SkyRL's SFT and RL trainers.
 
 SkyRL describes a row by its *window*: ``num_actions`` is the number of tokens from the first
 trained one to the end, ``loss_mask`` says for each of those whether it is trained:
@@ -10,18 +10,16 @@ trained one to the end, ``loss_mask`` says for each of those whether it is train
 Rows with images also have ``pixel_values`` and ``image_grid_thw``, computed by the store's own
 processor when the row is read. SkyRL takes no other features, and no batch in which only some rows
 have images; both are refused at the start.
-
-`from_config` returns what ``SFTTrainer.load_dataset`` would, and `eval_from_config` what
-``load_eval_datasets`` would. Raw datasets are prepared, once per pair of dataset and split.
-``pretokenized_dataset_paths`` are opened: stores by us, other formats by SkyRL's own loader.
 """
 
 from __future__ import annotations
 
+import glob
 import logging
 import os
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from functools import cached_property
 from typing import Any
 
@@ -29,27 +27,251 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils import data as torch_data
 
-from tokenmill import fingerprint
+from tokenmill import fingerprint, prompts
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.dataset import View, as_view, concat
-from tokenmill.errors import RowError, SourceError, UsageError, check_one_of, check_positive
+from tokenmill.errors import (
+    RowError,
+    SourceError,
+    SourceMissing,
+    StateError,
+    UsageError,
+    check_one_of,
+    check_positive,
+)
 from tokenmill.files import PrivateDirectory
-from tokenmill.integrations.skyrl.common import NO_COLUMN, sources_of
 from tokenmill.integrations.trainers import (
     SKYRL,
+    VERBATIM,
+    Items,
     RowDataset,
     cached_scan,
+    date_named,
     image_features,
     is_store,
     prepared,
     stated_date,
 )
+from tokenmill.loader import Cursor, StreamSpec
 from tokenmill.media import Processor
 from tokenmill.optional import optional
-from tokenmill.sampling import Int64Array
+from tokenmill.sampling import (
+    LARGEST,
+    Int64Array,
+    MixedOrder,
+    Order,
+    Schedule,
+    check_seed,
+    make_order,
+    unroll,
+)
 from tokenmill.source import open_rows
 from tokenmill.store import Row, Store, open_store
 from tokenmill.work.processor import processor_of
+
+NO_COLUMN = "\x00"  # a column that no row has, for a column that SkyRL sets to None
+
+_PART = re.compile(r"^(?P<name>\w[\w.\-]*)(?P<slice>\[[^\[\]]*\])?$")
+_HUB_NAME = re.compile(r"^[\w.\-]+(/[\w.\-]+)?$")
+
+
+def sources_of(dataset: str, split: str) -> list[str]:
+    """Return the addresses of a dataset's split.
+
+    Args:
+        dataset: A file, a glob, a directory, or a name on the Hugging Face hub.
+        split: As in `datasets`: ``train``, ``train[:1000]``, ``test[10%:]``, ``train+validation``.
+    """
+    return [_address(dataset, part.strip(), split) for part in split.split("+")]
+
+
+def _address(dataset: str, part: str, split: str) -> str:
+    match = _PART.match(part)
+    if match is None:
+        raise UsageError(
+            f"split {split!r} of {dataset!r}: write it like train, train[:1000] or train[10%:]"
+        )
+    if os.path.isdir(dataset):
+        return f"{dataset}@{part}"
+    if os.path.lexists(dataset) or glob.has_magic(dataset):
+        _check_split_of_a_file(dataset, match["name"])
+        return f"{dataset}@{match['slice']}" if match["slice"] else dataset
+    if not _HUB_NAME.match(dataset):
+        raise SourceMissing("no such file or directory, and no name on the hub", path=dataset)
+    return f"hf://datasets/{dataset}:{part}"
+
+
+def _check_split_of_a_file(dataset: str, name: str) -> None:
+    words = re.split(r"[^A-Za-z]+", os.path.basename(dataset).lower())
+    if name != "train" and name.lower() not in words:
+        raise UsageError(
+            f"split {name!r} was asked for, but a file is the split 'train' unless its name says "
+            f"another: write train, or name the file after the split",
+            path=dataset,
+        )
+
+
+def as_task(function: Callable[..., None]) -> Any:
+    """Return a Ray task of one CPU, as SkyRL's own are, that gets our environment variables.
+
+    SkyRL parses its arguments on the head node and trains in a Ray task, which may run on a node
+    without the environment of the command line.
+    """
+    import ray
+
+    ours = {name: value for name, value in os.environ.items() if name.startswith("TOKENMILL_")}
+    return ray.remote(num_cpus=1, runtime_env={"env_vars": ours})(function)
+
+
+# Sampler
+
+_BLOCK = 1024  # positions computed at a time: the order is a vectorised function
+_BEGUN = "begun"  # stream position at which the pass began
+_LENGTH = "num_samples"
+
+
+class Sampler(torch_data.Sampler[int]):  # type: ignore[misc]
+    """Row numbers in our order, for ``sampler_class_path``.
+
+    It yields one endless stream: epoch after epoch of our order, or, with ``weights``, an
+    interleave of the sources in those shares. A pass is ``num_samples`` positions of it; the next
+    pass continues where the last one ended, so a resume is exact in this and in all later epochs.
+
+    The state counts what the current pass yielded. torchdata stores it with each batch and may drop
+    an iterator that was already finished; therefore a finished pass moves the sampler to the next.
+
+    Args:
+        data_source: What is sampled; only its length, and its ``key`` where it has one, matter.
+        seed: Of the order.
+        order: feistel or sequential.
+        num_samples: Positions of one pass; None: as many as there are rows. The number of steps
+            times the batch size makes the whole run one pass.
+        lengths: Rows of every source, in order; SkyRL fills this in.
+        weights: Shares of the sources in the stream; None shuffles all rows together.
+    """
+
+    def __init__(
+        self,
+        data_source: Sized,
+        seed: int = 42,
+        order: str = "feistel",
+        num_samples: int | None = None,
+        lengths: Sequence[int] | None = None,
+        weights: Sequence[float] | None = None,
+    ) -> None:
+        rows = len(data_source)
+        if not rows:
+            raise UsageError("there is nothing to sample: the data has no rows")
+        if num_samples is not None:
+            check_positive("num_samples", num_samples)
+        sizes = [rows] if lengths is None else [int(length) for length in lengths]
+        if sum(sizes) != rows:
+            raise UsageError(f"lengths are {sizes}, together {sum(sizes)}; the data has {rows}")
+        self.num_samples = rows if num_samples is None else num_samples
+        self.order = _make_order(order, check_seed(seed), sizes, weights)
+        shares = "" if weights is None else f"/{sizes}/{[str(weight) for weight in weights]}"
+        self._spec = StreamSpec(
+            dataset=str(getattr(data_source, "key", None) or f"{rows} rows"),
+            seed=int(seed),
+            order=order + shares,
+            packing=None,
+        )
+        self._next = 0  # stream position at which the next pass begins
+        self._loaded: SamplerPass | None = None  # a pass that the next iterator continues
+        self._current: SamplerPass | None = None
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __iter__(self) -> SamplerPass:
+        new = SamplerPass(self, self._next, self._next, self.num_samples)
+        self._current, self._loaded = self._loaded or new, None
+        return self._current
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin the next pass at the pass of this number."""
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise UsageError(f"epoch must be a non-negative integer, got {epoch!r}")
+        self._next, self._current, self._loaded = epoch * self.num_samples, None, None
+
+    def begin_next_pass_at(self, position: int) -> None:
+        self._next = position
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position of the current pass; between passes, the start of the next."""
+        current = self._current or self._loaded
+        if current is not None and not current.ended:
+            return current.state_dict()
+        return self.save(self._next, self._next, self.num_samples)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        begun, position, length = self.load(state)
+        self._next, self._current = begun, None
+        self._loaded = SamplerPass(self, begun, position, length)
+
+    def save(self, begun: int, position: int, length: int) -> dict[str, Any]:
+        cursor = Cursor(*divmod(position, self.order.rows))
+        state = self._spec.save(cursor, begun // self.order.rows)
+        return {**state, _BEGUN: begun, _LENGTH: length}
+
+    def load(self, state: Any) -> tuple[int, int, int]:
+        """Return start, position and length of a saved pass."""
+        cursor, _ = self._spec.load(state)
+        position = cursor.epoch * self.order.rows + cursor.position
+        numbers = [state.get(_BEGUN), state.get(_LENGTH)]
+        for number in numbers:
+            if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+                raise StateError("not a state of this sampler: it does not say where it began")
+            if max(number, position) > LARGEST:
+                raise StateError(f"the state's position is {max(number, position)}: too large")
+        begun, length = numbers
+        if not begun <= position <= begun + length:
+            raise StateError(f"the state's pass began at {begun}, but its position is {position}")
+        return begun, position, length
+
+
+class SamplerPass(Iterator[int]):
+    """One pass from ``begun``, at ``position``; stateful in torchdata's sense."""
+
+    def __init__(self, sampler: Sampler, begun: int, position: int, length: int) -> None:
+        self._sampler = sampler
+        self._seek(begun, position, length)
+
+    def _seek(self, begun: int, position: int, length: int) -> None:
+        self._begun, self._position, self._end = begun, position, begun + length
+        self._block: list[int] = []
+        self._inside = 0
+        self.ended = False
+
+    def __next__(self) -> int:
+        if self._position >= self._end:
+            if not self.ended:
+                self.ended = True
+                self._sampler.begin_next_pass_at(self._end)
+            raise StopIteration
+        if self._inside == len(self._block):
+            positions = np.arange(self._position, min(self._position + _BLOCK, self._end))
+            self._block, self._inside = unroll(self._sampler.order, positions).tolist(), 0
+        self._inside += 1
+        self._position += 1
+        return self._block[self._inside - 1]
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._sampler.save(self._begun, self._position, self._end - self._begun)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._seek(*self._sampler.load(state))
+        if self._position >= self._end:
+            self._sampler.begin_next_pass_at(self._end)  # torchdata drops a finished iterator
+
+
+def _make_order(name: str, seed: int, sizes: list[int], weights: Sequence[float] | None) -> Order:
+    if weights is None:
+        return make_order(name, sum(sizes), seed)
+    if len(weights) != len(sizes):
+        raise UsageError(f"{len(weights)} weights for {len(sizes)} datasets")
+    return MixedOrder.of(Schedule(sizes, list(weights), "repeat"), name, seed)
+
 
 Item = dict[str, Any]
 Source = Store | View | str | os.PathLike[str]
@@ -144,7 +366,6 @@ class SFTDataset(RowDataset, torch_data.Dataset[Item]):  # type: ignore[misc]
 
     @property
     def key(self) -> str:
-        """Content key, which is part of a sampler's state."""
         if self.max_length is None:
             return self.view.key
         return fingerprint.key({"skyrl": self.view.key, "max_length": self.max_length})
@@ -160,7 +381,6 @@ class SFTDataset(RowDataset, torch_data.Dataset[Item]):  # type: ignore[misc]
 
     @property
     def dataset_lengths(self) -> list[int]:
-        """Rows of every source, in order."""
         ends = np.cumsum([len(source) for source in self._sources])
         ends -= np.searchsorted(self._dropped, ends)
         return [int(rows) for rows in np.diff(ends, prepend=0)]
@@ -378,3 +598,76 @@ def _is_alpaca(sources: Sequence[str], messages_key: str, cache_dir: Any) -> boo
 
     query = {"instructions and outputs without": messages_key}
     return bool(cached_scan(rows, cache_dir, query, scan)["alpaca"])
+
+
+# Prompts
+
+PromptItem = tuple[Any, Any, dict[str, Any], str]
+_FILES = (".parquet", ".json", ".jsonl")  # anything else is, to SkyRL, a name and perhaps a split
+
+
+class PromptDataset(Items[PromptItem], torch_data.Dataset[PromptItem]):  # type: ignore[misc]
+    """Prompts for SkyRL's RL trainers from a lazy index, in file order; its dataloader shuffles.
+
+    It has the arguments and items of SkyRL's class: ``(messages, env_class, extras, uid)``, the
+    column of the prompt, that of the environment, all others, and the item's number as text.
+    ``datasets`` are files or names, as ``name`` or ``name:split``; one or a list.
+    """
+
+    def __init__(
+        self,
+        datasets: str | Sequence[str],
+        tokenizer: Any,
+        max_prompt_length: int,
+        num_workers: int = 8,
+        prompt_key: str = "prompt",
+        env_class_key: str = "env_class",
+        cache_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        names = [datasets] if isinstance(datasets, str) else list(datasets)
+        if not names:
+            raise UsageError("the config names no prompts: set data.train_data")
+        self.prompt_key, self.env_class_key = prompt_key, env_class_key
+        with date_named(tokenizer):
+            self.prompts = prompts.PromptDataset(
+                [source for name in names for source in _sources(name)],
+                tokenizer,
+                max_length=max_prompt_length,
+                prompt_key=prompt_key,
+                metadata_key=NO_COLUMN,
+                apply_chat_template=True,
+                date=stated_date(),
+                tokenizer_backend="transformers",
+                convention=VERBATIM,
+                # SkyRL asks for 8 on any machine.
+                num_workers=min(num_workers, os.cpu_count() or 1) if num_workers > 1 else 0,
+                cache_dir=cache_dir,
+            )
+        if self.prompts.rejected:
+            _log.warning("%r: not served: %s", self.prompts, self.prompts.rejected)
+
+    @property
+    def key(self) -> str:
+        return f"{self.prompts.key}/{self.prompts.max_length}"
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def items_at(self, numbers: Int64Array) -> list[PromptItem]:
+        rows = self.prompts.source_rows_at(numbers)
+        return [
+            (row.pop(self.prompt_key), row.pop(self.env_class_key, None), row, str(number))
+            for row, number in zip(rows, numbers.tolist(), strict=True)
+        ]
+
+    @staticmethod
+    def collate_fn(items: Sequence[PromptItem]) -> list[dict[str, Any]]:
+        names = ("prompt", "env_class", "env_extras", "uid")
+        return [dict(zip(names, item, strict=True)) for item in items]
+
+
+def _sources(name: str) -> list[str]:
+    if os.path.splitext(name)[-1].lower() in _FILES:
+        return [name]
+    name, _, split = name.partition(":")
+    return sources_of(name, split or "train")
