@@ -73,12 +73,13 @@ def _result(index: int, content: str | None = None, number: int = 1) -> Message:
     }
 
 
-def _calling(*calls: dict[str, Any], content: Any = "", after: str = "ta") -> Row:
+def _calling(
+    *calls: dict[str, Any], content: Any = "", after: str = "ta", result: str | None = None
+) -> Row:
     """A user, an assistant who calls, the results, an answer."""
     messages = [say("u", 0), say("a", 1, content, tool_calls=list(calls))]
-    for role in after:
-        index = len(messages)
-        messages.append(_result(index) if role == "t" else say(role, index))
+    for index, role in enumerate(after, 2):
+        messages.append(_result(index, result) if role == "t" else say(role, index))
     return {"messages": messages, "tools": TOOLS}
 
 
@@ -175,48 +176,26 @@ def _odd() -> dict[str, Row]:
             after="ttta",
         ),
         "several calls, one result": _calling(_call({}, 1), _call({"n": 1}, 2), after="ta"),
-        "calls twice": {
-            "messages": [
-                say("u", 0),
-                say("a", 1, "", tool_calls=[_call({"city": 1}, 1)]),
-                _result(2),
-                say("a", 3, "", tool_calls=[_call({"city": words("call", 3)}, 2)]),
-                _result(4, number=2),
-                say("a", 5),
-                say("u", 6),
-                say("a", 7),
-            ],
-            "tools": TOOLS,
-        },
-        "calls thought about": {
-            "messages": [
-                say("u", 0),
-                say("a", 1, "", reasoning_content="reason1x0", tool_calls=[_call({"city": "q"})]),
-                _result(2),
-                say("a", 3, reasoning_content=words("reason", 3)),
-            ],
-            "tools": TOOLS,
-        },
-        "an empty result": {
-            "messages": [
-                say("u", 0),
-                say("a", 1, "", tool_calls=[_call({"city": "call1x0"})]),
-                _result(2, ""),
-                say("a", 3),
-            ],
-            "tools": TOOLS,
-        },
-        "results empty, arguments empty": {
-            "messages": [
-                say("u", 0),
-                say("a", 1, "", tool_calls=[_call({})]),
-                _result(2, ""),
-                say("a", 3),
-                say("u", 4),
-                say("a", 5),
-            ],
-            "tools": TOOLS,
-        },
+        "calls twice": _with(
+            "uatataua",
+            {
+                1: {"content": "", "tool_calls": [_call({"city": 1}, 1)]},
+                3: {"content": "", "tool_calls": [_call({"city": words("call", 3)}, 2)]},
+                4: {"tool_call_id": "call00002"},
+            },
+            TOOLS,
+        ),
+        "calls thought about": _with(
+            "uata",
+            {
+                1: {"content": "", "reasoning_content": "reason1x0"}
+                | {"tool_calls": [_call({"city": "q"})]},
+                3: {"reasoning_content": words("reason", 3)},
+            },
+            TOOLS,
+        ),
+        "an empty result": _calling(_call({"city": "call1x0"}), result=""),
+        "results empty, arguments empty": _calling(_call({}), after="taua", result=""),
         "consecutive assistants": {"messages": turns("uaa")},
         "consecutive assistants in the middle": {"messages": turns("uaaua")},
         "three assistants": {"messages": turns("uaaa")},
@@ -245,10 +224,10 @@ def _odd() -> dict[str, Row]:
         "echo": {"messages": [{**m, "content": "same words"} for m in turns("uauaua")]},
         "echo of roles": {
             "messages": [
-                {"role": "user", "content": "assistant"},
-                {"role": "assistant", "content": "user"},
-                {"role": "user", "content": "assistant"},
-                {"role": "assistant", "content": "assistant"},
+                say(role, 0, text)
+                for role, text in zip(
+                    "uaua", ("assistant", "user", "assistant", "assistant"), strict=True
+                )
             ]
         },
         "one letter": {"messages": [{**m, "content": "e"} for m in turns("uaua")]},

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.chat.templates import CHATML, THINKING
-from tokenmill.chat import ChatSpec, Renderer
+from tokenmill.chat import RENDERER_VERSION, ChatSpec, Renderer
 from tokenmill.chat.shapes import Conversation, Plain, read
 from tokenmill.errors import RowError, UsageError
 
@@ -277,6 +277,12 @@ def test_train_on_what_rows_cannot_satisfy_is_a_usage_error(options: Any, row: A
 def test_spec_refuses_what_means_nothing(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         ChatSpec(**options)
+
+
+def test_spec_document_holds_every_field() -> None:
+    document = ChatSpec(template_kwargs={"a": 1}).document()
+    assert document["renderer"] == RENDERER_VERSION
+    assert set(document) > {"format", "date", "train_on", "turn_end", "expand", "trailing"}
 
 
 def test_conversations_without_a_template_are_a_usage_error() -> None:

@@ -97,9 +97,9 @@ def require_same_features(given: Any, found: dict[str, Any]) -> None:
         assert np.array_equal(found[name], expected), name
 
 
-@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    ("rows", "longest"), [(2, 260), pytest.param(200, 1300, marks=pytest.mark.soak)]
+    ("rows", "longest"),
+    [(2, 260), pytest.param(200, 1300, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])],
 )
 @pytest.mark.parametrize("name", processors.NAMES)
 def test_rows_are_what_the_processor_gives(name: str, rows: int, longest: int) -> None:

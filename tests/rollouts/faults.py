@@ -253,27 +253,26 @@ def mask_length(world: World, row: Row, rng: random.Random) -> Injected | None:
     return Injected(other, "structure", ("mask_length",), None)
 
 
-@fault
-def context_text(world: World, row: Row, rng: random.Random) -> Injected | None:
-    turn = rng.choice([k for k, m in enumerate(row["messages"])
-                       if m["role"] in ("user", "tool")])  # fmt: skip
+def _reworded(
+    world: World, row: Row, rng: random.Random, kind: str, *roles: str
+) -> Injected | None:
+    turn = rng.choice([k for k, m in enumerate(row["messages"]) if m["role"] in roles])
     messages = copy.deepcopy(row["messages"])
     said = messages[turn]["content"].split()
     said[rng.randrange(len(said))] = "quartz"
     messages[turn]["content"] = " ".join(said)
     other = _seen(world, row, messages)
-    return other and Injected(other, "text", ("context_text",), turn)
+    return other and Injected(other, "text", (kind,), turn)
+
+
+@fault
+def context_text(world: World, row: Row, rng: random.Random) -> Injected | None:
+    return _reworded(world, row, rng, "context_text", "user", "tool")
 
 
 @fault
 def sampled_text(world: World, row: Row, rng: random.Random) -> Injected | None:
-    turn = rng.choice(_spans(row))[0]
-    messages = copy.deepcopy(row["messages"])
-    said = messages[turn]["content"].split()
-    said[rng.randrange(len(said))] = "quartz"
-    messages[turn]["content"] = " ".join(said)
-    other = _seen(world, row, messages)
-    return other and Injected(other, "text", ("sampled_text",), turn)
+    return _reworded(world, row, rng, "sampled_text", "assistant")
 
 
 @fault

@@ -7,17 +7,17 @@ fold turns into each other, the class must be. A part of them is tried here, all
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
 import zlib
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.chat.conversations import ODD
-from tests.rollouts.faults import INJECTIONS, TOOLS, Injected, World, conversation
+from tests.rollouts.faults import INJECTIONS, TOOLS, Injected, conversation
 from tests.rollouts.simulated import Row, encode
 from tests.rollouts.worlds import appending, bundled, released, world_of
 from tokenmill.chat import ChatSpec
@@ -25,8 +25,6 @@ from tokenmill.errors import RowError
 from tokenmill.rollouts import read_rollouts
 from tokenmill.rollouts.verdict import Judge, Verdict
 
-SAMPLE = 2  # of the released templates' conversations; the soak takes more
-SOAK = 12
 ASKED = ("models/tencent-Hy3", "models/meta-llama-Llama-3.2-3B-Instruct", "tokenizers/phi-3-mini")
 """Templates of which only the prompts, asked for turn by turn, say what a sampler saw."""
 ENDED_TWICE = (
@@ -164,7 +162,27 @@ def test_history_of_the_prompt_needs_no_mask() -> None:
 # Templates that rewrite history
 
 
-def rewriting() -> tuple[World, Judge, list[Row]]:
+FIRST = "<think>\namber thoughts on it\n</think>\n\nOne.<|im_end|>"
+SECOND = "<think>\nbirch thoughts on it\n</think>\n\nTwo.<|im_end|>"
+OPENS = "<|im_start|>user\nFirst?<|im_end|>\n<|im_start|>assistant\n"
+BETWEEN = "\n<|im_start|>user\nSecond?<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "drift", "notes"),
+    [
+        ([(OPENS, 0), (FIRST, 1), (BETWEEN, 0), (SECOND, 1)], "equal", []),  # thoughts were kept
+        ([(OPENS + "One.<|im_end|>" + BETWEEN, 0), (SECOND, 1)], "equal", []),  # none was sampled
+        (
+            [(OPENS, 0), ("One.<|im_end|>", 1), (BETWEEN, 0), (SECOND, 1)],
+            "structure",
+            [("thought_dropped", 1)],
+        ),
+    ],
+)
+def test_history_that_the_template_rewrites(
+    pieces: list[tuple[str, int]], drift: str, notes: list[tuple[str, int]]
+) -> None:
     template = bundled().template
     assert isinstance(template, str)
     world, _ = world_of(template)
@@ -175,59 +193,44 @@ def rewriting() -> tuple[World, Judge, list[Row]]:
         {"role": "user", "content": "Second?"},
         {"role": "assistant", "content": "Two.", "reasoning_content": "birch thoughts on it"},
     ]
-    return world, judge, messages
-
-
-def recorded(world: World, messages: list[Row], pieces: list[tuple[str, int]]) -> Row:
     ids: list[int] = []
     mask: list[int] = []
     for text, sampled in pieces:
         part = encode(world.tokenizer, text)
         ids, mask = ids + part, mask + [sampled] * len(part)
-    return {"messages": messages, "token_ids": ids, "loss_mask": mask}
-
-
-FIRST = "<think>\namber thoughts on it\n</think>\n\nOne.<|im_end|>"
-SECOND = "<think>\nbirch thoughts on it\n</think>\n\nTwo.<|im_end|>"
-OPENS = "<|im_start|>user\nFirst?<|im_end|>\n<|im_start|>assistant\n"
-BETWEEN = "\n<|im_start|>user\nSecond?<|im_end|>\n<|im_start|>assistant\n"
-
-
-def test_appended_rollout_keeps_thoughts_that_the_template_would_drop() -> None:
-    world, judge, messages = rewriting()
-    pieces = [(OPENS, 0), (FIRST, 1), (BETWEEN, 0), (SECOND, 1)]
-    [verdict] = judged(judge, recorded(world, messages, pieces))
+    [verdict] = judged(judge, {"messages": messages, "token_ids": ids, "loss_mask": mask})
     assert isinstance(verdict, Verdict)
-    assert (verdict.drift, verdict.notes) == ("equal", [])
-
-
-def test_last_turn_after_a_rewritten_history_is_sound() -> None:
-    world, judge, messages = rewriting()
-    pieces = [(OPENS + "One.<|im_end|>" + BETWEEN, 0), (SECOND, 1)]
-    [verdict] = judged(judge, recorded(world, messages, pieces))
-    assert isinstance(verdict, Verdict)
-    assert (verdict.drift, verdict.notes) == ("equal", [])
-
-
-def test_rewritten_turn_that_the_mask_calls_sampled_lost_its_thought() -> None:
-    world, judge, messages = rewriting()
-    pieces = [(OPENS, 0), ("One.<|im_end|>", 1), (BETWEEN, 0), (SECOND, 1)]
-    [verdict] = judged(judge, recorded(world, messages, pieces))
-    assert isinstance(verdict, Verdict)
-    assert verdict.drift == "structure"
-    assert [(note.kind, note.turn) for note in verdict.notes] == [("thought_dropped", 1)]
+    assert verdict.drift == drift
+    assert [(note.kind, note.turn) for note in verdict.notes] == notes
 
 
 # Released templates
 
 
-def some(shared: Path, one_in: int) -> list[tuple[str, str]]:
-    return [(n, t) for n, t in released(shared) if zlib.crc32(n.encode()) % one_in == 1]
+SOAK = [pytest.mark.soak, pytest.mark.timeout(1800)]
 
 
-def sweep_clean(templates: list[tuple[str, str]], kinds: list[str]) -> None:
+def sampled_templates(shared: Path, one_in: int, asked: bool = False) -> list[tuple[str, str]]:
+    return [
+        (name, template)
+        for name, template in released(shared)
+        if zlib.crc32(name.encode()) % one_in == min(1, one_in - 1) or (asked and name in ASKED)
+    ]
+
+
+@pytest.mark.parametrize("one_in", [5, pytest.param(1, marks=SOAK)])
+def test_released_templates_raise_no_alarm_on_clean_rollouts(shared: Path, one_in: int) -> None:
+    kinds = ["several turns", "tools", "typed parts"]
+    if one_in == 1:
+        kinds = [
+            kind
+            for kind, row in ODD.items()
+            if row.get("messages") and isinstance(row.get("tools"), list | None)
+        ]
+    templates = sampled_templates(shared, one_in, asked=True)
+    assert {name for name, _ in templates} >= set(ASKED)
     alarms: list[Any] = []
-    seen = used = 0
+    seen = 0
     for name, template in templates:
         world, judge = world_of(template, name)
         rows = []
@@ -238,76 +241,35 @@ def sweep_clean(templates: list[tuple[str, str]], kinds: list[str]) -> None:
             rows.append(world.sample(messages, tools))
         clean = [row for row in rows if row is not None]
         seen += len(clean)
-        used += bool(clean)
         for row, verdict in zip(clean, judged(judge, *clean), strict=True):
             if isinstance(verdict, RowError):
                 if verdict.reason != "template_drops_content":
                     alarms.append((name, verdict.message))
             elif verdict.drift in ("structure", "text"):
                 alarms.append((name, row["messages"], verdict.notes))
-    print(f"{used} of {len(templates)} templates, {seen} clean, {len(alarms)} alarms")
     assert not alarms, "\n".join(str(alarm) for alarm in alarms[:30])
     assert seen > len(templates)
 
 
-def odd_kinds() -> list[str]:
-    return [
-        kind
-        for kind, row in ODD.items()
-        if row.get("messages") and isinstance(row.get("tools"), list | None)
-    ]
-
-
-def test_released_templates_raise_no_alarm_on_clean_rollouts(shared: Path) -> None:
-    odd = [(n, t) for n, t in released(shared) if n in ASKED]
-    assert len(odd) == len(ASKED)
-    sweep_clean([*some(shared, 5), *odd], ["several turns", "tools", "typed parts"])
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-def test_released_templates_raise_no_alarm_on_any_clean_rollout(shared: Path) -> None:
-    sweep_clean(list(released(shared)), odd_kinds())
-
-
-def sweep_faults(templates: list[tuple[str, str]], count: int) -> None:
+@pytest.mark.parametrize(("one_in", "count"), [(9, 2), pytest.param(1, 12, marks=SOAK)])
+def test_released_templates_show_every_fault(shared: Path, one_in: int, count: int) -> None:
     missed: list[Any] = []
-    tried: Counter[str] = Counter()
-    placed = used = 0
-    for name, template in templates:
+    tried = 0
+    for name, template in sampled_templates(shared, one_in):
         world, judge = world_of(template, name)
         faults = []
         for rng, messages, tools in conversations_for(name, count):
             clean = world.sample(messages, tools)
-            if clean is None:
-                continue
-            for kind, inject in INJECTIONS.items():
-                try:
-                    fault = inject(world, copy.deepcopy(clean), rng)
-                except RowError:
-                    continue
-                if fault is not None:
-                    faults.append((kind, fault))
-        tried.update(kind for kind, _ in faults)
+            for kind, inject in INJECTIONS.items() if clean is not None else ():
+                with contextlib.suppress(RowError):
+                    if fault := inject(world, copy.deepcopy(clean), rng):
+                        faults.append((kind, fault))
+        tried += len(faults)
         verdicts = judged(judge, *(fault.row for _, fault in faults))
         for (kind, fault), verdict in zip(faults, verdicts, strict=True):
             drift = None if isinstance(verdict, RowError) else verdict.drift
             unsure = name in ENDED_TWICE and kind == "mask_misses_sampled"
             if drift != fault.drift and not unsure:
                 missed.append((name, kind, fault.turn, verdict))
-            placed += found_in(verdict, fault)
-        used += bool(faults)
-    print(f"{used} of {len(templates)} templates, {tried.total()} faults {dict(tried)}")
-    print(f"{placed} named by kind and turn, too; {len(missed)} missed")
     assert not missed, "\n".join(str(miss) for miss in missed)
-    assert tried.total()
-
-
-def test_released_templates_show_every_fault(shared: Path) -> None:
-    sweep_faults(some(shared, 9), SAMPLE)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-def test_all_released_templates_show_every_fault(shared: Path) -> None:
-    sweep_faults(list(released(shared)), SOAK)
+    assert tried
