@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ import pytest
 
 from tests.programs import python
 from tests.prompts.making import PROMPTS, TOKENIZER, open_prompts, write_rows
-from tokenmill import CacheError, CorruptionError, NonDeterminismError, PromptDataset
+from tokenmill import CacheError, CorruptionError, NonDeterminismError
 from tokenmill.integrations.miles import MilesOrder
 from tokenmill.integrations.trainers import VERBATIM
 from tokenmill.prompts import prompt_lengths
@@ -253,21 +254,15 @@ def test_killed_builder_leaves_nothing_to_clean_and_its_parts_are_used(
 def test_cache_that_cannot_be_written_is_worked_around(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("no directory")
     prompts = open_prompts(PROMPTS, cache_dir=tmp_path / "cache")
     monkeypatch.setattr(prompt_lengths, "_is_writable", lambda root: False)
-
-    def refuse(*arguments: Any) -> None:
-        raise CacheError("read-only", path=blocked)
-
     find = prompt_lengths._find_or_build
     calls: list[Path] = []
 
     def first_refused(wanted: Any, root: Path, executor: Any) -> Any:
         calls.append(root)
         if len(calls) == 1:
-            refuse()
+            raise CacheError("read-only", path=root)
         return find(wanted, root, executor)
 
     monkeypatch.setattr(prompt_lengths, "_find_or_build", first_refused)
@@ -300,12 +295,8 @@ def test_kept_rows_equal_a_plain_compare() -> None:
 
 
 def test_index_that_is_gone_is_a_cache_error(tmp_path: Path) -> None:
-    import pickle
-    import shutil
-
     prompts = open_prompts(PROMPTS)
     pickled = pickle.dumps(prompts)
     shutil.rmtree(prompts.path)
     with pytest.raises(CacheError, match="gone"):
         pickle.loads(pickled)
-    assert isinstance(prompts, PromptDataset)

@@ -47,31 +47,29 @@ def files(root: Path) -> set[str]:
     }
 
 
-def test_first_call_marks_and_removes_nothing(tmp_path: Path) -> None:
-    store = make_store(tmp_path, [make_columns([3, 4])])
-    key = stray_slice(tmp_path)
-    before = files(tmp_path)
-    done = collect(tmp_path, now=1000.0)
-    assert (done.marked, done.removed, done.freed_bytes) == ([f"slices/{key}"], [], 0)
-    assert files(tmp_path) == before
-    assert store.verify() > 0
-
-
-def test_second_call_removes_after_the_grace_only(tmp_path: Path) -> None:
+def test_calls_mark_first_and_remove_after_the_grace_only(tmp_path: Path) -> None:
     store = make_store(tmp_path, [make_columns([3, 4])])
     needed = files(tmp_path)
     key = stray_slice(tmp_path)
-    size = sum((tmp_path / name).stat().st_size for name in files(tmp_path) - needed)
-    collect(tmp_path, grace_s=DAY, now=1000.0)
-    early = collect(tmp_path, grace_s=DAY, now=1000.0 + DAY - 1)
-    assert (early.marked, early.removed) == ([], [])
-    due = collect(tmp_path, grace_s=DAY, now=1000.0 + DAY)
-    assert due.removed == [f"slices/{key}"]
-    assert due.freed_bytes == size
-    assert files(tmp_path) == needed
-    assert store.verify() > 0
-    after = collect(tmp_path, grace_s=0, now=1000.0 + 3 * DAY)
-    assert (after.marked, after.removed) == ([], [])
+    before = files(tmp_path)
+    size = sum((tmp_path / name).stat().st_size for name in before - needed)
+    slice_name = [f"slices/{key}"]
+    steps = [  # time, dry run, what is marked, what is removed
+        (0.0, True, slice_name, []),
+        (0.0, False, slice_name, []),
+        (DAY - 1, False, [], []),
+        (DAY, True, [], slice_name),
+        (DAY, False, [], slice_name),
+        (3 * DAY, False, [], []),
+    ]
+    for number, (now, dry_run, marked, removed) in enumerate(steps):
+        done = collect(tmp_path, grace_s=DAY, dry_run=dry_run, now=1000.0 + now)
+        assert (done.marked, done.removed) == (marked, removed), number
+        assert done.freed_bytes == (size if removed else 0)
+        assert files(tmp_path) == (before if number < 4 else needed)
+        assert store.verify() > 0
+    with pytest.raises(UsageError, match="no such store"):
+        collect(tmp_path, stores=["f" * 40])
 
 
 def test_taken_up_again_means_unmarked(tmp_path: Path) -> None:
@@ -126,24 +124,6 @@ def test_older_than_gives_up_by_age(tmp_path: Path) -> None:
     done = collect(tmp_path, older_than_s=5 * DAY, now=now)
     assert f"stores/{old.key}" in done.marked
     assert f"stores/{new.key}" not in done.marked
-
-
-def test_dry_run_says_and_does_nothing(tmp_path: Path) -> None:
-    key = stray_slice(tmp_path)
-    before = files(tmp_path)
-    assert collect(tmp_path, dry_run=True, now=0.0).marked == [f"slices/{key}"]
-    collect(tmp_path, now=0.0)
-    would = collect(tmp_path, grace_s=DAY, dry_run=True, now=DAY)
-    assert would.removed == [f"slices/{key}"]
-    assert would.freed_bytes > 0
-    assert files(tmp_path) == before
-    assert collect(tmp_path, grace_s=DAY, now=DAY).removed == [f"slices/{key}"]
-
-
-def test_unknown_store_is_refused(tmp_path: Path) -> None:
-    make_store(tmp_path, [make_columns([3])])
-    with pytest.raises(UsageError, match="no such store"):
-        collect(tmp_path, stores=["f" * 40])
 
 
 def test_store_that_cannot_be_read_stops_the_collection(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def test_writers_that_did_not_see_each_other_are_compared_when_parts_are_put_tog
 @pytest.mark.parametrize(
     ("rows", "values", "said"),
     [
-        (10, 0.0, "row 10 of a store of 10 rows"),
+        (10, 0.0, "no row 10 of 10 rows"),
         ([1, 2], [0.0], "1 values for 2 rows"),
         ([1], [np.nan], "value of row 1 is .*nan"),
         ([4, 2], [0.0, np.nan], "value of row 2 is .*nan"),

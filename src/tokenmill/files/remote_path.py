@@ -47,7 +47,6 @@ class BlockCache:
         return self.directory / name[:2] / name
 
     def get(self, name: str) -> bytes | None:
-        """Return a block, unchecked."""
         path = self.place(name)
         try:
             data = path.read_bytes()

@@ -229,29 +229,24 @@ class Sealed:
     record: Any
 
     def refusal(self, message: str, name: str = "") -> CorruptionError:
-        """The error for a damaged data file or summary."""
         path = self.directory / name if name else self.kind.summary_of(self.directory)
         return CorruptionError(f"{message}; {self.kind.remedy}", path=path)
 
     def convert(self, kind: type[Record]) -> Record:
-        """Return the record as a type."""
         try:
             return msgspec.convert(self.record, kind)
         except msgspec.ValidationError as error:
             raise self.refusal(f"not the record of a {self.kind.name} ({error})") from error
 
     def require_document(self, document: Any) -> None:
-        """Refuse a record of another document."""
         stated = fingerprint.canonical_of_parsed(self.record["document"])
         if stated != fingerprint.canonical(document):
             raise self.refusal(f"a {self.kind.name} of something else lies under this key")
 
     def require(self, name: str, *, size: int | None = None, checksum: str | None = None) -> Path:
-        """Return the path of a data file that has this size and checksum."""
         return require_file(self.directory / name, size, checksum, self.kind.remedy)
 
     def read(self, name: str, checksum: str) -> bytes:
-        """Return the bytes of a small data file."""
         with reading_errors(self.directory / name, self.kind.remedy):
             data = (self.directory / name).read_bytes()
         found = fingerprint.checksum(data)
@@ -259,7 +254,6 @@ class Sealed:
         return data
 
     def array(self, name: str, dtype: str, count: int, checksum: str) -> npt.NDArray[Any]:
-        """Return a data file as an array of ``<i4`` or the like."""
         path = self.require(name, size=count * int(dtype[2:]), checksum=checksum)
         return map_array(path, dtype)
 
@@ -274,7 +268,6 @@ class Draft:
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[NewFile]:
-        """Open a data file to be written piece by piece."""
         with NewFile(self._path(name)) as file:
             yield file
         self.checksums[name] = file.checksum

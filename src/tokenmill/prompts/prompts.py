@@ -69,8 +69,8 @@ class PromptDataset(Sequence[Prompt]):
         metadata_key: Column of the metadata.
         multimodal_keys: Kinds of media and their columns, like ``{"image": "images"}``.
         apply_chat_template: Render the conversation with the generation prompt.
-        apply_chat_template_kwargs: Further template variables; ``template_kwargs`` is an alias.
-        template_kwargs: The alias.
+        apply_chat_template_kwargs: Further template variables.
+        template_kwargs: An alias of ``apply_chat_template_kwargs``.
         chat_template: Jinja source, or a file that holds it; None: the tokenizer's own.
         date: ``YYYY-MM-DD`` for templates that print the date; such a template is refused without.
         tokenizer_backend: ``auto``, ``transformers`` or ``file``.

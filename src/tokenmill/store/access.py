@@ -178,7 +178,6 @@ class GuardedFile:
             yield self.read_blocks(start, min(PIECE_BYTES, self.record.size - start))
 
     def check_all(self) -> int:
-        """Check every block; returns the bytes read."""
         return sum(map(len, self.pieces()))
 
 

@@ -98,8 +98,9 @@ def collect(
     expired = _expired_stores(layout, older_than_s, set(stores), now)
     needed = _needed_slices(layout, expired)
     unneeded = {f"stores/{key}" for key in expired}
-    for digits, keys in _slice_directories(layout):
-        unneeded |= {f"slices/{key}" for key in keys - needed.in_directory(digits)}
+    for directory in _directories(layout.slices):
+        keys = {path.name.partition(".")[0] for path in directory.iterdir()}
+        unneeded |= {f"slices/{key}" for key in keys - needed.in_directory(directory.name)}
     unneeded |= set(_unneeded_sidecars(layout, expired))
     unneeded |= set(_unneeded_rollouts(layout, expired, now - grace_s))
     unneeded |= {f"staging/{path.name}" for path in _dead_staging(root)}
@@ -155,11 +156,6 @@ def _needed_slices(layout: CacheLayout, expired: set[str]) -> _Needed:
     return _Needed(np.concatenate([np.empty((0, 20), np.uint8), *keys]))
 
 
-def _slice_directories(layout: CacheLayout) -> Iterator[tuple[str, set[str]]]:
-    for directory in _directories(layout.slices):
-        yield directory.name, {path.name.partition(".")[0] for path in directory.iterdir()}
-
-
 def _unneeded_sidecars(layout: CacheLayout, expired: set[str]) -> Iterator[str]:
     """Sidecars of stores that are gone or expired, and parts of complete sidecars."""
     others = layout.sidecars / OTHER_STORES
@@ -190,7 +186,6 @@ def _unneeded_rollouts(layout: CacheLayout, expired: set[str], since: float) -> 
 
 
 def _dead_staging(root: Path) -> Iterator[Path]:
-    """Staging directories of this machine whose process is gone."""
     here = socket.gethostname()
     for path in _directories(root / "staging"):
         host, _, rest = path.name.rpartition("-")[0].rpartition("-")

@@ -7,10 +7,10 @@ opening rows of other ranks. Weights other than 1 are stored in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 import numpy as np
 import xxhash
@@ -25,6 +25,18 @@ if TYPE_CHECKING:
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
+
+
+def row_numbers(indices: Iterable[SupportsIndex], size: int, noun: str = "row") -> Int64:
+    """Return indices as numbers from 0; IndexError for one that is out of range."""
+    if isinstance(indices, np.ndarray) and indices.dtype.kind in "iu":
+        numbers = indices.astype(np.int64)
+    else:
+        numbers = np.asarray([index.__index__() for index in indices], dtype=np.int64)
+    wrong = (numbers < -size) | (numbers >= size)
+    if wrong.any():
+        raise IndexError(f"{noun} {int(numbers[wrong][0])} of {size}")
+    return np.where(numbers < 0, numbers + size, numbers)
 
 
 def runs_of(mask: NDArray[Any], starts: NDArray[Any]) -> tuple[Int32, Int64]:

@@ -148,8 +148,9 @@ def _agrees(cache: CacheLayout, store: StoreLayout, ours: Document) -> bool:
         if published["digest"] != ours["digest"]:
             # A slice of it may have been replaced, or lost and built anew by another version: then
             # it is this store that nobody can read any more.
-            for key, record in _slices(store.file(names.TABLE)):
-                read_record(cache.slice(key), record)
+            for row in _table_rows(store.file(names.TABLE)):
+                files = cache.slice(row["key"].tobytes().hex())
+                read_record(files, row["record"].tobytes().hex())
     except (CorruptionError, UsageError):  # the latter: it has no manifest
         return False
     if published["digest"] != ours["digest"]:
@@ -169,7 +170,6 @@ def file_document(path: Path) -> Document:
 def _write_columns(
     cache: CacheLayout, placements: Iterable[Placement], staged: Path
 ) -> tuple[_Tally, dict[str, Document]]:
-    """Write the table and the columns of all rows in one pass over the slices."""
     tally = _Tally()
     body = staged / "table.part"
     with NewFile(body) as table, ExitStack() as opened:
@@ -232,17 +232,6 @@ def _table_rows(table_path: Path) -> Iterator[np.void]:
         yield from np.frombuffer(piece, SLICE_ROW)
 
 
-def _slices(table_path: Path) -> Iterator[tuple[str, str]]:
-    """Key and record digest of every slice."""
-    for row in _table_rows(table_path):
-        yield row["key"].tobytes().hex(), row["record"].tobytes().hex()
-
-
-def _served(table_path: Path) -> Iterator[str]:
-    """Keys of the slices that have rows."""
-    return (row["key"].tobytes().hex() for row in _table_rows(table_path) if row["rows"])
-
-
 def state_json(table_path: Path, key: str, slices: str = "../../slices") -> Iterator[bytes]:
     """Yield ``state.json`` for `datasets.load_from_disk`: it may be long."""
     count = count_rows(table_path.stat().st_size)
@@ -252,7 +241,8 @@ def state_json(table_path: Path, key: str, slices: str = "../../slices") -> Iter
         told = f"{count} slices are too many for load_from_disk - use tokenmill export"
         yield json.dumps({"filename": told}).encode()
     else:
-        for number, shard in enumerate(_served(table_path)):
+        served = (row["key"].tobytes().hex() for row in _table_rows(table_path) if row["rows"])
+        for number, shard in enumerate(served):
             comma = ", " if number else ""
             yield f'{comma}{{"filename": "{slices}/{shard[:2]}/{shard}.arrow"}}'.encode()
     yield b"], " + json.dumps(datasets_state(key)).encode()[1:] + b"\n"

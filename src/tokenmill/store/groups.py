@@ -6,12 +6,13 @@ has groups of adjacent rows. `Groups` is the sequence of them, over a store or a
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tokenmill.store.columns import row_numbers
 
 if TYPE_CHECKING:
     from tokenmill.dataset import View
@@ -41,13 +42,11 @@ class Group:
 
     @property
     def scores(self) -> tuple[float, ...] | None:
-        """The score of each row, where the source has them."""
         found = [row.score for row in self.rows]
         return None if None in found else tuple(score for score in found if score is not None)
 
     @property
     def margin(self) -> float | None:
-        """By how much the first row is better, where the source says so."""
         return self.rows[0].margin
 
     @property
@@ -83,7 +82,6 @@ class Groups(Sequence[Group]):
     @overload
     def __getitem__(self, index: slice) -> Groups: ...
     def __getitem__(self, index: SupportsIndex | slice) -> Group | Groups:
-        """One group, or the groups of a view of some."""
         if isinstance(index, slice):
             return Groups(self.select(range(len(self))[index]))
         first, stop = self._bounds([index])
@@ -101,12 +99,7 @@ class Groups(Sequence[Group]):
     def _bounds(
         self, groups: Iterable[SupportsIndex]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        size = len(self)
-        numbers = np.asarray([operator.index(group) for group in groups], dtype=np.int64)
-        wrong = (numbers < -size) | (numbers >= size)
-        if wrong.any():
-            raise IndexError(f"group {int(numbers[wrong][0])} of {size}")
-        numbers = np.where(numbers < 0, numbers + size, numbers)
+        numbers = row_numbers(groups, len(self), "group")
         return self._whole.group_starts(numbers), self._whole.group_starts(numbers + 1)
 
     def __repr__(self) -> str:

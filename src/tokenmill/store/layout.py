@@ -117,24 +117,15 @@ class CacheLayout:
         return self.root / "tokenizers"
 
     @property
-    def processors(self) -> Path:
-        return self.root / "processors"
-
-    @property
-    def pictures(self) -> Path:
-        """Images of the stores that `pull` copied."""
-        return self.root / "pictures"
-
-    @property
     def rollouts(self) -> Path:
-        """Rollouts converted from dumps, and pairs of them."""
         return self.root / "rollouts"
 
     def picture(self, digest: str) -> Path:
-        return self.pictures / digest[:2] / digest
+        """An image of a store that `pull` copied."""
+        return self.root / "pictures" / digest[:2] / digest
 
     def processor(self, identity: str) -> Path:
-        return self.processors / identity
+        return self.root / "processors" / identity
 
     @property
     def rows(self) -> Path:

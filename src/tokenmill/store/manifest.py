@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import struct
 import warnings
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,7 +37,7 @@ from tokenmill.store.layout import (
     StoreLayout,
     check_key,
 )
-from tokenmill.store.record import GROUP_COUNTS, UNREADABLE, count_groups
+from tokenmill.store.record import GROUP_COUNTS, UNREADABLE, count_groups, require_format
 
 MAGIC = b"TOKMILL\0"
 VERSION = 1
@@ -62,13 +62,12 @@ SLICE_ROW = np.dtype(
 
 STRETCH = 8192  # rows read at once by whoever passes over the whole table
 
-_HEADER = struct.Struct("<8sIIQ")
 PACKED_ROW = struct.Struct("<20s16s3I6q")  # `SLICE_ROW`, for writing one
 
 
 def header(count: int) -> bytes:
     """Return the header of a table of ``count`` slices."""
-    packed = _HEADER.pack(MAGIC, VERSION, SLICE_ROW.itemsize, count)
+    packed = struct.pack("<8sIIQ", MAGIC, VERSION, SLICE_ROW.itemsize, count)
     return packed.ljust(HEADER_BYTES, b"\0")
 
 
@@ -92,57 +91,39 @@ def read_stretches(path: Path) -> Iterator[bytes]:
 
 def load_table(file: ByteFile) -> NDArray[np.void]:
     """View a table in place; check header and size."""
-    if file.size < HEADER_BYTES:
+    count = max(count_rows(file.size), 0)
+    size = count * SLICE_ROW.itemsize
+    if file.size != HEADER_BYTES + size or file.view(0, HEADER_BYTES) != header(count):
         raise CorruptionError(
-            f"{file.size} bytes, shorter than its header", path=file.path, offset=file.size
-        )
-    magic, version, width, count = _HEADER.unpack_from(file.view(0, HEADER_BYTES))
-    if magic != MAGIC or version != VERSION or width != SLICE_ROW.itemsize:
-        raise CorruptionError(
-            f"not a slice table of version {VERSION} (magic {magic!r}, version {version}, "
-            f"width {width})",
+            f"not the table of {count} slices in version {VERSION} that {file.size} bytes hold",
             path=file.path,
             offset=0,
         )
-    expected = HEADER_BYTES + count * width
-    if file.size != expected:
-        raise CorruptionError(
-            f"{file.size} bytes, expected {expected} for {count} slices",
-            path=file.path,
-            offset=min(file.size, expected),
-        )
-    return np.frombuffer(file.view(HEADER_BYTES, count * width), SLICE_ROW)
+    return np.frombuffer(file.view(HEADER_BYTES, size), SLICE_ROW)
 
 
 Document = dict[str, Any]
 
 
 def make_manifest(
-    document: Document,
-    totals: Document,
-    tokenizer: Document,
-    files: dict[str, Document],
-    media: Document | None = None,
+    document: Document, totals: Document, tokenizer: Document, files: dict[str, Document]
 ) -> Document:
-    """Compose a manifest and sign it with its own digest."""
-    manifest = {
+    """Compose a manifest with its own digest."""
+    return with_digest({
         "format": FORMAT,
         "key": fingerprint.key(document),
         "document": document,
         "totals": totals,
         "tokenizer": tokenizer,
         "files": files,
-        **({} if media is None else {"media": media}),
-    }
-    return {**manifest, "digest": fingerprint.key(manifest)}
+    })  # fmt: skip
 
 
-def with_files(
-    manifest: Document, files: dict[str, Document], media: Document | None = None
-) -> Document:
-    """Return the manifest over other files; ``media`` counts embedded images, None: as before."""
-    document, totals, tokenizer = (manifest[n] for n in ("document", "totals", "tokenizer"))
-    return make_manifest(document, totals, tokenizer, files, media or manifest.get("media"))
+def with_digest(manifest: Document, **changes: Any) -> Document:
+    """Return the manifest with other members, and the digest of all of them."""
+    changed = {**manifest, **changes}
+    changed.pop("digest", None)
+    return {**changed, "digest": fingerprint.key_of_parsed(changed)}
 
 
 def encode_manifest(manifest: Document) -> bytes:
@@ -165,12 +146,7 @@ def read_manifest(layout: StoreLayout) -> Document:
         manifest = msgspec.json.decode(data, type=dict[str, Any])
     except UNREADABLE as error:
         raise CorruptionError(f"not a manifest: {error}", path=path) from error
-    stated = manifest.get("format")
-    if stated != FORMAT:
-        raise CorruptionError(
-            f"written as format {stated!r}, this version reads format {FORMAT}; prepare it again",
-            path=path,
-        )
+    require_format(manifest.get("format"), path)
     _check_digest(manifest, path)
     _check_members(manifest, path)
     if data != fingerprint.canonical_of_parsed(manifest) + b"\n":
@@ -191,9 +167,7 @@ def _not_a_store(directory: Path) -> UsageError | SourceMissing:
 
 
 def _check_digest(manifest: Document, path: Path) -> None:
-    stated = manifest.get("digest")
-    unsigned = {name: value for name, value in manifest.items() if name != "digest"}
-    actual = fingerprint.key_of_parsed(unsigned)
+    stated, actual = manifest.get("digest"), with_digest(manifest)["digest"]
     if stated != actual:
         raise CorruptionError(f"digest is {actual}, expected {stated}", path=path)
     key = fingerprint.key_of_parsed(manifest.get("document"))
@@ -276,58 +250,41 @@ def check_file(path: Path, stated: Document, *, content: bool) -> None:
     require_file(path, stated["size"], stated["checksum"] if content else None, REMEDY)
 
 
-@dataclass
-class _Recount:
-    """The totals of a table, counted some thousand slices at a time."""
-
-    slices: int = 0
-    rows: int = 0
-    tokens: int = 0
-    trained_tokens: int = 0
-    rejected: int = 0
-    last_source: int = -1
-
-    def add(self, stretch: np.ndarray[Any, Any], path: Path) -> None:
-        ends = self.rows + np.cumsum(stretch["rows"], dtype=np.int64)
-        if not np.array_equal(stretch["first_row"], ends - stretch["rows"]):
-            raise CorruptionError("rows of the slices do not follow one another", path=path)
-        self.slices += len(stretch)
-        self.rows = int(ends[-1])
-        self.tokens += int(stretch["tokens"].sum())
-        self.trained_tokens += int(stretch["trained"].sum())
-        self.rejected += int(stretch["rejected"].sum(dtype=np.int64))
-        self.last_source = max(self.last_source, int(stretch["source"].max()))
-
-
 def check_table(manifest: Document, path: Path, *, content: bool) -> None:
     """Recount the totals, and hash the table if ``content``; compare both with the manifest."""
-    recount, hasher = _Recount(), xxhash.xxh3_128()
+    totals, hasher = manifest["totals"], xxhash.xxh3_128()
+    counts: Counter[str] = Counter()
+    last_source = -1
     pieces = read_stretches(path)
     hasher.update(next(pieces))
     for piece in pieces:
         if content:
             hasher.update(piece)
-        recount.add(np.frombuffer(piece, SLICE_ROW), path)
+        stretch = np.frombuffer(piece, SLICE_ROW)
+        ends = counts["rows"] + np.cumsum(stretch["rows"], dtype=np.int64)
+        if not np.array_equal(stretch["first_row"], ends - stretch["rows"]):
+            raise CorruptionError("rows of the slices do not follow one another", path=path)
+        columns = ("rows", "tokens", "trained", "rejected")
+        counts.update({name: int(stretch[name].sum(dtype=np.int64)) for name in columns})
+        counts["slices"] += len(stretch)
+        last_source = max(last_source, int(stretch["source"].max()))
     if content:
         require_checksum(path, hasher.hexdigest(), manifest["files"][TABLE]["checksum"])
-    totals = manifest["totals"]
-    for name in ("slices", "rows", "tokens", "trained_tokens"):
-        number = getattr(recount, name)
-        if totals[name] != number:
+    expected = {
+        "slices": totals["slices"],
+        "rows": totals["rows"],
+        "tokens": totals["tokens"],
+        "trained": totals["trained_tokens"],
+        "rejected": totals["rows_in"] - units_out(totals),
+    }
+    for name, number in expected.items():
+        if counts[name] != number:
             raise CorruptionError(
-                f"{number} {name} in the table, expected {totals[name]}", path=path
+                f"{counts[name]} {name} in the table, expected {number}", path=path
             )
-    if totals["rows_in"] != units_out(totals) + recount.rejected:
-        raise CorruptionError(
-            f"{totals['rows_in']} rows in, but {units_out(totals)} kept and {recount.rejected} "
-            "rejected",
-            path=path,
-        )
     sources = manifest["document"].get("sources", [])
-    if recount.last_source >= len(sources):
-        raise CorruptionError(
-            f"a slice of source {recount.last_source} of {len(sources)}", path=path
-        )
+    if last_source >= len(sources):
+        raise CorruptionError(f"a slice of source {last_source} of {len(sources)}", path=path)
 
 
 class _Proof(msgspec.Struct):

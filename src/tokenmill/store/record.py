@@ -8,12 +8,14 @@ equal for builders whose Arrow libraries write different headers.
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from tokenmill.errors import CorruptionError, TokenmillError
+from tokenmill.errors import CorruptionError
 from tokenmill.fingerprint import canonical_of_parsed
 from tokenmill.origin import Origin
 from tokenmill.store.layout import FORMAT, SliceFiles
@@ -164,9 +166,10 @@ def decode_record(data: bytes, files: SliceFiles) -> CommitRecord:
     try:
         record = _decoder.decode(data)
     except UNREADABLE as error:
-        raise _refusal(data, files, error) from error
-    if record.format != FORMAT:
-        raise _other_format(record.format, files)
+        with contextlib.suppress(*UNREADABLE):
+            require_format(_probe.decode(data).get("format"), files.record)
+        raise CorruptionError(f"not a commit record: {error}", path=files.record) from error
+    require_format(record.format, files.record)
     if record.slice != files.key:
         raise CorruptionError(
             f"record of slice {record.slice}, expected {files.key}", path=files.record
@@ -184,7 +187,6 @@ def decode_record(data: bytes, files: SliceFiles) -> CommitRecord:
 
 
 def _token_sizes(record: CommitRecord) -> dict[str, int | None]:
-    """Bytes of every buffer of the token file."""
     offsets = 4 * (record.rows + 1)
     return {
         "input_ids.offsets": offsets,
@@ -224,18 +226,10 @@ def _check_buffers(stated: FileRecord, sizes: dict[str, int | None], files: Slic
             )
 
 
-def _refusal(data: bytes, files: SliceFiles, error: Exception) -> TokenmillError:
-    try:
-        stated = _probe.decode(data).get("format")
-    except UNREADABLE:
-        stated = FORMAT
+def require_format(stated: Any, path: Path) -> None:
+    """Refuse a file of another format."""
     if stated != FORMAT:
-        return _other_format(stated, files)
-    return CorruptionError(f"not a commit record: {error}", path=files.record)
-
-
-def _other_format(stated: Any, files: SliceFiles) -> CorruptionError:
-    return CorruptionError(
-        f"written as format {stated!r}, this version reads format {FORMAT}; prepare it again",
-        path=files.record,
-    )
+        raise CorruptionError(
+            f"written as format {stated!r}, this version reads format {FORMAT}; prepare it again",
+            path=path,
+        )

@@ -26,6 +26,7 @@ import xxhash
 from tokenmill import fingerprint
 from tokenmill.errors import CacheError, CorruptionError, NonDeterminismError, UsageError
 from tokenmill.files.sealed import Draft, SealedKind, reading_errors
+from tokenmill.store.columns import row_numbers
 from tokenmill.store.layout import SIDECAR_VALUES
 from tokenmill.store.record import BLOCK_BYTES
 from tokenmill.store.sidecars import (
@@ -113,7 +114,6 @@ def _as_array(given: npt.ArrayLike) -> npt.NDArray[Any]:
 def _row_by_row(
     values: Sequence[npt.ArrayLike], rows: Sequence[int] | Int64, lengths: Any, convert: _Converter
 ) -> Iterator[Float32]:
-    """Convert a list with one array for each row."""
     if len(values) != len(rows):
         raise UsageError(f"{len(values)} arrays of values for {len(rows)} rows")
     for row, length, given in zip(rows, lengths, values, strict=True):
@@ -259,7 +259,6 @@ def _publish_values(
 
 
 def _intact(store: Store, identity: Identity) -> Sidecar | None:
-    """The published sidecar, unless a byte of it is damaged."""
     try:
         found = find(store, identity)
         if found is not None:
@@ -282,7 +281,6 @@ def _require_same(found: Sidecar, ours: Record) -> Sidecar:
 
 @contextlib.contextmanager
 def _staged(store: Store, kind: SealedKind, name: str) -> Iterator[tuple[Path, Draft]]:
-    """Stage a directory beside the first sidecars of the store that can be written."""
     refusal: CacheError | None = None
     with contextlib.ExitStack() as stack:
         for home in sidecar_dirs(store):
@@ -464,12 +462,10 @@ class SidecarWriter:
         size = len(self._store)
         if isinstance(rows, slice):
             return np.arange(*rows.indices(size), dtype=np.int64)
-        listed = list(rows) if isinstance(rows, Iterable) else [rows]
-        numbers = np.asarray([row.__index__() for row in listed], dtype=np.int64)
-        wrong = (numbers < -size) | (numbers >= size)
-        if wrong.any():
-            raise UsageError(f"row {int(numbers[wrong][0])} of a store of {size} rows")
-        return np.where(numbers < 0, numbers + size, numbers)
+        try:
+            return row_numbers(rows if isinstance(rows, Iterable) else [rows], size)
+        except IndexError as error:
+            raise UsageError(f"no {error} rows") from error
 
     def _lengths(self, rows: Int64) -> Int64:
         if self.per == "row":

@@ -25,6 +25,7 @@ from tokenmill.files import default_cache_dir, is_network
 from tokenmill.files.remote_path import as_remote
 from tokenmill.files.sealed import Sealed, SealedKind
 from tokenmill.store.access import ATTACH_AGAIN, GuardedFile
+from tokenmill.store.columns import row_numbers
 from tokenmill.store.layout import SIDECAR_VALUES, CacheLayout, is_key
 from tokenmill.store.record import BLOCK_BYTES, FileRecord
 
@@ -56,12 +57,7 @@ RESERVED = frozenset(
 COLUMN = "sidecar."
 """Prefix of a column's name that says it is a sidecar's, for filters; see `column_of`."""
 
-KIND = SealedKind(
-    "sidecar",
-    "sidecar.json",
-    (SIDECAR_VALUES,),
-    ATTACH_AGAIN,
-)
+KIND = SealedKind("sidecar", "sidecar.json", (SIDECAR_VALUES,), ATTACH_AGAIN)
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -241,14 +237,7 @@ class Sidecar:
 
     def batch(self, indices: Iterable[SupportsIndex]) -> Float32 | list[Float32]:
         """One array of values for many rows; per token one array for each row."""
-        if isinstance(indices, np.ndarray) and indices.dtype.kind in "iu":
-            rows = indices.astype(np.int64)
-        else:
-            rows = np.asarray([index.__index__() for index in indices], dtype=np.int64)
-        wrong = (rows < -len(self)) | (rows >= len(self))
-        if wrong.any():
-            raise IndexError(f"row {int(rows[wrong][0])} of {len(self)}")
-        rows = np.where(rows < 0, rows + len(self), rows)
+        rows = row_numbers(indices, len(self))
         if self.per == "row":
             return self._of_rows(rows)
         lengths = self._store.lengths
@@ -260,23 +249,20 @@ class Sidecar:
         return self._stretch(0, self.record.values)
 
     def stretches(self, values: int = BLOCK_BYTES // BYTES) -> Iterator[Float32]:
-        """All values, some at a time."""
         for first in range(0, self.record.values, values):
             yield self._stretch(first, min(values, self.record.values - first))
 
     def check_all(self) -> int:
-        """Check every block; return the bytes read."""
         return self._file.check_all()
 
     def _of_rows(self, rows: Int64) -> Float32:
-        file, mapped = self._file, self._mapped
-        if mapped is None:
+        if self._mapped is None:
             found = [self._stretch(row, 1)[0] for row in rows.tolist()]
             return np.asarray(found, dtype=np.float32)
-        if not file.clean:
+        if not self._file.clean:
             for block in np.unique(rows * BYTES // BLOCK_BYTES).tolist():
-                file.check(block * BLOCK_BYTES, 1)
-        return mapped[rows]
+                self._file.check(block * BLOCK_BYTES, 1)
+        return self._mapped[rows]
 
     def _stretch(self, first: int, count: int) -> Float32:
         return np.frombuffer(self._file.view(first * BYTES, count * BYTES), "<f4")
@@ -332,22 +318,27 @@ def find(store: Store, identity: Identity) -> Sidecar | None:
 def attached(store: Store) -> list[Sidecar]:
     """Every sidecar of a store, sorted by name and made_by."""
     found: dict[str, Sidecar] = {}
-    for home in sidecar_dirs(store):
-        for place in listed(home.directory):
-            if place.name not in found:
-                found[place.name] = Sidecar(store, KIND.admit(place, home.root))
+    for place, root in _places(store):
+        if place.name not in found:
+            found[place.name] = Sidecar(store, KIND.admit(place, root))
     return sorted(found.values(), key=lambda sidecar: (sidecar.name, sidecar.made_by))
 
 
 def sidecar_checks(store: Store) -> Iterator[Callable[[], int]]:
     """Yield a check of each sidecar; it returns the number of bytes."""
+    for place, root in _places(store):
+        yield partial(_check, store, place, root)
+
+
+def _check(store: Store, place: Path, root: Path) -> int:
+    return Sidecar(store, KIND.admit(place, root)).check_all()
+
+
+def _places(store: Store) -> Iterator[tuple[Path, Path]]:
+    """Every sidecar's directory, and the root that no link may lead out of."""
     for home in sidecar_dirs(store):
         for place in listed(home.directory):
-            yield partial(_check, store, home, place)
-
-
-def _check(store: Store, home: SidecarDir, place: Path) -> int:
-    return Sidecar(store, KIND.admit(place, home.root)).check_all()
+            yield place, home.root
 
 
 def listed(directory: Path, suffix: str = "") -> list[Path]:

@@ -59,10 +59,9 @@ def encode_slice(key: str, columns: SliceColumns) -> EncodedSlice:
     """Return the bytes of the three files of a slice."""
     content = columns.content()
     groups = columns.groups
-    starts = _plain(columns.starts, pa.int32())
     token_batch = {
-        "input_ids": pa.ListArray.from_arrays(starts, _plain(columns.ids, pa.int32())),
-        "loss_mask": pa.ListArray.from_arrays(starts, _plain(columns.mask.view("i1"), pa.int8())),
+        "input_ids": _lists(columns.starts, columns.ids, pa.int32()),
+        "loss_mask": _lists(columns.starts, columns.mask.view("i1"), pa.int8()),
     }
     tokens, token_record = _encode(token_batch, key, content)
     meta, meta_record = _encode(_meta_batch(columns), key, content)
@@ -90,6 +89,12 @@ def _plain(values: np.ndarray[Any, Any], kind: pa.DataType) -> pa.Array:
     """An Arrow array over numbers; `pa.array` would import pandas, a quarter second per worker."""
     numbers = np.ascontiguousarray(values, number_type(kind))
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
+
+
+def _lists(
+    starts: np.ndarray[Any, Any], values: np.ndarray[Any, Any], kind: pa.DataType
+) -> pa.Array:
+    return pa.ListArray.from_arrays(_plain(starts, pa.int32()), _plain(values, kind))
 
 
 def number_type(kind: pa.DataType) -> np.dtype[Any]:
@@ -122,19 +127,14 @@ def _meta_batch(columns: SliceColumns) -> dict[str, pa.Array]:
             batch[name] = _plain(getattr(columns.media, name), pa.type_for_alias(kind))
         batch[MEDIA] = pa.array(columns.media.told, pa.string())
     runs, run_starts = columns.mask_runs
-    batch[MASK_RUNS] = pa.ListArray.from_arrays(
-        _plain(run_starts, pa.int32()), _plain(runs, pa.int32())
-    )
+    batch[MASK_RUNS] = _lists(run_starts, runs, pa.int32())
     if columns.weight_runs is not None:
         places, weights, bounds = columns.weight_runs
-        weight_starts = _plain(bounds, pa.int32())
-        batch[WEIGHT_RUNS] = pa.ListArray.from_arrays(weight_starts, _plain(places, pa.int32()))
-        batch[RUN_WEIGHTS] = pa.ListArray.from_arrays(weight_starts, _plain(weights, pa.float32()))
-    turn_starts = _plain(columns.turn_starts, pa.int32())
-    turn_ends = _plain(columns.turn_ends, pa.int32())
-    batch["turn_ends"] = pa.ListArray.from_arrays(turn_starts, turn_ends)
-    turn_roles = _plain(columns.turn_roles, pa.type_for_alias(columns.turn_roles.dtype.name))
-    batch["turn_roles"] = pa.ListArray.from_arrays(turn_starts, turn_roles)
+        batch[WEIGHT_RUNS] = _lists(bounds, places, pa.int32())
+        batch[RUN_WEIGHTS] = _lists(bounds, weights, pa.float32())
+    role_kind = pa.type_for_alias(columns.turn_roles.dtype.name)
+    batch["turn_ends"] = _lists(columns.turn_starts, columns.turn_ends, pa.int32())
+    batch["turn_roles"] = _lists(columns.turn_starts, columns.turn_roles, role_kind)
     for name, texts in columns.carried.items():
         batch[CARRIED + name] = pa.array(texts, pa.string())
     return batch
@@ -177,20 +177,16 @@ def _positions(data: pa.Buffer) -> dict[str, tuple[int, int]]:
 def _buffers(column: pa.Array) -> list[tuple[str, pa.Buffer | None, int]]:
     """Name suffix, buffer and exact size (Arrow pads) of what a reader needs of a column."""
     rows = len(column)
+    first = column.buffers()[1]
     if pa.types.is_list(column.type):
-        values = column.values
-        width = values.type.bit_width // 8
-        return [
-            (".offsets", column.buffers()[1], 4 * (rows + 1)),
-            (".values", values.buffers()[1], width * len(values)),
-        ]
-    if pa.types.is_string(column.type):
-        offsets = np.frombuffer(column.buffers()[1], np.int32, rows + 1)
-        return [
-            (".offsets", column.buffers()[1], 4 * (rows + 1)),
-            (".values", column.buffers()[2], int(offsets[-1])),
-        ]
-    return [("", column.buffers()[1], column.type.bit_width // 8 * rows)]
+        values = column.values.buffers()[1]
+        size = column.values.type.bit_width // 8 * len(column.values)
+    elif pa.types.is_string(column.type):
+        values = column.buffers()[2]
+        size = int(np.frombuffer(first, np.int32, rows + 1)[-1])
+    else:
+        return [("", first, column.type.bit_width // 8 * rows)]
+    return [(".offsets", first, 4 * (rows + 1)), (".values", values, size)]
 
 
 def publish_slice(layout: CacheLayout, encoded: EncodedSlice) -> CommitRecord:

@@ -7,6 +7,8 @@ returned. The meta file (origins, turns, extra columns) is opened on first use.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -236,7 +238,6 @@ class SliceReader:
         )
 
     def column(self, name: str) -> np.ndarray[Any, Any]:
-        """One fixed-width column of the meta file."""
         dtype = np.dtype({**META_COLUMNS, **GROUP_COLUMNS, **MEDIA_COLUMNS}[name])
         if name in GROUP_COLUMNS and self.record.groups is None:
             return np.full(self.record.rows, np.nan if dtype.kind == "f" else -1, dtype)
@@ -246,7 +247,6 @@ class SliceReader:
         return GroupColumns(**{name: self.column(name) for name in GROUP_COLUMNS})
 
     def turns(self, number: int) -> list[tuple[str, int, int]]:
-        """Role, start and end of each turn of one row."""
         first, last = self._bounds("turn_ends", number)
         ends = self._values("turn_ends", "<i4", first, last).tolist()
         kind = role_type(len(self.record.roles))
@@ -276,12 +276,8 @@ class SliceReader:
     def media(self, number: int, origin: Origin | None) -> list[Media]:
         if not self.record.has_media:
             return []
-        try:
+        with self._decoding("media"):
             return decode_media(self._text(MEDIA, number), origin)
-        except UNREADABLE as error:
-            raise CorruptionError(
-                f"what it says of pictures cannot be read: {error}", path=self.files.meta
-            ) from error
 
     def media_columns(self) -> MediaColumns | None:
         if not self.record.has_media:
@@ -290,24 +286,26 @@ class SliceReader:
 
     def carried(self, number: int) -> dict[str, Any]:
         """The extra columns of one row, decoded."""
-        try:
+        with self._decoding("carried"):
             return {
                 name: msgspec.json.decode(self._text(CARRIED + name, number))
                 for name in self.record.carried
             }
+
+    @contextlib.contextmanager
+    def _decoding(self, columns: str) -> Iterator[None]:
+        try:
+            yield
         except UNREADABLE as error:
-            raise CorruptionError(
-                f"a carried column is not JSON: {error}", path=self.files.meta
-            ) from error
+            message = f"the JSON in its {columns} columns cannot be read: {error}"
+            raise CorruptionError(message, path=self.files.meta) from error
 
     def carried_json(self, number: int) -> dict[str, str]:
-        """The extra columns of one row as the stored JSON text."""
         return {
             name: str(self._text(CARRIED + name, number), "utf-8") for name in self.record.carried
         }
 
     def carried_texts(self, name: str) -> list[str]:
-        """One extra column of the whole slice as JSON text."""
         return self._texts(CARRIED + name)
 
     def _texts(self, name: str) -> list[str]:
@@ -329,7 +327,6 @@ class SliceReader:
         return np.frombuffer(self.meta.view(at + width * first, width * (last - first)), kind)
 
     def check_all(self) -> int:
-        """Check every block of both files; return the bytes read."""
         return self.tokens.check_all() + self.meta.check_all()
 
 

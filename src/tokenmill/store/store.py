@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import resource
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -121,17 +122,18 @@ class Row(msgspec.Struct, eq=False, gc=False):
 
     @property
     def score(self) -> float | None:
-        score = float(self._column("score"))
-        return None if math.isnan(score) else score
+        return self._number_or_none("score")
 
     @property
     def margin(self) -> float | None:
-        margin = float(self._column("margin"))
-        return None if math.isnan(margin) else margin
+        return self._number_or_none("margin")
+
+    def _number_or_none(self, column: str) -> float | None:
+        number = float(self._column(column))
+        return None if math.isnan(number) else number
 
     @property
     def prompt_tokens(self) -> int | None:
-        """See `tokenmill.store.Group`."""
         count = int(self._column("prompt_tokens"))
         return None if count < 0 else count
 
@@ -142,7 +144,6 @@ class Row(msgspec.Struct, eq=False, gc=False):
 
     @property
     def carried_json(self) -> dict[str, str]:
-        """The extra columns as the stored JSON text."""
         return self._store.slice_at(self._slice).carried_json(self._number)
 
     def with_tokens(self, input_ids: NDArray[np.int32], loss_mask: NDArray[np.uint8]) -> Row:
@@ -155,14 +156,9 @@ class Row(msgspec.Struct, eq=False, gc=False):
 
 
 class Store(ViewMethods, Sequence[Row]):
-    """Rows by integer; open one with `open_store`.
+    """Rows by integer; open one with `open_store`, which describes the arguments.
 
-    Args:
-        path: The store's directory.
-        verify: See `open_store`.
-        paths: The source files in the manifest's order; None: those in ``proof.json``.
-        media_root: See `open_store`.
-        media_urls: See `open_store`.
+    ``paths`` are the source files in the manifest's order; None: those in ``proof.json``.
     """
 
     def __init__(
@@ -220,8 +216,9 @@ class Store(ViewMethods, Sequence[Row]):
     def _own_file(self, name: str) -> Path:
         return self.layout.file(name)
 
-    def _check_own(self, name: str, stated: Document) -> None:
+    def _check_own(self, name: str, stated: Document) -> int:
         check_file(self.layout.file(name), stated, content=True)
+        return int(stated["size"])
 
     def _check_own_files(self) -> None:
         for name in (*self.manifest["files"], names.PROOF):
@@ -274,7 +271,6 @@ class Store(ViewMethods, Sequence[Row]):
                 yield Row(self, at, number, ids, mask)
 
     def slice_at(self, at: int) -> SliceReader:
-        """The reader of the n-th slice."""
         reader = self._open.get(at)
         if reader is not None:
             return reader
@@ -638,31 +634,22 @@ class Store(ViewMethods, Sequence[Row]):
 
     def _checks(self) -> Iterator[Callable[[], int]]:
         """Yield a check for each part; it returns the number of bytes checked."""
-
-        def own(name: str, stated: Document) -> int:
-            self._check_own(name, stated)
-            return int(stated["size"])
-
-        def one_slice(at: int) -> int:
-            checked = self.slice_at(at).check_all()
-            self._check_columns(at)
-            return checked
-
-        def picture(digest: str) -> int:
-            return len(self.embedded_picture(digest) or b"")
-
         for name, stated in self.manifest["files"].items():
-            yield partial(own, name, stated)
+            yield partial(self._check_own, name, stated)
         for at in range(len(self.table)):
-            yield partial(one_slice, at)
+            yield partial(self._check_slice, at)
         if "media" in self.manifest:
             for media in self.distinct_media():
-                yield partial(picture, media.digest)
+                yield partial(self._check_picture, media.digest)
         yield from sidecar_checks(self)
 
-    def _check_columns(self, at: int) -> None:
-        """Compare the store's columns with those of a slice."""
+    def _check_picture(self, digest: str) -> int:
+        return len(self.embedded_picture(digest) or b"")
+
+    def _check_slice(self, at: int) -> int:
+        """Check a slice, and compare the store's columns with its own."""
         reader, row = self.slice_at(at), self._first_rows[at]
+        checked = reader.check_all()
         counts = read_counts(reader.files, reader.record_digest)
         run, weight_run = (
             int(self.own_array(name)[row - 1]) if row and name in self.manifest["files"] else 0
@@ -683,6 +670,7 @@ class Store(ViewMethods, Sequence[Row]):
                     raise CorruptionError(
                         f"differs from the store's {name}", path=reader.files.meta
                     )
+        return checked
 
     def _options(self) -> dict[str, Any]:
         media_root, media_urls = self._given_media
@@ -697,12 +685,7 @@ class Store(ViewMethods, Sequence[Row]):
 
 
 def _most_open() -> int:
-    try:
-        import resource
-
-        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    except (ImportError, OSError):
-        allowed = 1024
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return max(16, min(MOST_OPEN_SLICES, allowed // 4))
 
 

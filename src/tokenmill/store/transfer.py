@@ -1,10 +1,10 @@
 """Copy stores: `push` to a URL, `copy_store` to a directory (``--out``), `pull` into the cache.
 
 A portable store is a directory with its slices and tokenizer beneath it. `_jobs` lists its files by
-their names in that directory. A destination takes them, a few at a time: `_Directory` stages them
-and renames the directory, `_Url` uploads what is not there yet, `_Cache` publishes slices and
-images. Slices are verified block by block while they are read. The manifest comes last, so readers
-see no store or a complete one, and an interrupted copy continues where it stopped.
+their names in that directory. A destination takes them, a few at a time: `_stage` stages them for
+one rename, `_Url` uploads what is not there yet, `_Cache` publishes slices and images. Slices are
+verified block by block while they are read. The manifest comes last, so readers see no store or a
+complete one, and an interrupted copy continues where it stopped.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import base64
 import contextlib
 import hashlib
 import os
-import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,7 @@ from tokenmill.store.access import PIECE_BYTES, GuardedFile, open_guarded
 from tokenmill.store.ahead import ahead
 from tokenmill.store.commit import Placement, commit_store, state_json
 from tokenmill.store.layout import CacheLayout, StoreLayout, image_name
-from tokenmill.store.manifest import Document, encode_manifest, read_manifest, with_files
+from tokenmill.store.manifest import Document, encode_manifest, read_manifest, with_digest
 from tokenmill.store.record import Media
 from tokenmill.store.remote import CONTENTS, RemoteStore
 from tokenmill.store.sidecars import KIND, Sidecar
@@ -66,18 +65,11 @@ class TransferResult:
     bytes: int = 0
     files: int = 0
     skipped: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, size: int, *, skipped: bool = False) -> None:
-        with self._lock:
-            self.bytes += size
-            self.files += 1
-            self.skipped += skipped
-
-    def document(self) -> dict[str, Any]:
-        """Return the object that the command line prints."""
-        members = ("path", "rows", "bytes", "files", "skipped")
-        return {name: getattr(self, name) for name in members}
+        self.bytes += size
+        self.files += 1
+        self.skipped += skipped
 
 
 @dataclass(frozen=True)
@@ -90,7 +82,6 @@ class StoreFile:
 
     @property
     def path(self) -> Path | None:
-        """The file on this machine, if it is one."""
         content = self.content
         path = content.path if isinstance(content, GuardedFile) else content
         return path if isinstance(path, Path) else None
@@ -114,13 +105,19 @@ class StoreFile:
 
 Part = list[StoreFile]  # copied in this order
 Job = Callable[[], Part]
-Put = Callable[[Part], None]
+Put = Callable[[Part], list[bool]]  # returns whether each file was there already
 
 
-def _copy(jobs: Iterator[Job], put: Put) -> None:
+def _copy(jobs: Iterable[Job], put: Put, result: TransferResult) -> None:
     """Run all jobs, a few at a time; the first error ends it, once running jobs are done."""
-    for _ in ahead(lambda job: put(job()), jobs, batch=1, threads=MAX_COPIES):
-        pass
+
+    def run(job: Job) -> list[tuple[int, bool]]:
+        part = job()
+        return [(file.size, there) for file, there in zip(part, put(part), strict=True)]
+
+    for counts in ahead(run, jobs, batch=1, threads=MAX_COPIES):
+        for size, there in counts:
+            result.add(size, skipped=there)
 
 
 # What is copied
@@ -149,7 +146,6 @@ def _image_file(store: Store, sizes: list[int], media: Media) -> Part:
 
 
 def _model_files(store: Store) -> Part:
-    """The files of the store's tokenizer and processor."""
     models = {"tokenizer": store.tokenizer_path, "processor": store.processor_path}
     return [
         StoreFile(f"{kind}/{name}", path)
@@ -167,12 +163,16 @@ def _files_below(root: Path) -> list[tuple[str, Path]]:
 def _portable_files(store: Store) -> tuple[Document, bytes]:
     """The manifest's list of files for a portable copy, and the state.json in it."""
     state = b"".join(state_json(store.layout.file(names.TABLE), store.key, "slices"))
-    stated = {"size": len(state), "checksum": checksum(state)}
-    return {**store.manifest["files"], names.STATE: stated}, state
+    return {**store.manifest["files"], names.STATE: _stated(state)}, state
 
 
-def _copy_portable(store: Store, put: Put, *, embed_media: bool) -> Document:
-    """Copy every file of a portable store but its manifest, which is returned."""
+def _copy_portable(
+    store: Store, put: Put, result: TransferResult, *, embed_media: bool, list_models: bool
+) -> None:
+    """Copy every file of a portable store, the manifest last.
+
+    ``list_models`` adds `CONTENTS`, for places that cannot list their files.
+    """
     files, state = _portable_files(store)
     embeds = embed_media or "media" in store.manifest
     own = [StoreFile(name, state if name == names.STATE else store.path / name) for name in files]
@@ -188,31 +188,35 @@ def _copy_portable(store: Store, put: Put, *, embed_media: bool) -> Document:
             for media in store.distinct_media():
                 yield partial(_image_file, store, sizes, media)
 
-    _copy(jobs(), put)
-    media = {"pictures": len(sizes), "bytes": sum(sizes)} if embeds else None
-    return with_files(store.manifest, files, media)
+    _copy(jobs(), put, result)
+    if list_models:
+        models = {file.name: b"".join(file.pieces()) for file in _model_files(store)}
+        stated = {name: _stated(data) for name, data in models.items()}
+        listing = canonical({"key": store.key, "files": stated}) + b"\n"
+        _copy([lambda: [StoreFile(CONTENTS, listing)]], put, result)
+    media = {"media": {"pictures": len(sizes), "bytes": sum(sizes)}} if embeds else {}
+    manifest = encode_manifest(with_digest(store.manifest, files=files, **media))
+    _copy([lambda: [StoreFile(names.MANIFEST, manifest)]], put, result)
+
+
+def _stated(data: bytes) -> Document:
+    return {"size": len(data), "checksum": checksum(data)}
 
 
 # To a directory
 
 
-@dataclass(frozen=True)
-class _Directory:
-    """A staged directory: hard links where the file system allows them, else synced copies."""
-
-    staging: Staging
-    result: TransferResult
-
-    def put(self, part: Part) -> None:
-        for file in part:
-            target = self.staging.path / file.name
-            self.staging.make(target.parent)
-            with writing_errors(target):
-                if file.path is None:
-                    self.staging.write(file.name, file.pieces())
-                else:
-                    copy_or_link(file.path, target, file.pieces)
-            self.result.add(file.size)
+def _stage(staging: Staging, part: Part) -> list[bool]:
+    """Stage files: hard links where the file system allows them, else synced copies."""
+    for file in part:
+        target = staging.path / file.name
+        staging.make(target.parent)
+        with writing_errors(target):
+            if file.path is None:
+                staging.write(file.name, file.pieces())
+            else:
+                copy_or_link(file.path, target, file.pieces)
+    return [False] * len(part)
 
 
 def copy_store(store: Store, target: Path, *, embed_media: bool = False) -> Path:
@@ -242,9 +246,8 @@ def _copy_to_directory(store: Store, target: Path, embed_media: bool) -> Transfe
         with Staging(target.parent, beside=target) as staging:
             for name in ("slices", "tokenizer"):  # there even without files
                 staging.make(staging.path / name)
-            destination = _Directory(staging, result)
-            manifest = _copy_portable(store, destination.put, embed_media=embed_media)
-            destination.put([StoreFile(names.MANIFEST, encode_manifest(manifest))])
+            put = partial(_stage, staging)
+            _copy_portable(store, put, result, embed_media=embed_media, list_models=False)
             with writing_errors(target):
                 if not publish_directory(staging.path, target):
                     _require_copy(store, target)
@@ -295,9 +298,8 @@ class _Url:
     content is a `CacheError`. What was sent is compared in the same way.
     """
 
-    def __init__(self, url: str, result: TransferResult) -> None:
+    def __init__(self, url: str) -> None:
         self._url = url
-        self._result = result
         self._fs, self._root = filesystem(url)
         self._listing = RemoteObject(url).retrying(self._list, None)
 
@@ -309,9 +311,8 @@ class _Url:
             return {}
         return {name.lstrip("/"): info for name, info in found.items()}
 
-    def put(self, part: Part) -> None:
-        for file in part:
-            self._result.add(file.size, skipped=self._send(file))
+    def put(self, part: Part) -> list[bool]:
+        return [self._send(file) for file in part]
 
     def _send(self, file: StoreFile) -> bool:
         """Upload a file unless it is there; return whether it was."""
@@ -418,22 +419,12 @@ def push(
     place = RemotePath(target, BlockCache(default_cache_dir()))
     _require_free(place, store)
     result = TransferResult(str(place), len(store))
-    destination = _Url(place.url, result)
-    manifest = _copy_portable(store, destination.put, embed_media=embed_media)
-    models = {file.name: b"".join(file.pieces()) for file in _model_files(store)}
-    stated = {
-        name: {"size": len(data), "checksum": checksum(data)} for name, data in models.items()
-    }
-    listing = canonical({"key": store.key, "files": stated}) + b"\n"
-    destination.put([
-        StoreFile(CONTENTS, listing),
-        StoreFile(names.MANIFEST, encode_manifest(manifest)),
-    ])  # fmt: skip
+    put = _Url(place.url).put
+    _copy_portable(store, put, result, embed_media=embed_media, list_models=True)
     return result
 
 
 def _require_free(place: RemotePath, store: Store) -> None:
-    """Refuse a target that holds another store."""
     try:
         found = read_manifest(StoreLayout(place))  # type: ignore[arg-type]
     except SourceMissing:
@@ -465,9 +456,8 @@ class _Cache:
     """Slices and images of a cache, each published unless it is there."""
 
     layout: CacheLayout
-    result: TransferResult
 
-    def put(self, part: Part) -> None:
+    def put(self, part: Part) -> list[bool]:
         # The last file of a slice is its commit record.
         is_there = self._target(part[-1]).exists()
         if is_there and len(part) > 1:
@@ -476,12 +466,11 @@ class _Cache:
             with Staging(self.layout.root) as staging:
                 for file in part:
                     self._publish(staging, file)
-        for file in part:
-            self.result.add(file.size, skipped=is_there)
+        return [is_there] * len(part)
 
     def _target(self, file: StoreFile) -> Path:
         kind, _, rest = file.name.partition("/")
-        return (self.layout.pictures if kind == "media" else self.layout.slices) / rest
+        return self.layout.root / ("pictures" if kind == "media" else kind) / rest
 
     def _require_same_record(self, file: StoreFile) -> None:
         key = Path(file.name).stem
@@ -539,12 +528,12 @@ def copy_from(
     cache = CacheLayout(Path(cache_dir or default_cache_dir()).absolute())
     store = open_store(source, cache_dir=cache.root)
     result = TransferResult("", len(store))
-    destination = _Cache(cache, result)
-    _copy(_slice_jobs(store), destination.put)
+    put = _Cache(cache).put
+    _copy(_slice_jobs(store), put, result)
     _copy_models(store, cache, result)
     if "media" in store.manifest:
         images = (partial(_image_file, store, [], media) for media in store.distinct_media())
-        _copy(images, destination.put)
+        _copy(images, put, result)
     layout = commit_store(
         cache, store.manifest["document"], _placements(store), store.manifest["tokenizer"],
         store.proof,

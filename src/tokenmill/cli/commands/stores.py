@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -260,7 +261,7 @@ def push(
     staying = [sidecar.name for sidecar in opened.sidecars] if is_remote(target) else []
     if staying:
         output.say(f"not sent: {', '.join(staying)}; attach them again where the store is read")
-    output.result(done.document())
+    output.result(asdict(done))
 
 
 @command(app, *CACHE)
@@ -278,7 +279,7 @@ def pull(
 
     done = copy_from(source, out=out, embed_media=embed_media, **given)
     output.say(f"{done.rows:,} rows, {done.bytes:,} bytes, every block checked")
-    output.result(done.document())
+    output.result(asdict(done))
 
 
 cache_app = typer.Typer(help="List the cache; remove what no store needs.")
