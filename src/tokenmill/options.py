@@ -6,8 +6,8 @@ under "Args" of the struct's docstring is its help.
 
 A struct checks its values where it is made; a wrong one is a `UsageError` with the option's name,
 its value and what is allowed. `ChatSpec`, `Recipe`, `RunOptions` and `PromptSpec` are such structs.
-The command line makes its flags of them (`declared`). `tokenmill.prepare` writes the same names,
-types, defaults and help into its signature, for editors and type checkers; a test compares them.
+The command line makes its flags of them (`declared`). `tokenmill.prepare` repeats names, types and
+help in its signature, for editors and type checkers; a test compares them.
 """
 
 from __future__ import annotations

@@ -117,17 +117,6 @@ def test_turn_without_closer_goes_on() -> None:
     assert Rollout(UNCLOSED).after("Sunny.") == "<|user|>\nAnd now?<|assistant|>\n"
 
 
-def test_sampled_tokens_stay_though_they_are_not_those_of_their_text() -> None:
-    rollout = Rollout(CHATML)
-    whole = rollout.ids("Sunny weather")
-    letters = [i for letter in "Sunny weather" for i in rollout.ids(letter)]
-    assert letters != whole
-    given = rollout.bridge.prompt([USER]) + letters
-    found = rollout.bridge.extend(np.array(given), [AGAIN])
-    assert found[: len(given)] == given
-    assert rollout.text(found[len(given) :]) == "<|im_end|>" + NEXT
-
-
 def test_turn_that_the_template_words_otherwise_stays_as_it_was_sampled() -> None:
     rollout = Rollout(TRIMMING)
     given = rollout.bridge.prompt([USER]) + rollout.ids("  Sunny. <|eot_id|>")
@@ -151,14 +140,18 @@ def test_null_content_of_a_message_is_no_word() -> None:
     assert [message["content"] for message in prompt.messages[:3]] == ["", USER["content"], ""]
 
 
-def test_bytes_cut_inside_a_character_stay() -> None:
+def test_sampled_tokens_stay_though_they_are_not_those_of_their_text() -> None:
+    """A text in single letters, and bytes that were cut inside a character."""
     rollout = Rollout(CHATML)
+    letters = [i for letter in "Sunny weather" for i in rollout.ids(letter)]
     cut = rollout.ids("é")[:-1] or rollout.ids("👋")[:-1]
     assert cut
-    given = rollout.bridge.prompt([USER]) + cut
-    found = rollout.bridge.extend(given, [AGAIN])
-    assert found[: len(given)] == given
-    assert rollout.text(found[len(given) :]) == "<|im_end|>" + NEXT
+    assert letters != rollout.ids("Sunny weather")
+    for sampled in (letters, cut):
+        given = rollout.bridge.prompt([USER]) + sampled
+        found = rollout.bridge.extend(np.array(given), [AGAIN])
+        assert found[: len(given)] == given
+        assert rollout.text(found[len(given) :]) == "<|im_end|>" + NEXT
 
 
 def test_thinking_that_the_prompt_opens_belongs_to_the_turn() -> None:
@@ -249,24 +242,16 @@ def test_another_closer_in_history_is_refused_where_it_was_sampled() -> None:
     assert rollout.after("Sunny.<|end|>") == follow
 
 
-def test_answer_that_depends_on_the_call_asks_for_the_message() -> None:
-    rollout = Rollout(NAMING)
+def test_answer_that_depends_on_the_call_or_its_id_asks_for_the_message() -> None:
     text = "<call>look</call><|im_end|>"
-    with pytest.raises(tm.UsageError, match="sampled="):
-        rollout.after(text, RESULT)
-    appended = rollout.after(text, RESULT, sampled=CALL)
-    assert appended == "\n<|im_start|>look\nsunny<|im_end|>\n<|im_start|>assistant\n"
-
-
-def test_answer_that_depends_on_the_id_of_the_call_asks_for_the_message() -> None:
-    template = NAMING.replace("m.tool_calls[0].function.name %}", "m.tool_calls[0].id %}")
-    template = template.replace(
+    by_id = NAMING.replace("m.tool_calls[0].function.name %}", "m.tool_calls[0].id %}").replace(
         "<|im_start|>{{ ns.name }}", "<|im_start|>{{ ns.name == m.tool_call_id }}"
     )
-    rollout = Rollout(template)
-    nameless = {"role": "tool", "content": "sunny"}
-    with pytest.raises(tm.UsageError, match="sampled="):
-        rollout.after("<call>look</call><|im_end|>", nameless)
+    for template, answer in ((NAMING, RESULT), (by_id, {"role": "tool", "content": "sunny"})):
+        with pytest.raises(tm.UsageError, match="sampled="):
+            Rollout(template).after(text, answer)
+    appended = Rollout(NAMING).after(text, RESULT, sampled=CALL)
+    assert appended == "\n<|im_start|>look\nsunny<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_answer_that_a_call_opens_a_list_for_asks_for_the_message() -> None:
@@ -313,16 +298,16 @@ def test_path_that_prints_something_else_is_caught(
 def test_wrong_calls_are_named() -> None:
     rollout = Rollout(CHATML)
     prompt = rollout.bridge.prompt([USER])
-    with pytest.raises(tm.UsageError, match="nothing was sampled"):
-        rollout.bridge.extend(prompt, [AGAIN])
-    with pytest.raises(tm.UsageError, match="begin with no prompt"):
-        rollout.bridge.extend(prompt[1:], [AGAIN])
-    with pytest.raises(tm.UsageError, match="sampled="):
-        rollout.bridge.extend([*prompt, 5], [CALL])
-    with pytest.raises(tm.UsageError, match="at place 0"):
-        rollout.bridge.extend([10**6], [AGAIN])
-    with pytest.raises(tm.UsageError, match="list of integers"):
-        rollout.bridge.extend(["a"], [AGAIN])  # type: ignore[list-item]
+    given: Any
+    for given, answer, words in (
+        (prompt, AGAIN, "nothing was sampled"),
+        (prompt[1:], AGAIN, "begin with no prompt"),
+        ([*prompt, 5], CALL, "sampled="),
+        ([10**6], AGAIN, "at place 0"),
+        (["a"], AGAIN, "list of integers"),
+    ):
+        with pytest.raises(tm.UsageError, match=words):
+            rollout.bridge.extend(given, [answer])
     with pytest.raises(tm.RowError, match="only user and assistant"):
         tm.Bridge(
             tokenizer_of(CHATML), chat_template="{{ raise_exception('only user and assistant') }}"

@@ -163,12 +163,18 @@ def test_on_bad_row_raise_stops_build_and_hit_alike(tmp_path: Path) -> None:
     assert len(prepare(str(source), str(TOKENIZER), **INLINE)) == 3
 
 
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory for temporary files."""
+    directory = tmp_path / "scratch"
+    directory.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(directory))
+    return directory
+
+
 def test_disabled_cache_leaves_nothing_behind(
-    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, own_cache: Path, scratch: Path
 ) -> None:
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(scratch))
     source = write_rows(tmp_path / "c.jsonl", conversations(5))
     store = prepare(str(source), str(TOKENIZER), disable_cache=True, **INLINE)
     wanted = [row.input_ids.tolist() for row in prepare(str(source), str(TOKENIZER), **INLINE)]
@@ -183,12 +189,7 @@ def test_disabled_cache_leaves_nothing_behind(
     assert not list(scratch.iterdir())
 
 
-def test_disabled_cache_that_fails_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+def test_disabled_cache_that_fails_leaves_nothing_behind(tmp_path: Path, scratch: Path) -> None:
     with pytest.raises(SourceError) as held:
         prepare(str(tmp_path / "none.jsonl"), str(TOKENIZER), disable_cache=True, **INLINE)
     assert not list(scratch.iterdir()), f"{held.value} is held, as interactive sessions do"

@@ -21,7 +21,7 @@ from tests.build.making import TOKENIZER, conversations, small_cuts, write_rows
 from tests.programs import PROJECT, environment
 from tokenmill.errors import TokenizerError
 from tokenmill.tokenizer import Tokenizer, engines
-from tokenmill.work import Done, InlineExecutor, LocalExecutor, Setup, Task, blocks, executors
+from tokenmill.work import Done, InlineExecutor, Setup, Task, blocks, executors
 
 TRANSFORMERS = """
 import json, os, time
@@ -152,21 +152,6 @@ def test_work_ahead_is_what_is_missing_and_not_what_is_there(
     store = tm.prepare(rows, executor=second, **arguments)  # type: ignore[arg-type]
     assert len(store) == 401
     assert (first.setups[-1].little, second.setups[-1].little) == (False, True)
-
-
-def test_executor_stays_here_only_where_it_was_told_of_no_workers(no_workers: None) -> None:
-    def run(executor: LocalExecutor, little: bool) -> object:
-        entry = f"{__name__}:open_echo"
-        return list(executor.run(Setup(entry, little=little), [Task(0, {})]))
-
-    assert len(run(LocalExecutor(), little=True)) == 1  # type: ignore[arg-type]
-    for executor, little in ((LocalExecutor(), False), (LocalExecutor(1), True)):
-        with pytest.raises(AssertionError, match="worker"):
-            run(executor, little)
-
-
-def open_echo(options: object) -> object:
-    return lambda payload: payload
 
 
 def test_warm_process_loads_nothing_again(

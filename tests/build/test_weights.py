@@ -165,15 +165,6 @@ def test_derived_slices_keep_weights(
     assert theirs.items() <= ours.items()
 
 
-def test_truncated_rows_keep_what_is_left_of_their_weights(
-    source: tuple[Path, list[Document]],
-) -> None:
-    store = prepare(source[0], max_length=60, overlong="truncate")
-    assert store.has_weights
-    assert int(store.lengths.max()) == 60
-    check(store, source[1])
-
-
 def test_what_is_no_weight_rejects_its_row(tmp_path: Path) -> None:
     rows = [conversation(0)]
     for bad in (-1, "2", [1], {}, 1e40, 1e-40, -0.5, "NaN"):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from tests.chat.conversations import DATE, ODD, turns
 from tokenmill.chat import ChatSpec, Renderer
 
 NAMES = (
@@ -25,7 +26,6 @@ NAMES = (
     "qwen2.5",
     "qwen3",
 )
-DATE = "2026-11-15"
 
 
 def lines(path: Path) -> list[Any]:
@@ -159,28 +159,8 @@ def test_skyrl_masks_are_equal_wherever_its_ids_are(shared: Path, name: str) -> 
 
 
 def test_gpt_oss_closers_differ_by_position_and_kind(shared: Path) -> None:
-    call = {"type": "function", "function": {"name": "look", "arguments": {"at": "sky"}}}
-    tools = [
-        {
-            "type": "function",
-            "function": {
-                "name": "look",
-                "description": "d",
-                "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
-            },
-        }
-    ]
-    row = {
-        "messages": [
-            {"role": "user", "content": "one"},
-            {"role": "assistant", "content": "first answer"},
-            {"role": "user", "content": "two"},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-            {"role": "tool", "content": "blue"},
-            {"role": "assistant", "content": "last answer"},
-        ],
-        "tools": tools,
-    }
+    called = ODD["tools"]
+    row = {**called, "messages": [*turns("ua"), *called["messages"]]}
     result = renderer(shared, "gpt-oss").render([row])
     assert result.rejected == []
     spans = result.spans[0]

@@ -120,14 +120,3 @@ def swap_ids(text: str) -> str:
     vocabulary = document["model"]["vocab"]
     vocabulary["a"], vocabulary["e"] = vocabulary["e"], vocabulary["a"]
     return json.dumps(document)
-
-
-def test_leftovers_of_dead_writers_harm_nobody(zygote: Zygote, clean: Clean, cache: Path) -> None:
-    shutil.rmtree(cache / "stores")
-    left = cache / "staging" / "somewhere-1-0123456789abcdef" / "store"
-    left.mkdir(parents=True)
-    (left / MANIFEST).write_text("{")
-    outcome = zygote.one(prepare_arguments(clean.sources, cache))
-    assert outcome.exit == 0, outcome.stderr
-    assert outcome.said["slices_built"] == 0
-    assert picture(cache) == clean.picture

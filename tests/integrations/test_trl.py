@@ -135,10 +135,20 @@ def stopped_and_resumed(
     return first.seen + second.seen, second.model
 
 
-@pytest.mark.parametrize("pack", [None, PACK], ids=["padded", "packed"])
-@pytest.mark.parametrize(("before", "after"), [*SAME_WORKERS, (0, 2)])
+@pytest.mark.parametrize(
+    ("pack", "before", "after"),
+    [
+        (None, 0, 2),
+        (PACK, 2, 0),
+        *(
+            pytest.param(pack, same, same, marks=pytest.mark.soak)
+            for pack in (None, PACK)
+            for same in (0, 2)
+        ),
+    ],
+)
 def test_run_resumed_sees_the_loaders_batches(
-    view: View, tokenizer: Any, tmp_path: Path, before: int, after: int, pack: Pack | None
+    view: View, tokenizer: Any, tmp_path: Path, pack: Pack | None, before: int, after: int
 ) -> None:
     run = hf.for_trl(view, epochs=9, seed=SEED, pack=pack)
     seen, _ = stopped_and_resumed(tmp_path, tokenizer, run, before, after)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 from collections.abc import Iterable
 from itertools import count
 from pathlib import Path
@@ -254,22 +253,17 @@ def test_packed_state_outside_of_its_window_is_refused(store: Store) -> None:
 # Prefetching
 
 
-def threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name == "tokenmill-prefetch"]
-
-
 def test_prefetch_thread_ends_when_the_iterator_is_dropped(store: Store) -> None:
-    before = len(threads())
+    before = set(threading.enumerate())
     iterator = iter(Loader(store, prefetch=2))
     next(iterator)
-    assert len(threads()) == before + 1
+    started = set(threading.enumerate()) - before
+    assert [thread.name for thread in started] == ["tokenmill-prefetch"]
     del iterator
     gc.collect()
-    for _ in range(50):
-        if len(threads()) == before:
-            break
-        time.sleep(0.05)
-    assert len(threads()) == before
+    for thread in started:
+        thread.join(2.5)
+        assert not thread.is_alive()
 
 
 def test_prefetch_error_reaches_the_trainer_with_its_type(tmp_path: Path) -> None:

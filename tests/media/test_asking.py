@@ -182,7 +182,9 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 # What others learned
 
 
-def test_answers_are_kept_in_the_cache(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_are_kept_in_the_cache_and_damage_only_costs_time(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = changed(do_convert_rgb=False)  # not to be asked without pixels
     first = Processor(made, cache_dir=own_cache)
     key, expanded = first.key, first.expand("<image>", [(70, 50)])
@@ -190,25 +192,20 @@ def test_answers_are_kept_in_the_cache(own_cache: Path, monkeypatch: pytest.Monk
     def asked(*args: Any) -> None:
         raise AssertionError("asked again")
 
-    monkeypatch.setattr(Asking, "with_blanks", asked)
-    second = Processor(made, cache_dir=own_cache)
-    assert (second.key, second.expand("<image>", [(70, 50)])) == (key, expanded)
-    with pytest.raises(AssertionError, match="asked again"):
-        second.expand("<image>", [(71, 50)])
-    with pytest.raises(AssertionError, match="asked again"):
-        Processor(made).key  # noqa: B018
-
-
-def test_a_damaged_memory_only_costs_time(own_cache: Path) -> None:
-    made = changed(do_convert_rgb=False)
-    first = Processor(made, cache_dir=own_cache)
-    key, expanded = first.key, first.expand("<image>", [(70, 50)])
+    with monkeypatch.context() as patch:
+        patch.setattr(Asking, "with_blanks", asked)
+        second = Processor(made, cache_dir=own_cache)
+        assert (second.key, second.expand("<image>", [(70, 50)])) == (key, expanded)
+        with pytest.raises(AssertionError, match="asked again"):
+            second.expand("<image>", [(71, 50)])
+        with pytest.raises(AssertionError, match="asked again"):
+            Processor(made).key  # noqa: B018
     for path in (own_cache / "processors").rglob("*"):
         if path.is_file():
             path.chmod(0o644)
             path.write_bytes(path.read_bytes()[:-3] + b"xyz")
-    second = Processor(made, cache_dir=own_cache)
-    assert (second.key, second.expand("<image>", [(70, 50)])) == (key, expanded)
+    third = Processor(made, cache_dir=own_cache)
+    assert (third.key, third.expand("<image>", [(70, 50)])) == (key, expanded)
 
 
 # Identity

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import socket
 import threading
@@ -28,48 +29,30 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.asked.append(self.path)
         name = self.path.strip("/")
-        if name.startswith("to/"):
+        if name.startswith("to/") or name == "loop":
             self.send_response(302)
             target = name.removeprefix("to/")
             self.send_header("Location", target if "://" in target else f"/{target}")
             self.end_headers()
-        elif name == "loop":
-            self.send_response(301)
-            self.send_header("Location", "/loop")
-            self.end_headers()
         elif name.isdecimal():
             self.send_response(int(name))
             self.end_headers()
-        elif name == "endless":
-            self.send_response(200)
-            self.end_headers()
-            try:
-                for _ in range(10_000):
-                    self.wfile.write(bytes(1 << 16))
-            except OSError:
-                pass
-        elif name == "slow":
-            self.send_response(200)
-            self.end_headers()
-            try:
-                for _ in range(100):
-                    self.wfile.write(b"x")
-                    time.sleep(0.05)
-            except OSError:
-                pass
-        elif name == "short":
-            self.send_response(200)
-            self.send_header("Content-Length", "100")
-            self.end_headers()
-            self.wfile.write(b"x")
         elif name == "later" and self.asked.count(self.path) < 3:
             self.send_response(503)
             self.end_headers()
-        else:
+        elif name in ("endless", "slow"):
             self.send_response(200)
-            self.send_header("Content-Length", str(len(BODY)))
             self.end_headers()
-            self.wfile.write(BODY)
+            with contextlib.suppress(OSError):
+                for _ in range(10_000 if name == "endless" else 100):
+                    self.wfile.write(bytes(1 << 16) if name == "endless" else b"x")
+                    time.sleep(0.05 if name == "slow" else 0)
+        else:
+            body = b"x" if name == "short" else BODY
+            self.send_response(200)
+            self.send_header("Content-Length", "100" if name == "short" else str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
 
 @pytest.fixture

@@ -82,17 +82,17 @@ def parquet(rows: Rows, directory: Path) -> Path:
 
 
 def arrow_stream(rows: Rows, directory: Path) -> Path:
-    table = pa.Table.from_pylist(rows)
-    path = directory / "rows.arrow"
-    with pa.ipc.new_stream(str(path), table.schema) as writer:
-        writer.write_table(table, max_chunksize=5)
-    return path
+    return _arrow(rows, directory, pa.ipc.new_stream)
 
 
 def arrow_file(rows: Rows, directory: Path) -> Path:
+    return _arrow(rows, directory, pa.ipc.new_file)
+
+
+def _arrow(rows: Rows, directory: Path, new: Callable[..., Any]) -> Path:
     table = pa.Table.from_pylist(rows)
     path = directory / "rows.arrow"
-    with pa.ipc.new_file(str(path), table.schema) as writer:
+    with new(str(path), table.schema) as writer:
         writer.write_table(table, max_chunksize=5)
     return path
 

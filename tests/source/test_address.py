@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -174,23 +176,18 @@ def test_empty_file_is_source_missing(name: str, data: bytes, tmp_path: Path) ->
 
 
 def test_unknown_or_misleading_names_are_refused(tmp_path: Path) -> None:
-    import os
-
-    from tokenmill.errors import SourceError
-
     (tmp_path / "data.csv").write_text("a,b")
-    with pytest.raises(UsageError, match="no known format"):
-        open_rows(tmp_path / "data.csv")
     (tmp_path / "data.jsonl").write_bytes(b"\x1f\x8b\x08rest")
-    with pytest.raises(SourceError, match="holds gzip"):
-        open_rows(tmp_path / "data.jsonl")
     os.mkfifo(tmp_path / "pipe.jsonl")
-    with pytest.raises(UsageError, match="not a regular file"):
-        open_rows(tmp_path / "pipe.jsonl")
     (tmp_path / "object.json").write_text('{\n "data": []\n}')
-    with pytest.raises(SourceError, match="several lines"):
-        open_rows(tmp_path / "object.json")
-    with pytest.raises(UsageError, match="no source"):
-        open_rows([])
-    with pytest.raises(UsageError, match="is a path"):
-        open_rows([3])  # type: ignore[list-item]
+    given: Any
+    for given, error, message in (
+        (tmp_path / "data.csv", UsageError, "no known format"),
+        (tmp_path / "data.jsonl", SourceError, "holds gzip"),
+        (tmp_path / "pipe.jsonl", UsageError, "not a regular file"),
+        (tmp_path / "object.json", SourceError, "several lines"),
+        ([], UsageError, "no source"),
+        ([3], UsageError, "is a path"),
+    ):
+        with pytest.raises(error, match=message):
+            open_rows(given)

@@ -173,10 +173,7 @@ def test_plan_ranges_partition_rows_and_respect_groups(made: list[RowGroup], tar
 def test_blocks_of_a_large_group_are_decoded_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tokenmill.source import columnar, tables
-
-    monkeypatch.setattr(tables, "COLUMNAR_BLOCK", 4 << 10)
-    monkeypatch.setattr(columnar, "plan_ranges", lambda groups: plan_ranges(groups, 4 << 10))
+    few_row_blocks(monkeypatch)
     path = tmp_path / "one.parquet"
     pq.write_table(pa.Table.from_pylist(ROWS), path)
     blocks = list(open_rows(path).blocks())
@@ -294,32 +291,6 @@ def test_kept_groups_are_bounded_and_rows_are_right_beyond_the_bound(
     decoded = decodings(monkeypatch)
     assert len(rows.batch(range(0, 20_000, 7))) == 2858
     assert sorted(decoded) == [0, 1, 2, 3]  # one pass, whatever the bound
-
-
-def test_batch_of_large_rows_is_looked_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from tokenmill.source import tables
-
-    monkeypatch.setattr(tables, "_SUSPECT", 1000)
-    looked: list[int] = []
-    real = tables.RowForm._validated
-
-    def counted(self: tables.RowForm, batch: Any) -> Any:
-        looked.append(batch.num_rows)
-        return real(self, batch)
-
-    monkeypatch.setattr(tables.RowForm, "_validated", counted)
-    path = tmp_path / "rows.parquet"
-    pq.write_table(pa.Table.from_pylist(ROWS), path)
-    rows = open_rows(path)
-    assert [value for _, value in rows.scan()] == ROWS
-    assert looked == [1024, 1024, 952]
-    looked.clear()
-    assert [rows[number] for number in (5, 4, 700, 1023)] == [
-        ROWS[number] for number in (5, 4, 700, 1023)
-    ]
-    assert looked == [1024]
 
 
 def test_names_of_contents_and_blocks_stay(tmp_path: Path) -> None:

@@ -112,12 +112,9 @@ def test_line_over_the_limit_is_a_bad_row_and_never_held(
         assert isinstance(error, RowError)
         assert (error.reason, error.row, error.line) == ("limit", number, line)
         assert error.offset == sum(len(text) + 1 for text in lines[: line - 1])
-        with pytest.raises(RowError, match="more than the limit"):
-            rows[number]
-        with pytest.raises(RowError, match="more than the limit"):
-            rows.raw(number)
-        with pytest.raises(RowError, match="more than the limit"):
-            rows.batch([0, number])
+        for look in (rows.__getitem__, rows.raw, lambda number: rows.batch([0, number])):
+            with pytest.raises(RowError, match="more than the limit"):
+                look(number)
     assert rows.origin(2).length == len(over)
     assert rows.origin(5).length == len(over)
     read = [read_block(block) for block in rows.blocks()]

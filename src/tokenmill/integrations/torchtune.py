@@ -5,14 +5,7 @@
       source: STORE
       packed: True
 
-torchtune's datasets give ``tokens`` and ``labels`` of one length, as lists; its collator pads them
-and `PackedDataset` joins them. Which label stands where depends on its version. Releases up to 0.6
-shift labels in the recipe; later code shifts them in the dataset:
-
-    tokens                 p p a b c
-    labels, recipe shifts  _ _ a b c          _ ignored
-    labels, dataset shifts _ a b c _
-
+Releases of torchtune up to 0.6 shift labels in the recipe; later code shifts them in the dataset.
 Labels of the wrong kind raise no error: a model would learn to repeat its input. So
 `labels_are_shifted` runs torchtune's own transform on three tokens.
 """
@@ -44,10 +37,7 @@ _SHIFTED = replace(TORCHTUNE, columns={**TORCHTUNE.columns, "labels": ("next_lab
 class TokenizedRows(RowDataset, torch_data.Dataset[Item]):  # type: ignore[misc]
     """Ids and labels of a view's rows, in the order of the view.
 
-    Args:
-        view: The rows.
-        max_seq_len: Length limit of rows; None: no limit.
-        shifted: Whether the label at a token is that of the next one; None: as torchtune has it.
+    With ``shifted`` the label at a token is that of the next one; None: as torchtune has it.
     """
 
     def __init__(
