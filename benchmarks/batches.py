@@ -19,7 +19,8 @@ import tokenmill as tm
 from benchmarks.balancing import Plan, slime, verl
 from benchmarks.data import corpora, shared
 from benchmarks.report import Report, seconds
-from tokenmill.packing import Align, MicroBatches, Packs
+from tokenmill.data.micro import Align, MicroBatches
+from tokenmill.data.packs import Packs
 
 RANKS, ROWS, BUDGET, LONGEST = 8, 512, 16384, 8192
 MOST_IMBALANCE, MOST_PADDING = 1.02, 1.0  # over the mean; percent

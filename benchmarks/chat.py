@@ -34,12 +34,14 @@ def run(report: Report) -> None:
 def _measure(report: Report) -> None:
     import datasets
 
+    from tokenmill._core.collector import without_collector
     from tokenmill.build.pipeline import Pipeline
     from tokenmill.build.recipe import Recipe
-    from tokenmill.collector import without_collector
     from tokenmill.errors import RowError
-    from tokenmill.source import open_rows, read_block
-    from tokenmill.tokenizer import cache, load
+    from tokenmill.sources.block import read_block
+    from tokenmill.sources.rows import open_rows
+    from tokenmill.tokenizers import cache
+    from tokenmill.tokenizers.loading import load
 
     datasets.disable_progress_bars()
     directory = str(shared() / "tokenizers" / "qwen3")

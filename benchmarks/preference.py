@@ -42,11 +42,12 @@ def _pairs() -> list[dict[str, Any]]:
 def _measure(report: Report, directory: Path) -> None:
     import datasets
 
+    from tokenmill._core.collector import without_collector
     from tokenmill.build.pipeline import Pipeline
     from tokenmill.build.recipe import Recipe
-    from tokenmill.collector import without_collector
-    from tokenmill.source import open_rows, read_block
-    from tokenmill.tokenizer import load
+    from tokenmill.sources.block import read_block
+    from tokenmill.sources.rows import open_rows
+    from tokenmill.tokenizers.loading import load
 
     datasets.disable_progress_bars()
     rows = _pairs()

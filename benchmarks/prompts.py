@@ -38,7 +38,7 @@ answer = {}
 """
 
 _OURS = """
-import tokenmill.prompts.prompts
+import tokenmill.data.prompts
 from tokenmill import PromptDataset
 before = private()
 start = time.perf_counter()

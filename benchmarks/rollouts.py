@@ -18,8 +18,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.rollouts.faults import TOOLS, words
-from tests.rollouts.simulated import sample
+from tests.rl.faults import TOOLS, words
+from tests.rl.simulated import sample
 
 from benchmarks.data import shared
 from benchmarks.measure import one_core
@@ -37,7 +37,7 @@ def peak():
     with open("/proc/self/status") as table:
         return next(int(line.split()[1]) for line in table if line.startswith("VmHWM")) / 1024
 import msgspec, numpy, xxhash
-import tokenmill.source.rows, tokenmill.source.lines, tokenmill.rollouts.formats
+import tokenmill.sources.rows, tokenmill.sources.lines, tokenmill.rl.formats
 from tokenmill.rollouts import read_rollouts
 from tokenmill.source import open_rows
 before = peak()
@@ -74,13 +74,14 @@ def _conversation(rng: random.Random) -> list[dict[str, Any]]:
 
 
 def _judge(report: Report, directory: Path) -> None:
+    from tokenmill._core.collector import without_collector
     from tokenmill.chat import ChatSpec
     from tokenmill.chat.template import ReferenceTemplate
-    from tokenmill.collector import without_collector
-    from tokenmill.report.drift import check_rows
-    from tokenmill.rollouts.verdict import Judge
-    from tokenmill.source import open_rows, read_block
-    from tokenmill.tokenizer import load
+    from tokenmill.inspect.drift import check_rows
+    from tokenmill.rl.verdict import Judge
+    from tokenmill.sources.block import read_block
+    from tokenmill.sources.rows import open_rows
+    from tokenmill.tokenizers.loading import load
 
     path = str(shared() / "tokenizers" / "qwen2.5")
     tokenizer = load(path, backend="file")

@@ -40,7 +40,7 @@ answer = {}
 
 _OURS_OPEN = """
 import msgspec, numpy, xxhash
-import tokenmill.source.rows, tokenmill.source.lines
+import tokenmill.sources.rows, tokenmill.sources.lines
 from tokenmill.source import open_rows
 before = peak()
 start = time.perf_counter()

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import Report, seconds
-from tokenmill import fingerprint
-from tokenmill.loader import Loader
-from tokenmill.packing import Pack, pack_window
-from tokenmill.sampling import FeistelOrder
+from tokenmill._core import fingerprint
+from tokenmill.data.loader import Loader
+from tokenmill.data.order import FeistelOrder
+from tokenmill.data.packs import Pack, pack_window
 from tokenmill.store import CacheLayout, Store
 from tokenmill.store.columns import SliceColumns
 from tokenmill.store.commit import Placement, commit_store

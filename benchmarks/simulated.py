@@ -19,17 +19,17 @@ import numpy as np
 import xxhash
 
 import tokenmill
+from tokenmill.build.blocks import cache_of
 from tokenmill.build.calls import resolve_call
+from tokenmill.build.executors import resolve_executor
 from tokenmill.build.plan import Plan
 from tokenmill.build.run import plan
-from tokenmill.source.bytefile import FileEntry, LocalFile
-from tokenmill.source.discover import Found
-from tokenmill.source.index import Assembler, BlockEntry, Shelf, index_key, write_index
-from tokenmill.source.rows import remember
+from tokenmill.sources.bytefile import FileEntry, LocalFile
+from tokenmill.sources.discover import Found
+from tokenmill.sources.index import Assembler, BlockEntry, Shelf, index_key, write_index
+from tokenmill.sources.rows import remember
 from tokenmill.store.columns import SliceColumns
 from tokenmill.store.slice_writer import EncodedSlice, encode_slice
-from tokenmill.work import resolve_executor
-from tokenmill.work.blocks import cache_of
 
 BLOCK = 8 << 20  # bytes of raw rows in a slice
 BLOCKS_PER_FILE = 1000  # 8 GB files

@@ -47,7 +47,8 @@ def run(report: Report) -> None:
 
 
 def _measure(report: Report) -> None:
-    from tokenmill.tokenizer import Encoder, load
+    from tokenmill.tokenizers.encoder import Encoder
+    from tokenmill.tokenizers.loading import load
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     tokenizer = load(shared() / "tokenizers" / "qwen3", backend="file")

@@ -221,7 +221,7 @@ def verl_balancing() -> None:
     """The partitions of verl that may be of different size, by the costs that verl states."""
     from verl.utils import seqlen_balancing
 
-    from tokenmill.packing.micro import level
+    from tokenmill.data.micro import level
 
     theirs = seqlen_balancing.get_seqlen_balanced_partitions
 
@@ -251,8 +251,7 @@ def _first_fit(package: str, name: str) -> None:
     """Rows that are longer than a pack are alone in one with miles and slime; here, too."""
     seqlen_balancing = importlib.import_module(f"{package}.utils.seqlen_balancing")
 
-    from tokenmill.packing import Pack
-    from tokenmill.packing.packs import pack_window
+    from tokenmill.data.packs import Pack, pack_window
 
     def pack(lengths: list[int], capacity: int) -> list[list[int]]:
         reached()
@@ -267,7 +266,7 @@ def slime_files() -> None:
     """Slime's reading of a file of which rows are chosen: rows of a source."""
     from slime.utils import data
 
-    from tokenmill.source import open_rows
+    from tokenmill.sources.rows import open_rows
 
     def read_file(path: str) -> Iterator[Any]:
         reached()
@@ -285,8 +284,7 @@ def trl_packing() -> None:
     from datasets import Dataset
     from trl import data_utils
 
-    from tokenmill.packing import Pack
-    from tokenmill.packing.packs import pack_window
+    from tokenmill.data.packs import Pack, pack_window
 
     theirs = data_utils.pack_dataset
     oversize = {"bfd": "truncate", "bfd_split": "split"}
@@ -365,7 +363,7 @@ def grain_order() -> None:
     """
     from grain._src.python.dataset.transformations import shuffle
 
-    from tokenmill.sampling import FeistelOrder
+    from tokenmill.data.order import FeistelOrder
 
     def shuffled(self: Any, index: int) -> int:
         reached()

@@ -13,7 +13,7 @@ from html import escape
 from pathlib import Path
 
 import tokenmill as tm
-from tokenmill.report.row import RowView, store_tokenizer, view_row
+from tokenmill.inspect.row import RowView, store_tokenizer, view_row
 
 EXAMPLES = Path(tm.__file__).parent / "examples"
 IMAGES = Path(__file__).parent.parent / "docs" / "images"

@@ -24,8 +24,8 @@ from playwright.sync_api import sync_playwright
 
 import tokenmill as tm
 from tokenmill.build.calls import run_recipe
-from tokenmill.report.page.document import make_page
-from tokenmill.report.page.serve import Viewer, serve
+from tokenmill.inspect.page.document import make_page
+from tokenmill.inspect.page.serve import Viewer, serve
 from tokenmill.store import Store
 
 PROJECT = Path(__file__).resolve().parent.parent

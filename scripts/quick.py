@@ -14,13 +14,12 @@ from collections.abc import Collection, Iterable
 from pathlib import Path, PurePosixPath
 
 PROJECT = Path(__file__).resolve().parent.parent
-ALWAYS = "tests/test_house.py"
+ALWAYS = "tests/test_architecture.py"
 FAST = (
-    "tests/chat", "tests/dataset", "tests/examples", "tests/files", "tests/packing",
-    "tests/sampling", "tests/source", "tests/store", "tests/test_errors.py",
-    "tests/test_fingerprint.py",
+    "tests/chat", "tests/core", "tests/data", "tests/examples", "tests/sources", "tests/store",
+    "tests/test_errors.py",
 )  # fmt: skip
-"""Rooms whose tests start few processes, import no host and load no tokenizer of a real model."""
+"""Packages whose tests start few processes and load no trainer and no real tokenizer."""
 
 
 def plan(changed: Iterable[str], present: Collection[str]) -> list[str]:
@@ -56,11 +55,10 @@ def _asked_for(path: PurePosixPath, present: Collection[str]) -> str | None:
     if path.parts[0] == "conformance":
         return "tests/conformance"
     if path.parts[:2] == ("src", "tokenmill"):
-        # report/page/serve.py asks for tests/page, report/row.py for tests/report.
-        for room in reversed(path.parts[2:-1] or (path.stem,)):
-            for tests in (f"tests/{room}", f"tests/test_{room}.py"):
-                if tests in present:
-                    return tests
+        folder = PurePosixPath("tests", *(part.lstrip("_") for part in path.parts[2:-1]))
+        for tests in (folder, *folder.parents, PurePosixPath(f"tests/test_{path.stem}.py")):
+            if str(tests) in present:
+                return str(tests)
     return None
 
 

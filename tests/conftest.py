@@ -20,11 +20,11 @@ from hypothesis import HealthCheck, settings
 
 from tests.faults.tools import Zygote, compile_shim
 from tests.programs import PROJECT
-from tokenmill import fingerprint
+from tokenmill._core import fingerprint
 from tokenmill.chat import render, template
 from tokenmill.media import Answers, Processor
 from tokenmill.media.asking import Asking, Row
-from tokenmill.tokenizer import cache as tokenizer_cache
+from tokenmill.tokenizers import cache as tokenizer_cache
 
 # Time is no assertion: the machine is shared, and speed is measured by `make bench`.
 settings.register_profile(
@@ -75,7 +75,7 @@ def shared() -> Path:
 def sync_to_disk() -> Iterator[Callable[[int], None]]:
     """The real `fsync`, in whose place nothing is done: disks take most of a small build.
 
-    Nothing that a test leaves needs to survive a power cut. `tests/files`, the room that promises
+    Nothing that a test leaves needs to survive a power cut. `tests/core`, the room that promises
     it, has the real one back.
     """
     real = os.fsync

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill import errors
+from tokenmill.build import wire
 from tokenmill.errors import REASONS, RowError, TokenmillError, UsageError
-from tokenmill.work import wire
 
 
 def all_classes(root: type[TokenmillError] = TokenmillError) -> list[type[TokenmillError]]:

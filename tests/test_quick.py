@@ -14,17 +14,17 @@ TESTS = {str(path.relative_to(PROJECT)) for path in (PROJECT / "tests").rglob("*
 @pytest.mark.parametrize(
     ("changed", "tests"),
     [
-        (["src/tokenmill/packing/fill.py"], ["tests/packing"]),
-        (["src/tokenmill/report/lint/near.py"], ["tests/report"]),
-        (["src/tokenmill/report/page/serve.py"], ["tests/page"]),
+        (["src/tokenmill/data/fill.py"], ["tests/data"]),
+        (["src/tokenmill/inspect/lint/near.py"], ["tests/inspect"]),
+        (["src/tokenmill/inspect/page/serve.py"], ["tests/inspect/page"]),
         (["src/tokenmill/errors.py"], ["tests/test_errors.py"]),
-        (["tests/packing/test_fill.py"], ["tests/packing/test_fill.py"]),
-        (["tests/packing/test_fill.py", "src/tokenmill/packing/fill.py"], ["tests/packing"]),
+        (["tests/data/test_fill.py"], ["tests/data/test_fill.py"]),
+        (["tests/data/test_fill.py", "src/tokenmill/data/fill.py"], ["tests/data"]),
         (["tests/chat/judge.py"], ["tests/chat"]),
-        (["tests/packing/test_that_was_deleted.py"], ["tests/packing"]),
+        (["tests/data/test_that_was_deleted.py"], ["tests/data"]),
         (["conformance/hosts/verl.py"], ["tests/conformance"]),
         (["docs/index.md", "README.md"], ["tests/test_documents.py"]),
-        (["tests/test_house.py"], []),
+        (["tests/test_architecture.py"], []),
     ],
 )
 def test_change_asks_for_the_tests_of_its_room(changed: list[str], tests: list[str]) -> None:
@@ -39,8 +39,8 @@ def test_change_of_no_room_asks_for_the_fast_tests(changed: list[str]) -> None:
 
 
 def test_change_of_a_room_and_of_none_asks_for_both() -> None:
-    found = plan(["Makefile", "src/tokenmill/report/page/serve.py"], TESTS)
-    assert found == sorted([ALWAYS, *FAST, "tests/page"])
+    found = plan(["Makefile", "src/tokenmill/inspect/page/serve.py"], TESTS)
+    assert found == sorted([ALWAYS, *FAST, "tests/inspect/page"])
 
 
 def test_fast_rooms_are_there() -> None:

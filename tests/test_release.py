@@ -47,7 +47,7 @@ def test_wheel_holds_every_file_of_the_package_and_nothing_else(place: Path) -> 
         assert "tokenmill = tokenmill.cli:main" in wheel.read(entry).decode()
     packed = {f"src/{name}" for name in names if ".dist-info/" not in name}
     assert packed == files_under(PACKAGE)
-    client = "src/tokenmill/report/page/client"
+    client = "src/tokenmill/inspect/page/client"
     assert packed >= {f"{client}/page.html", f"{client}/page.css", f"{client}/main.js"}
     examples = "src/tokenmill/examples"
     assert packed >= {f"{examples}/conversations.jsonl", f"{examples}/tokenizer/tokenizer.json"}
@@ -82,8 +82,8 @@ def test_dependency_without_a_single_floor_is_refused(stated: str) -> None:
 
 
 def test_lowest_versions_are_tried_with_the_tests_that_need_no_extra() -> None:
-    rooms = ["chat", "integrations", "test_house.py", "conftest.py", "remote", "store"]
-    assert lowest.core_tests(rooms) == ["tests/chat", "tests/store", "tests/test_house.py"]
+    rooms = ["chat", "integrations", "test_architecture.py", "conftest.py", "remote", "store"]
+    assert lowest.core_tests(rooms) == ["tests/chat", "tests/store", "tests/test_architecture.py"]
     found = lowest.tools(SETTINGS["project"]["optional-dependencies"]["test"])
     assert len(found) == len(lowest.TOOLS)
     assert set(lowest.WITH_EXTRAS) <= {path.name for path in (PROJECT / "tests").iterdir()}

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tokenmill._core.optional import first_use
 from tokenmill.errors import (
     BridgeError,
     CacheError,
@@ -29,23 +30,27 @@ from tokenmill.errors import (
     UsageError,
     WorkerError,
 )
-from tokenmill.optional import first_use
 
 if TYPE_CHECKING:
-    from tokenmill.bridge import Bridge
+    from tokenmill._core.origin import Origin
     from tokenmill.build.calls import prepare, prepare_part
     from tokenmill.build.recipe import Recipe
     from tokenmill.build.recorded import from_rollouts
-    from tokenmill.dataset import Mixture, View, as_view, concat, filtered, mix, split
-    from tokenmill.formats import export
+    from tokenmill.data.choices import filtered, split
+    from tokenmill.data.loader import Loader
+    from tokenmill.data.micro import Align, MicroBatches
+    from tokenmill.data.mixture import Mixture, mix
+    from tokenmill.data.packs import Pack
+    from tokenmill.data.prompt_rows import Prompt
+    from tokenmill.data.prompts import PromptDataset
+    from tokenmill.data.stream import LengthGrouped
+    from tokenmill.data.view import View, as_view, concat
+    from tokenmill.exports.export_files import export
+    from tokenmill.inspect.drift import check_rollouts
+    from tokenmill.inspect.lint.run import lint
     from tokenmill.integrations.hf import to_hf
-    from tokenmill.loader import LengthGrouped, Loader
-    from tokenmill.origin import Origin
-    from tokenmill.packing import Align, MicroBatches, Pack
-    from tokenmill.prompts import Prompt, PromptDataset
-    from tokenmill.report.drift import check_rollouts
-    from tokenmill.report.lint.run import lint
-    from tokenmill.source import open_rows
+    from tokenmill.rl.bridge import Bridge
+    from tokenmill.sources.rows import open_rows
     from tokenmill.store import Media, Row, Sidecar, Store, open_store
     from tokenmill.store.sidecar_writer import attach
     from tokenmill.store.transfer import pull, push
@@ -104,22 +109,27 @@ __all__ = [
 
 __getattr__ = first_use(
     __name__,
-    bridge="Bridge",
-    formats="export",
-    dataset="Mixture View as_view concat filtered mix split",
-    loader="LengthGrouped Loader",
-    origin="Origin",
-    packing="Align MicroBatches Pack",
-    prompts="Prompt PromptDataset",
-    source="open_rows",
-    store="Media Row Sidecar Store open_store",
     **{
+        "_core.origin": "Origin",
         "build.calls": "prepare prepare_part",
         "build.recipe": "Recipe",
         "build.recorded": "from_rollouts",
+        "data.choices": "filtered split",
+        "data.loader": "Loader",
+        "data.micro": "Align MicroBatches",
+        "data.mixture": "Mixture mix",
+        "data.packs": "Pack",
+        "data.prompt_rows": "Prompt",
+        "data.prompts": "PromptDataset",
+        "data.stream": "LengthGrouped",
+        "data.view": "View as_view concat",
+        "exports.export_files": "export",
+        "inspect.drift": "check_rollouts",
+        "inspect.lint.run": "lint",
         "integrations.hf": "to_hf",
-        "report.drift": "check_rollouts",
-        "report.lint.run": "lint",
+        "rl.bridge": "Bridge",
+        "sources.rows": "open_rows",
+        "store": "Media Row Sidecar Store open_store",
         "store.sidecar_writer": "attach",
         "store.transfer": "pull push",
     },

@@ -21,11 +21,12 @@ from unittest import mock
 
 import numpy as np
 
-from tests.work.entries import once
+from tests.build.entries import once
 from tokenmill.build import pipeline, slices
+from tokenmill.build.tasks import Rest, Work, finish
 from tokenmill.chat import Renderer, Rendering
-from tokenmill.tokenizer import Encoder, Tokenizer
-from tokenmill.work.tasks import Rest, Work, finish
+from tokenmill.tokenizers.encoder import Encoder
+from tokenmill.tokenizers.tokenizer import Tokenizer
 
 ENTRY = f"{__name__}:open_builder"
 VARIABLE = "TOKENMILL_TEST_LIE"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tokenmill.source import scan as cut
+from tokenmill.sources import scan as cut
 
 EXAMPLES = Path(str(resources.files("tokenmill") / "examples"))
 TOKENIZER = EXAMPLES / "tokenizer"

@@ -25,7 +25,7 @@ from tokenmill import RowError, SourceError, prepare
 from tokenmill.build.calls import run_recipe
 from tokenmill.build.outcome import REMARKS, Prepared
 from tokenmill.errors import REASONS
-from tokenmill.report.stats import store_stats
+from tokenmill.inspect.stats import store_stats
 
 TURNS = conversation(0)["messages"]
 ROLES = ("system", "user", "assistant", "tool", "narrator")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.build.making import INLINE, TOKENIZER, conversations, small_cuts, write_rows
 from tokenmill import prepare
-from tokenmill.source import BlockRows
+from tokenmill.sources.block import BlockRows
 
 
 @pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])

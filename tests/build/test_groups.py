@@ -29,7 +29,7 @@ from tests.build.making import (
 from tokenmill.build.pipeline import group_columns
 from tokenmill.chat.render import GroupFacts
 from tokenmill.store import Group, Store
-from tokenmill.tokenizer import Encoded
+from tokenmill.tokenizers.encoded import Encoded
 
 
 def said(rng: random.Random, most: int = 12) -> str:

@@ -36,7 +36,7 @@ def same_size_edit(source: Path, tokenizer: Path) -> dict[str, Any]:
 
 
 def one_merge(source: Path, tokenizer: Path) -> dict[str, Any]:
-    """No row of the source uses it; tests/tokenizer/test_identity.py has all other changes."""
+    """No row of the source uses it; tests/tokenizers/test_identity.py has all other changes."""
     path = tokenizer / "tokenizer.json"
     document = json.loads(path.read_text(encoding="utf-8"))
     document["model"]["merges"].pop()

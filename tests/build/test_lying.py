@@ -15,12 +15,12 @@ import pytest
 
 from tests.build.lying import ENTRY, VARIABLE, Lie
 from tests.build.making import INLINE, TOKENIZER, conversations, files_of, small_cuts, write_rows
+from tokenmill.build import blocks
 from tokenmill.build import run as build_run
 from tokenmill.build.calls import run_part, run_recipe
 from tokenmill.build.outcome import Prepared
 from tokenmill.errors import CorruptionError
 from tokenmill.store import Store
-from tokenmill.work import blocks
 
 LOCAL = {"executor": "local", "num_workers": 2}
 ROOMS = ("render", "encode")

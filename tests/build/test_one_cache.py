@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 
 import tokenmill as tm
-from tests.prompts.making import EXAMPLES, TOKENIZER
+from tests.data.making import EXAMPLES, TOKENIZER
 from tokenmill.errors import CorruptionError
-from tokenmill.report.row import store_tokenizer, view_row
-from tokenmill.tokenizer import Tokenizer, load, load_copy
+from tokenmill.inspect.row import store_tokenizer, view_row
+from tokenmill.tokenizers.cache import load_copy
+from tokenmill.tokenizers.loading import load
+from tokenmill.tokenizers.tokenizer import Tokenizer
 
 pytest.importorskip("transformers")
 

@@ -19,12 +19,12 @@ from tests.build.illustrated import Album, asked, cases, oracle, part, text
 from tests.build.making import files_of, small_cuts, write_rows
 from tests.media import processors
 from tests.media.drawing import unusual
+from tokenmill._core.fingerprint import checksum
 from tokenmill.build import expansion
 from tokenmill.build.calls import run_recipe
 from tokenmill.errors import CorruptionError, SourceChanged, SourceMissing, UsageError
-from tokenmill.fingerprint import checksum
 from tokenmill.media import Answer, Answers, Processor
-from tokenmill.source.bytefile import Signature
+from tokenmill.sources.bytefile import Signature
 
 pytestmark = pytest.mark.usefixtures("answered")
 

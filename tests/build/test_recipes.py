@@ -10,10 +10,10 @@ import yaml
 
 import tokenmill as tm
 from tests.build.making import INLINE, TOKENIZER, conversations, write_rows
+from tokenmill._core.options import declared
 from tokenmill.build import run as running
 from tokenmill.build.calls import resolve_call
 from tokenmill.build.recipe import RunOptions
-from tokenmill.options import declared
 
 EVERY_NAME: dict[str, Any] = {
     "tokenizer_backend": "file",

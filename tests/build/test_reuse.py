@@ -23,7 +23,7 @@ from tests.build.making import (
 )
 from tokenmill.build.calls import run_recipe
 from tokenmill.build.outcome import Prepared
-from tokenmill.work.progress import Snapshot
+from tokenmill.build.progress import Snapshot
 
 Run = Callable[..., Prepared]
 

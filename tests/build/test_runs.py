@@ -16,7 +16,8 @@ from tests.media import processors
 from tokenmill.build.calls import run_recipe
 from tokenmill.build.expansion import Folding, unfolded
 from tokenmill.media import Processor
-from tokenmill.tokenizer import Encoder, Tokenizer
+from tokenmill.tokenizers.encoder import Encoder
+from tokenmill.tokenizers.tokenizer import Tokenizer
 
 PAD, VIDEO = "<|image_pad|>", "<|video_pad|>"
 

@@ -19,9 +19,11 @@ import pytest
 import tokenmill as tm
 from tests.build.making import TOKENIZER, conversations, small_cuts, write_rows
 from tests.programs import PROJECT, environment
+from tokenmill.build import blocks, executors
+from tokenmill.build.tasks import Done, InlineExecutor, Setup, Task
 from tokenmill.errors import TokenizerError
-from tokenmill.tokenizer import Tokenizer, engines
-from tokenmill.work import Done, InlineExecutor, Setup, Task, blocks, executors
+from tokenmill.tokenizers import engines
+from tokenmill.tokenizers.tokenizer import Tokenizer
 
 TRANSFORMERS = """
 import json, os, time
@@ -128,7 +130,7 @@ def test_more_than_a_little_starts_workers_and_the_fast_engine(
     little = Recording()
     tm.prepare(rows, executor=little, **arguments)  # type: ignore[arg-type]
     monkeypatch.setattr(blocks, "LITTLE_WORK", 100)
-    monkeypatch.setattr("tokenmill.tokenizer.cache.LITTLE_WORK", 100)
+    monkeypatch.setattr("tokenmill.tokenizers.cache.LITTLE_WORK", 100)
     much = Recording()
     tm.prepare(rows, executor=much, force_recache=True, **arguments)  # type: ignore[arg-type]
     built = [setups[-1] for setups in (little.setups, much.setups)]
@@ -210,7 +212,7 @@ def test_autotokenizer_is_asked_once_by_processes_that_meet_at_once(
 def test_stopped_or_impossible_lock_only_costs_time(
     one_row: Path, own_cache: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokenmill.work.identity.MAX_WAIT_S", 0.2)
+    monkeypatch.setattr("tokenmill.build.identity.MAX_WAIT_S", 0.2)
     place = own_cache / "tokenizers" / "memo"
     place.mkdir(parents=True)
     held = os.open(place, os.O_RDONLY)

@@ -11,10 +11,10 @@ import pytest
 
 import tokenmill as tm
 from tests.build.making import TOKENIZER, conversations, write_rows
+from tokenmill._core.fingerprint import own_order
+from tokenmill.data.prompt_rows import PromptSpec
 from tokenmill.errors import UsageError
-from tokenmill.fingerprint import own_order
-from tokenmill.prompts import PromptSpec
-from tokenmill.tokenizer import load
+from tokenmill.tokenizers.loading import load
 
 SHOWN = "{{ x | tojson }}{% for k in x %}{{ k }},{% endfor %}"
 TEMPLATE = SHOWN + (

@@ -20,9 +20,9 @@ import pytest
 import tokenmill as tm
 from tests.build.making import EXAMPLES, INLINE, TOKENIZER, files_of, small_cuts, write_rows
 from tokenmill.errors import UsageError
-from tokenmill.report.page.document import make_page
-from tokenmill.report.row import store_tokenizer, view_row
-from tokenmill.report.stats import store_stats
+from tokenmill.inspect.page.document import make_page
+from tokenmill.inspect.row import store_tokenizer, view_row
+from tokenmill.inspect.stats import store_stats
 from tokenmill.store import Row, Store
 
 TOKENS: dict[str, Any] = {**INLINE, "tokenizer": str(TOKENIZER), "format": "tokens"}

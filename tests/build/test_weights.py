@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 import tokenmill as tm
 from tests.build.making import INLINE, TOKENIZER, conversation, files_of, small_cuts, write_rows
-from tokenmill import fingerprint
-from tokenmill.dataset import as_view
+from tokenmill._core import fingerprint
+from tokenmill.data.view import as_view
 from tokenmill.errors import CorruptionError, UsageError
 from tokenmill.store import Row, Store
 from tokenmill.store.layout import MANIFEST, WEIGHT_FILES

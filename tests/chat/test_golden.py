@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
 
 from tests.chat.conversations import DATE, ODD, turns
+from tokenizers import Tokenizer
 from tokenmill.chat import ChatSpec, Renderer
 
 NAMES = (

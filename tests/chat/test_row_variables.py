@@ -24,7 +24,8 @@ from tests.chat.loop_oracle import OracleTemplate
 from tokenmill.chat import ChatSpec, Renderer
 from tokenmill.chat.render import TEMPLATES_KNOWN, forget
 from tokenmill.integrations.trainers import VERBATIM
-from tokenmill.tokenizer import Encoder, load
+from tokenmill.tokenizers.encoder import Encoder
+from tokenmill.tokenizers.loading import load
 
 HEEDED = re.compile(r"enable_thinking|reasoning_effort|\bthinking is\b|thinking_budget")
 TEMPLATE = (

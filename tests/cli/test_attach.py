@@ -11,10 +11,10 @@ import pytest
 
 import tokenmill as tm
 from tests.cli.harness import Shell
-from tests.page.test_document import data_of
+from tests.inspect.page.test_document import data_of
 from tokenmill import Store, open_store
-from tokenmill.report.page.document import row_document
-from tokenmill.report.row import RowFacts, store_tokenizer
+from tokenmill.inspect.page.document import row_document
+from tokenmill.inspect.row import RowFacts, store_tokenizer
 
 
 @pytest.fixture

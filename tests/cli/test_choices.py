@@ -9,18 +9,18 @@ import pytest
 import typer
 
 from tests.cli.harness import Shell
+from tokenmill._core.options import declared
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.cli import commands  # noqa: F401 - declares them
 from tokenmill.cli.app import app
-from tokenmill.formats import FORMATS, LAYOUTS, MASKS
-from tokenmill.loader.stream import ORDERS
-from tokenmill.options import declared
-from tokenmill.packing.packs import METHODS, OVERSIZE
-from tokenmill.prompts import PromptSpec
-from tokenmill.report.lint.rules import FAIL_ON
-from tokenmill.report.row import RULES
-from tokenmill.rollouts import FORMATS as ROLLOUT_FORMATS
-from tokenmill.rollouts.verdict import CLASSES
+from tokenmill.data.packs import METHODS, OVERSIZE
+from tokenmill.data.prompt_rows import PromptSpec
+from tokenmill.data.stream import ORDERS
+from tokenmill.exports.export_files import FORMATS, LAYOUTS, MASKS
+from tokenmill.inspect.lint.rules import FAIL_ON
+from tokenmill.inspect.row import RULES
+from tokenmill.rl.formats import FORMATS as ROLLOUT_FORMATS
+from tokenmill.rl.verdict import CLASSES
 from tokenmill.store.sidecars import PER
 
 DECLARED = {

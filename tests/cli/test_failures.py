@@ -197,7 +197,7 @@ def test_lint_leaves_the_engine_of_a_recipe(
         asked.append((sources, given.get("engine"), given.get("renderer")))
         raise UsageError("seen")
 
-    monkeypatch.setattr("tokenmill.report.lint.run.lint", lint)
+    monkeypatch.setattr("tokenmill.inspect.lint.run.lint", lint)
     assert shell("lint", "recipe.yaml").code == 2
     assert shell("lint", "recipe.yaml", "--engine", "auto").code == 2
     assert asked == [("recipe.yaml", None, None), ("recipe.yaml", "auto", None)]

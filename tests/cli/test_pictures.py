@@ -10,7 +10,7 @@ from tests.build.making import write_rows
 from tests.cli.harness import Shell
 from tests.media import processors
 from tokenmill import open_store
-from tokenmill.fingerprint import checksum
+from tokenmill._core.fingerprint import checksum
 from tokenmill.media import Processor
 
 

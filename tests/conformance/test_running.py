@@ -26,7 +26,7 @@ from conformance.page import OwnTests, render
 from conformance.stand_ins import stand_in
 
 from conformance import child, goldens, own_tests
-from tests.prompts.making import TOKENIZER, write_rows
+from tests.data.making import TOKENIZER, write_rows
 
 NAMES = ("NAME", "CHECKOUT", "PATHS", "PACKAGE", "STAND_INS", "TRAINS", "HOW", "prepare")
 

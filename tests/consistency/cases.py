@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.consistency.corpus import Corpus
-from tokenmill.dataset import Mixture, View, as_view, mix
-from tokenmill.loader import LengthGrouped, Loader
-from tokenmill.packing import Pack
+from tokenmill.data.loader import Loader
+from tokenmill.data.mixture import Mixture, mix
+from tokenmill.data.packs import Pack
+from tokenmill.data.stream import LengthGrouped
+from tokenmill.data.view import View, as_view
 
 WEIGHTS = {"one": 0.6, "two": 0.4}
 

@@ -3,7 +3,7 @@
 Nothing here is lazy, vectorised or windowed by cleverness: an epoch is a list of samples, made
 whole; a global batch is a slice of it; a cursor is (epoch, place in the list). It shares with the
 product only the scalar functions that golden vectors hold in place (the bijection, one draw of
-the interleave) and the one-window packing, which has plain twins of its own in tests/packing.
+the interleave) and the one-window packing, which has plain twins of its own in tests/data.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import numpy as np
 
 from tests.consistency.cases import CASES, WEIGHTS
 from tests.consistency.corpus import SIZES, Corpus, Sample
-from tokenmill.packing import Pack, pack_window
-from tokenmill.sampling import Interleave, Permutation, derive_key
+from tokenmill.data.interleave import Interleave
+from tokenmill.data.order import Permutation, derive_key
+from tokenmill.data.packs import Pack, pack_window
 
 SEED = 11
 

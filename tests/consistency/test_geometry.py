@@ -11,7 +11,7 @@ from tests.consistency.cases import CASES, RANK_FREE, arguments_of, data_of, loa
 from tests.consistency.child import digest, in_fresh_interpreter
 from tests.consistency.corpus import SIZES, Corpus, Sample
 from tests.consistency.model import Model
-from tokenmill.loader import Loader
+from tokenmill.data.loader import Loader
 
 GLOBAL = 12
 

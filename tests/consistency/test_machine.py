@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 from tests.consistency.cases import RANK_FREE, arguments_of, data_of
 from tests.consistency.corpus import Corpus
 from tests.consistency.model import Model
-from tokenmill.loader import Loader
+from tokenmill.data.loader import Loader
 
 GLOBAL = 6
 SPLITS = {1: 6, 2: 3, 3: 2, 6: 1}  # ranks → samples per rank

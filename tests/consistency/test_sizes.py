@@ -12,9 +12,12 @@ import pytest
 from tests.consistency.cases import CASES, data_of, loader_of
 from tests.consistency.corpus import Corpus
 from tests.store.making import make_columns, make_store
-from tokenmill.dataset import concat, filtered, mix, split
-from tokenmill.loader import Cursor, Loader
-from tokenmill.packing import Pack
+from tokenmill.data.choices import filtered, split
+from tokenmill.data.cursor import Cursor
+from tokenmill.data.loader import Loader
+from tokenmill.data.mixture import mix
+from tokenmill.data.packs import Pack
+from tokenmill.data.view import concat
 
 LARGEST = 2**62
 

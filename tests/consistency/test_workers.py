@@ -14,9 +14,9 @@ from tests.consistency.corpus import Corpus
 
 torch = pytest.importorskip("torch")
 
-from tokenmill.dataset import mix  # noqa: E402
+from tokenmill.data.loader import Loader  # noqa: E402
+from tokenmill.data.mixture import mix  # noqa: E402
 from tokenmill.integrations.torch import DataLoader  # noqa: E402
-from tokenmill.loader import Loader  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*pin_memory.*", "ignore:.*worker processes.*", "ignore:.*multi-threaded.*"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+
 from tokenizers import Tokenizer
 
 PROJECT = Path(__file__).resolve().parents[2]

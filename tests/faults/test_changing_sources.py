@@ -12,8 +12,8 @@ import pytest
 from tests.faults.world import TOKENIZER, write_sources
 from tokenmill.build.calls import run_recipe
 from tokenmill.build.run import BUILD
+from tokenmill.build.tasks import Done, InlineExecutor, Setup, Task
 from tokenmill.errors import SourceChanged
-from tokenmill.work import Done, InlineExecutor, Setup, Task
 
 
 def append(path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.faults.conftest import Clean
 from tests.faults.tools import Zygote
 from tests.faults.world import prepare_arguments
-from tokenmill import fingerprint
+from tokenmill._core import fingerprint
 from tokenmill.errors import TokenmillError
 from tokenmill.store import open_store
 from tokenmill.store.manifest import encode_manifest

@@ -16,15 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import Clean
-from tests.faults.tools import (
-    CALLS,
-    Findings,
-    Outcome,
-    Zygote,
-    fault,
-    require_mounts,
-    run_mounted,
-)
+from tests.faults.tools import CALLS, Findings, Outcome, Zygote, fault, require_mounts, run_mounted
 from tests.faults.world import picture, prepare_arguments, write_sources
 
 FAILURES = [

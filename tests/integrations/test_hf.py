@@ -13,10 +13,13 @@ import pytest
 import tokenmill as tm
 from tests.integrations.conftest import labels_of
 from tests.store.making import damage_slice, make_columns, make_store
-from tokenmill.dataset import concat, filtered, mix
+from tokenmill.data.choices import filtered
+from tokenmill.data.loader import Loader
+from tokenmill.data.mixture import mix
+from tokenmill.data.packs import Pack
+from tokenmill.data.stream import WholeRun
+from tokenmill.data.view import concat
 from tokenmill.errors import CorruptionError, UsageError
-from tokenmill.loader import Loader, WholeRun
-from tokenmill.packing import Pack
 from tokenmill.store import Store, open_store
 
 datasets = pytest.importorskip("datasets")

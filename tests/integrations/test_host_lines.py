@@ -17,7 +17,7 @@ import yaml
 from scripts.host_signatures import DOCS, commands, read_page
 
 import tokenmill as tm
-from tests.prompts.making import EXAMPLES
+from tests.data.making import EXAMPLES
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from tests.store.making import make_columns, make_store
-from tokenmill.dataset import as_view
+from tokenmill.data.packs import Pack
+from tokenmill.data.view import as_view
 from tokenmill.errors import UsageError
 from tokenmill.integrations import megatron
 from tokenmill.integrations.megatron import PackedSamples
-from tokenmill.packing import Pack
 from tokenmill.store import Row, Store
 
 LENGTHS = np.random.default_rng(5).integers(1, 40, 120).tolist()

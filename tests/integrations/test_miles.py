@@ -16,14 +16,15 @@ import numpy as np
 import pytest
 
 import tokenmill
+from tests.data.making import EXAMPLES, PROMPTS, TOKENIZER, write_rows
 from tests.integrations.conftest import stand_in
 from tests.integrations.hosts import EagerSource, Sample, flags, install
 from tests.programs import python
-from tests.prompts.making import EXAMPLES, PROMPTS, TOKENIZER, write_rows
-from tokenmill import CorruptionError, SourceError, StateError, UsageError, fingerprint
+from tokenmill import CorruptionError, SourceError, StateError, UsageError
+from tokenmill._core import fingerprint
 from tokenmill.integrations import miles
 from tokenmill.integrations.miles import saved, source
-from tokenmill.tokenizer import identify
+from tokenmill.tokenizers.loading import identify
 
 
 def look_at(tokenizer: Path, cache: Path) -> None:

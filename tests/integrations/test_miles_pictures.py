@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
+from tests.data.making import write_rows
 from tests.integrations.conftest import stand_in, typed_parts
 from tests.integrations.hosts import flags, install
-from tests.prompts.making import write_rows
 from tokenmill.integrations import miles
 
 Image = pytest.importorskip("PIL.Image")
 pytest.importorskip("transformers")
 
+from tests.data.test_pictures import resizing  # noqa: E402
 from tests.media.conftest import raw  # noqa: E402
 from tests.media.drawing import draw, encode  # noqa: E402
-from tests.prompts.test_pictures import resizing  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("answered")
 

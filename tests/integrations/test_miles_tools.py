@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from tests.data.making import open_prompts, write_rows
 from tests.integrations import host_sglang
-from tests.prompts.making import open_prompts, write_rows
 from tokenmill import UsageError
+from tokenmill.data.prompt_rows import PromptMaker, PromptSpec, shape_row
 from tokenmill.errors import RowError
 from tokenmill.integrations.miles.conventions import MILES, SLIME, ServedTools
-from tokenmill.prompts import PromptMaker, PromptSpec, shape_row
 
 FUNCTION = {"parameters": {"b": 1, "a": 2}, "name": "add", "description": "adds", "extra": 1}
 TOOLS: list[Any] = [

@@ -13,9 +13,9 @@ import pytest
 import tokenmill as tm
 from tests.integrations.conftest import EXAMPLES
 from tests.store.making import make_columns, make_store
-from tokenmill.dataset import as_view
+from tokenmill.data.order import FeistelOrder
+from tokenmill.data.view import as_view
 from tokenmill.errors import UsageError
-from tokenmill.sampling import FeistelOrder
 from tokenmill.store import Store
 
 torch = pytest.importorskip("torch")

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 import tokenmill as tm
+from tokenmill.data.order import FeistelOrder
 from tokenmill.errors import SourceError, StateError, UsageError
-from tokenmill.sampling import FeistelOrder
 from tokenmill.store import Store
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("torchdata.stateful_dataloader")
 
+from tests.data.making import write_rows  # noqa: E402
 from tests.integrations import host_skyrl as host  # noqa: E402
 from tests.integrations.conftest import EXAMPLES, stand_in  # noqa: E402
-from tests.prompts.making import write_rows  # noqa: E402
 from tokenmill.integrations import skyrl  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tokenmill as tm
-from tests.prompts.making import write_rows
+from tests.data.making import write_rows
 from tokenmill.errors import UsageError
 from tokenmill.media import Pictures
 from tokenmill.store import Store

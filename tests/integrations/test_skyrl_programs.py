@@ -20,8 +20,8 @@ from tokenmill.store import Store
 torch = pytest.importorskip("torch")
 pytest.importorskip("torchdata.stateful_dataloader")
 
+from tests.data.making import EXAMPLES, write_rows  # noqa: E402
 from tests.integrations import host_skyrl as host  # noqa: E402
-from tests.prompts.making import EXAMPLES, write_rows  # noqa: E402
 from tokenmill.integrations import skyrl  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")

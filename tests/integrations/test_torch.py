@@ -15,9 +15,9 @@ import pytest
 
 from tests.faults.tools import Zygote
 from tests.store.making import damage_slice, make_columns, make_store
-from tokenmill.dataset import as_view
+from tokenmill.data.loader import Loader
+from tokenmill.data.view import as_view
 from tokenmill.errors import CorruptionError, UsageError
-from tokenmill.loader import Loader
 from tokenmill.store import Store
 
 torch = pytest.importorskip("torch")

@@ -11,18 +11,14 @@ import numpy as np
 import pytest
 
 from tests.integrations.conftest import labels_of, stand_in
-from tokenmill.dataset import as_view
+from tokenmill.data.view import as_view
 from tokenmill.errors import SourceError, UsageError
 from tokenmill.store import Store
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("torchdata.stateful_dataloader")
 
-from tokenmill.integrations.torchtune import (  # noqa: E402
-    TokenizedRows,
-    labels_are_shifted,
-    sft_dataset,
-)
+from tokenmill.integrations.torchtune import TokenizedRows, labels_are_shifted, sft_dataset  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 

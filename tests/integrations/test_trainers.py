@@ -16,10 +16,10 @@ import pytest
 from tests.build.making import TOKENIZER
 from tests.integrations.conftest import EXAMPLES
 from tests.store.making import make_columns, make_store
-from tokenmill.dataset import as_view
+from tokenmill.data.order import FeistelOrder
+from tokenmill.data.view import as_view
 from tokenmill.errors import TemplateError, UsageError
 from tokenmill.integrations import trainers
-from tokenmill.sampling import FeistelOrder
 from tokenmill.store import Store
 
 pytest.importorskip("torch")

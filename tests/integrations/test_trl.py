@@ -18,7 +18,7 @@ import pytest
 import tokenmill as tm
 from tests.build.making import EXAMPLES, INLINE, TOKENIZER, write_rows
 from tokenmill import Loader, Pack, filtered, prepare
-from tokenmill.dataset import View
+from tokenmill.data.view import View
 from tokenmill.errors import UsageError
 
 trl = pytest.importorskip("trl")

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.data.test_media import PICTURES, Illustrated
 from tests.integrations.test_host_lines import block_of
-from tests.loader.test_media import PICTURES, Illustrated
 from tokenmill import Loader, Pack, concat
 from tokenmill.errors import UsageError
 

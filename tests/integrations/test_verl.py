@@ -16,7 +16,7 @@ import pytest
 import tokenmill as tm
 from tests.integrations.conftest import EXAMPLES
 from tokenmill.errors import SourceError, UsageError
-from tokenmill.source import Rows
+from tokenmill.sources.rows import Rows
 from tokenmill.store import Store
 
 torch = pytest.importorskip("torch")

@@ -18,11 +18,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 Image = pytest.importorskip("PIL.Image")
 
+from tests.data.making import write_rows  # noqa: E402
+from tests.data.test_pictures import resizing  # noqa: E402
 from tests.integrations.conftest import stand_in, typed_parts  # noqa: E402
 from tests.media import processors  # noqa: E402
 from tests.media.drawing import draw, encode  # noqa: E402
-from tests.prompts.making import write_rows  # noqa: E402
-from tests.prompts.test_pictures import resizing  # noqa: E402
 from tokenmill.integrations import verl  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("answered")

@@ -10,7 +10,7 @@ import fsspec
 import pytest
 
 from tests.remote.servers import RangeServer, serving
-from tokenmill.files import remote
+from tokenmill._core import remote
 
 Place = Callable[[Path], str]
 """Puts a file elsewhere under its own name; returns its URL."""

@@ -13,8 +13,8 @@ from tests.remote.servers import RangeServer
 from tests.remote.test_rows import lines
 from tokenmill import open_store
 from tokenmill.errors import SourceMissing
-from tokenmill.report.page.serve import Viewer
-from tokenmill.source import discover
+from tokenmill.inspect.page.serve import Viewer
+from tokenmill.sources import discover
 
 KEYS = {"path", "rows", "bytes"}
 

@@ -14,10 +14,11 @@ import pytest
 from tests.remote.conftest import Place
 from tests.remote.servers import RangeServer
 from tests.remote.test_rows import ROWS, lines
+from tokenmill._core import ranged, remote
+from tokenmill._core.ranged import RemoteFile
 from tokenmill.errors import SourceChanged, SourceError
-from tokenmill.files import ranged, remote
-from tokenmill.files.ranged import RemoteFile
-from tokenmill.source import open_rows, read_block
+from tokenmill.sources.block import read_block
+from tokenmill.sources.rows import open_rows
 
 DATA = lines(ROWS)
 
@@ -205,7 +206,7 @@ def test_exception_inside_a_read_displaces_no_row(
 def test_exception_inside_a_decoding_displaces_no_row(
     memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
-    from tokenmill.source.tables import RowForm
+    from tokenmill.sources.tables import RowForm
 
     wanted = [{"n": number} for number in range(4000)]
     saved(tmp_path / "rows", form, wanted)

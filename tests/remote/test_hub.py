@@ -25,7 +25,7 @@ import tokenmill
 from tests.build.making import TOKENIZER, conversations
 from tests.remote.servers import Handler, RangeServer, serving
 from tokenmill.errors import SourceError, UsageError
-from tokenmill.source.discover import parse_address
+from tokenmill.sources.discover import parse_address
 
 COMMIT = {"main": "a" * 40, "v1": "b" * 40, "refs/convert/parquet": "c" * 40}
 CARD = """---

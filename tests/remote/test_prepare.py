@@ -20,9 +20,9 @@ from tests.build.making import (
 )
 from tests.remote.conftest import Place
 from tests.remote.servers import RangeServer
+from tokenmill._core import ranged
 from tokenmill.build.calls import run_recipe
 from tokenmill.errors import SourceChanged, UsageError
-from tokenmill.files import ranged
 
 LOCAL = {**INLINE, "executor": "local", "num_workers": 2}
 

@@ -15,9 +15,9 @@ import zstandard
 
 from tests.remote.conftest import Place
 from tests.remote.servers import RangeServer
+from tokenmill._core import ranged, remote
 from tokenmill.errors import RowError, SourceMissing, UsageError
-from tokenmill.files import ranged, remote
-from tokenmill.source import open_rows
+from tokenmill.sources.rows import open_rows
 
 ROWS: list[dict[str, Any]] = [
     {"id": n, "text": f"row {n} " + "word " * (n % 50), "meta": {"even": n % 2 == 0}}

@@ -15,7 +15,7 @@ import pytest
 import tokenmill as tm
 from tests.build.making import INLINE, TOKENIZER, conversations, files_of, small_cuts, write_rows
 from tests.remote.servers import RangeServer
-from tokenmill import fingerprint
+from tokenmill._core import fingerprint, ranged, remote
 from tokenmill.build.calls import run_recipe
 from tokenmill.errors import (
     CacheError,
@@ -24,7 +24,6 @@ from tokenmill.errors import (
     SourceMissing,
     UsageError,
 )
-from tokenmill.files import ranged, remote
 from tokenmill.store import Store
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tokenmill import fingerprint
+from tokenmill._core import fingerprint
 from tokenmill.store import CacheLayout, Store
 from tokenmill.store.columns import GroupColumns, SliceColumns
 from tokenmill.store.commit import Placement, commit_store

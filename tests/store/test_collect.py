@@ -13,7 +13,8 @@ import pytest
 
 from tests.programs import environment
 from tests.store.making import make_columns, make_store
-from tokenmill import CorruptionError, UsageError, fingerprint, open_store
+from tokenmill import CorruptionError, UsageError, open_store
+from tokenmill._core import fingerprint
 from tokenmill.store import CacheLayout
 from tokenmill.store import collect as collecting
 from tokenmill.store.collect import collect, survey
@@ -141,7 +142,7 @@ def test_store_that_cannot_be_read_stops_the_collection(tmp_path: Path) -> None:
 
 def test_staging_goes_on_proof_of_death_only(tmp_path: Path) -> None:
     program = (
-        "import os, sys; from pathlib import Path; from tokenmill.files import Staging;"
+        "import os, sys; from pathlib import Path; from tokenmill._core import Staging;"
         "s = Staging(Path(sys.argv[1])).__enter__(); s.write('x', b'1' * 99);"
         "print(s.path.name, flush=True); sys.stdin.read(); os._exit(9)"
     )

@@ -11,7 +11,7 @@ import pytest
 
 from tests.store.making import make_columns, make_store
 from tokenmill import CacheError, Store, UsageError, open_store
-from tokenmill.files import publish as publishing
+from tokenmill._core import publish as publishing
 from tokenmill.store.record import RejectedRow
 from tokenmill.store.transfer import copy_store
 
@@ -112,7 +112,7 @@ def test_disk_that_is_full_leaves_no_target(
 
 
 def test_equal_slices_are_copied_once(tmp_path: Path) -> None:
-    from tokenmill import fingerprint
+    from tokenmill._core import fingerprint
     from tokenmill.store import CacheLayout
     from tokenmill.store.commit import Placement, commit_store
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.store.making import make_columns, make_store
-from tokenmill import fingerprint
+from tokenmill._core import fingerprint
 from tokenmill.errors import CacheError, CorruptionError, TokenmillError
 from tokenmill.store import Store, open_store
 from tokenmill.store.layout import PROOF

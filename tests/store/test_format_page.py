@@ -26,7 +26,7 @@ from tests.build.making import EXAMPLES, INLINE, TOKENIZER, conversation, small_
 from tests.store import format_reader
 from tests.store.format_reader import Refused, StoreFiles, canonical, read_sidecar
 from tests.store.making import make_columns, make_store
-from tokenmill import fingerprint
+from tokenmill._core import fingerprint
 from tokenmill.store import Store
 from tokenmill.store.transfer import copy_store
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tests.programs import python
 from tests.store.making import make_columns, make_store
 from tokenmill import UsageError
+from tokenmill._core import publish
+from tokenmill._core.origin import Origin
 from tokenmill.errors import SourceMissing
-from tokenmill.files import publish
-from tokenmill.origin import Origin
 from tokenmill.store import CacheLayout, Store, open_store
 from tokenmill.store.record import RejectedRow
 from tokenmill.store.slice_writer import encode_slice, publish_slice

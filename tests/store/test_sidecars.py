@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 import tokenmill as tm
 from tests.store.making import make_columns, make_store
+from tokenmill._core import publish as publishing
+from tokenmill._core import sealed
 from tokenmill.errors import CacheError, CorruptionError, NonDeterminismError, UsageError
-from tokenmill.files import publish as publishing
-from tokenmill.files import sealed
 from tokenmill.store import Store, access, open_store, sidecar_writer, sidecars
 from tokenmill.store.collect import collect, survey
 from tokenmill.store.sidecars import RowStarts

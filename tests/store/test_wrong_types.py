@@ -12,12 +12,12 @@ import pytest
 import tokenmill as tm
 from tests.remote.servers import RangeServer, serving
 from tests.store.making import make_columns, make_store
-from tokenmill import fingerprint
+from tokenmill._core import fingerprint
+from tokenmill._core.sealed import SealedKind
 from tokenmill.build.outcome import Account, Prepared
 from tokenmill.build.recipe import RunOptions
-from tokenmill.dataset import filtered
+from tokenmill.data.choices import filtered
 from tokenmill.errors import CorruptionError
-from tokenmill.files.sealed import SealedKind
 from tokenmill.store import Store
 from tokenmill.store.manifest import encode_manifest
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import UNSET as _UNSET
 
+from tokenmill._core.options import refuse_unknown
 from tokenmill.build.recipe import NO_SOURCES, Recipe, RunOptions, is_recipe_file, load_recipe_file
 from tokenmill.errors import UsageError
-from tokenmill.options import refuse_unknown
 
 if TYPE_CHECKING:
     from tokenmill.build.outcome import Prepared, Unfinished
+    from tokenmill.build.tasks import Executor
     from tokenmill.store import Store
-    from tokenmill.work import Executor
 
 Sources = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -223,10 +223,10 @@ def explain_recipe(
     **given: Any,
 ) -> dict[str, Any]:
     """Whether such a `run_recipe` would be a hit, and what differs from the nearest store."""
+    from tokenmill.build.blocks import cache_of
+    from tokenmill.build.executors import executor_for
     from tokenmill.build.plan import explain
     from tokenmill.build.run import plan
-    from tokenmill.work import executor_for
-    from tokenmill.work.blocks import cache_of
 
     recipe, options = resolve_call(sources, tokenizer, given)
     cache = cache_of(options.cache_dir)

@@ -47,10 +47,9 @@ from tokenmill.media import (
     Size,
     reference_of,
 )
-from tokenmill.source import Block
+from tokenmill.sources.block import Block
 from tokenmill.store.columns import MediaColumns
-from tokenmill.tokenizer import Encoded
-from tokenmill.tokenizer.encoded import starts_of
+from tokenmill.tokenizers.encoded import Encoded, starts_of
 
 LEARNED, BY_PROCESSOR = "learned", "processor"
 AUDIT_ASKED_ONE_IN = 128  # rows whose expansion was asked with blank pictures, by content

@@ -25,18 +25,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from tokenmill import fingerprint
+from tokenmill._core import fingerprint
+from tokenmill._core.collector import without_collector
+from tokenmill._core.sealed import quarantine
+from tokenmill.build.blocks import block_of
+from tokenmill.build.tasks import Work
 from tokenmill.chat import ChatSpec
 from tokenmill.chat.pictures import MediaTokens, take_pictures
-from tokenmill.collector import without_collector
 from tokenmill.errors import CacheError, RowError, SourceChanged
-from tokenmill.files.sealed import quarantine
 from tokenmill.media import Pictures, Reference, reference_from_text, reference_of
-from tokenmill.source import Block, read_block
-from tokenmill.source.bytefile import Signature
-from tokenmill.source.index import Shelf
-from tokenmill.work.blocks import block_of
-from tokenmill.work.tasks import Work
+from tokenmill.sources.block import Block, read_block
+from tokenmill.sources.bytefile import Signature
+from tokenmill.sources.index import Shelf
 
 VERSION = 1  # raised when other pictures are found in the same rows
 _WORDS = (b"image", b"video")  # one of them is in the bytes of every row with a picture

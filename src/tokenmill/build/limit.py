@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.build.plan import Limit
+from tokenmill.build.tasks import Rest, Work
 from tokenmill.store import CacheLayout
 from tokenmill.store.columns import SliceColumns, weights_along, weights_or_none
 from tokenmill.store.layout import SliceFiles
 from tokenmill.store.record import RejectedRow, decode_media
 from tokenmill.store.slice_writer import encode_slice, publish_slice
 from tokenmill.store.slices import SliceReader
-from tokenmill.tokenizer.encoded import starts_of
-from tokenmill.work.tasks import Rest, Work
+from tokenmill.tokenizers.encoded import starts_of
 
 
 def open_limiter(options: dict[str, Any]) -> Work:

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tokenmill._core.optional import installed_version
+from tokenmill._core.origin import Origin, nothing_left
 from tokenmill.build.plan import Share
 from tokenmill.build.recipe import RunOptions
 from tokenmill.errors import RowError, SourceError
-from tokenmill.optional import installed_version
-from tokenmill.origin import Origin, nothing_left
 from tokenmill.store import Store
 from tokenmill.store.manifest import units_out
 

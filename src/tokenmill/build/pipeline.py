@@ -29,11 +29,12 @@ from tokenmill.chat.render import GroupFacts
 from tokenmill.chat.shapes import row_weight
 from tokenmill.errors import RowError
 from tokenmill.media import ExpansionDiffers
-from tokenmill.source import Block, BlockRows
+from tokenmill.sources.block import Block, BlockRows
 from tokenmill.store.columns import GroupColumns, SliceColumns, weights_or_none
 from tokenmill.store.record import RejectedRow, role_type
-from tokenmill.tokenizer import Encoded, Encoder, Tokenizer
-from tokenmill.tokenizer.encoded import read_tokenized
+from tokenmill.tokenizers.encoded import Encoded, read_tokenized
+from tokenmill.tokenizers.encoder import Encoder
+from tokenmill.tokenizers.tokenizer import Tokenizer
 
 _DETAIL_CHARS = 300  # a rejection's detail is for a person; a template can raise a whole document
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)  # parts of one row are not all audited, or none

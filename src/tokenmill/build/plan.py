@@ -21,16 +21,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenmill import fingerprint
+from tokenmill._core import fingerprint
+from tokenmill.build.blocks import source_documents
+from tokenmill.build.processor import ProcessorCard
 from tokenmill.build.recipe import Recipe
 from tokenmill.errors import TokenmillError, UsageError
-from tokenmill.source import Block, Rows
+from tokenmill.sources.block import Block
+from tokenmill.sources.rows import Rows
 from tokenmill.store import FORMAT, CacheLayout
 from tokenmill.store.commit import Placement
 from tokenmill.store.manifest import read_manifest
-from tokenmill.tokenizer import IdentityCard
-from tokenmill.work.blocks import source_documents
-from tokenmill.work.processor import ProcessorCard
+from tokenmill.tokenizers.identity import IdentityCard
 
 Document = dict[str, Any]
 

@@ -6,7 +6,7 @@ nothing else is. `RunOptions` say how it is to be made (workers, cache, engines,
 rejected rows): they are part of no key and never change a byte.
 
 Together they declare the arguments of `tokenmill.prepare` and the flags of ``tokenmill prepare``
-(see `tokenmill.options`). ``recipe.yaml`` holds the same names; unknown ones are refused.
+(see `tokenmill._core.options`). ``recipe.yaml`` holds the same names; unknown ones are refused.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 from msgspec.structs import asdict, force_setattr
 
-from tokenmill import fingerprint
+from tokenmill._core import fingerprint
+from tokenmill._core.options import Count, Options, declared, refuse_unknown
 from tokenmill.chat import ChatSpec
 from tokenmill.errors import SourceMissing, UsageError
-from tokenmill.options import Count, Options, declared, refuse_unknown
 
 RECIPE_VERSION = 1
 """Raised when rows would come out differently for the same fields: part of every key."""

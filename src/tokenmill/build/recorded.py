@@ -21,27 +21,27 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenmill import fingerprint
+from tokenmill._core import fingerprint
+from tokenmill._core.sealed import publish_files
+from tokenmill.build.blocks import cache_of, open_sources
 from tokenmill.build.calls import Sources, run_recipe
 from tokenmill.build.pipeline import TokenizedPipeline, digests_of
 from tokenmill.build.recipe import Recipe
 from tokenmill.chat import Rendering
 from tokenmill.chat.render import GroupFacts
 from tokenmill.errors import RowError, SourceError, UsageError
-from tokenmill.files.sealed import publish_files
-from tokenmill.rollouts import cut_rows, read_rollouts
-from tokenmill.rollouts.formats import reread
-from tokenmill.rollouts.trajectory import CutRow, Recording, Trajectory
-from tokenmill.rollouts.verdict import Judge, Verdict, turns_by_mask
-from tokenmill.source import BlockRows, Rows, read_block
+from tokenmill.rl.formats import read_rollouts, reread
+from tokenmill.rl.trajectory import CutRow, Recording, Trajectory, cut_rows
+from tokenmill.rl.verdict import Judge, Verdict, turns_by_mask
+from tokenmill.sources.block import BlockRows, read_block
+from tokenmill.sources.rows import Rows
 from tokenmill.store import CacheLayout, Row, Store
 from tokenmill.store.columns import SliceColumns
-from tokenmill.tokenizer import Encoded, Tokenizer
-from tokenmill.tokenizer.encoded import starts_of
-from tokenmill.work.blocks import cache_of, open_sources
+from tokenmill.tokenizers.encoded import Encoded, starts_of
+from tokenmill.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from tokenmill.dataset import View
+    from tokenmill.data.view import View
 
 RECORDED = ("reward", "advantage", "group", "step", "version", "finish_reason", "drift", "findings")
 """What a store of rollouts carries with every row."""
@@ -311,7 +311,7 @@ def from_rollouts(
 
 def in_carried(where: str, carried: Sequence[str]) -> str:
     """A filter in which carried columns go by their bare names."""
-    from tokenmill.dataset.where import NAMES, parse_filter
+    from tokenmill.store.where import NAMES, parse_filter
 
     class Named(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> ast.AST:

@@ -25,19 +25,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tokenmill.build.outcome import STAGES, Account, Prepared, Unfinished, proof_document
-from tokenmill.build.plan import WHOLE, PicturesOfBlocks, Plan, Share
-from tokenmill.build.recipe import Recipe, RunOptions, to_travel
-from tokenmill.chat import ChatSpec
-from tokenmill.errors import CacheError, CorruptionError, SourceError, UsageError
-from tokenmill.files import PrivateDirectory, Staging
-from tokenmill.source import Rows
-from tokenmill.store import CacheLayout, Store
-from tokenmill.store.ahead import ahead
-from tokenmill.store.commit import Placement, commit_store
-from tokenmill.store.slices import quarantine_of, quarantine_slice, read_record
-from tokenmill.work import Executor, InlineExecutor, executor_for
-from tokenmill.work.blocks import (
+from tokenmill._core.process import PrivateDirectory
+from tokenmill._core.publish import Staging
+from tokenmill.build.blocks import (
     BlockJob,
     BlockTask,
     MissingBlocks,
@@ -45,9 +35,21 @@ from tokenmill.work.blocks import (
     open_sources,
     size_of,
 )
-from tokenmill.work.identity import identity_card
-from tokenmill.work.processor import ProcessorCard, processor_card, tokenizer_choice
-from tokenmill.work.progress import Progress, open_progress
+from tokenmill.build.executors import executor_for
+from tokenmill.build.identity import identity_card
+from tokenmill.build.outcome import STAGES, Account, Prepared, Unfinished, proof_document
+from tokenmill.build.plan import WHOLE, PicturesOfBlocks, Plan, Share
+from tokenmill.build.processor import ProcessorCard, processor_card, tokenizer_choice
+from tokenmill.build.progress import Progress, open_progress
+from tokenmill.build.recipe import Recipe, RunOptions, to_travel
+from tokenmill.build.tasks import Executor, InlineExecutor
+from tokenmill.chat import ChatSpec
+from tokenmill.errors import CacheError, CorruptionError, SourceError, UsageError
+from tokenmill.sources.rows import Rows
+from tokenmill.store import CacheLayout, Store
+from tokenmill.store.ahead import ahead
+from tokenmill.store.commit import Placement, commit_store
+from tokenmill.store.slices import quarantine_of, quarantine_slice, read_record
 
 # Entries of workers, by name: this process does not import template engines, Arrow and Pillow.
 BUILD = "tokenmill.build.slices:open_builder"

@@ -15,25 +15,26 @@ from typing import Any
 
 import msgspec
 
+from tokenmill._core.collector import without_collector
+from tokenmill.build.blocks import block_of
 from tokenmill.build.expansion import Expander
 from tokenmill.build.externals import Unhashed, externals_of
 from tokenmill.build.limit import limit_columns
 from tokenmill.build.pipeline import Pipeline, pipeline_of
 from tokenmill.build.plan import Limit
+from tokenmill.build.processor import ProcessorCard, load_processor
 from tokenmill.build.recipe import Recipe
+from tokenmill.build.tasks import Rest, Work
 from tokenmill.chat.pictures import MediaTokens
-from tokenmill.collector import without_collector
 from tokenmill.errors import UsageError
 from tokenmill.media import Processor
-from tokenmill.source import Block, read_block
+from tokenmill.sources.block import Block, read_block
 from tokenmill.store import CacheLayout
 from tokenmill.store.columns import SliceColumns
 from tokenmill.store.slice_writer import encode_slice, publish_slice, replace_slice
 from tokenmill.store.slices import quarantine_slice, slice_is_intact
-from tokenmill.tokenizer import Tokenizer, load_copy
-from tokenmill.work.blocks import block_of
-from tokenmill.work.processor import ProcessorCard, load_processor
-from tokenmill.work.tasks import Rest, Work
+from tokenmill.tokenizers.cache import load_copy
+from tokenmill.tokenizers.tokenizer import Tokenizer
 
 _PROBE = "\nHow large is it? Größe 3.14 × 17, 中文 🙂"  # tells tokenizers apart
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tokenmill._core.optional import first_use
 from tokenmill.chat.spec import GROUPED, RENDERER_VERSION, ChatSpec
-from tokenmill.optional import first_use
 
 if TYPE_CHECKING:
     from tokenmill.chat.render import Renderer, Rendering

@@ -12,7 +12,7 @@ behind it. Many do not: they drop the thinking of earlier turns, or close the la
 token than the ones before it. A `Rewrite` says which turn of a conversation would change.
 
 `extended` is the one place where texts are appended: for rows of ``expand="append"`` (`join`) and
-for what a recorded rollout is expected to hold (`tokenmill.rollouts.expected`). `tokenmill.bridge`
+for what a recorded rollout is expected to hold (`tokenmill.rl.expected`). `tokenmill.rl.bridge`
 appends ids.
 """
 

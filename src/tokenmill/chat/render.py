@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import msgspec
 import xxhash
 
+from tokenmill._core.options import Variables
 from tokenmill.chat.append import join, sampled
 from tokenmill.chat.pictures import (
     MediaTokens,
@@ -59,7 +60,6 @@ from tokenmill.chat.thinking import before_thinking, literals, thinking_tags
 from tokenmill.chat.trace import Differs, NotTraced, TracedTemplate
 from tokenmill.chat.turns import Openings, Settled, Span, TurnJudge, unproven
 from tokenmill.errors import RowError, UsageError
-from tokenmill.options import Variables
 
 RENDERERS = ("auto", "jinja2")
 FIRST_AUDITED = 2  # rows at the start of every batch that the reference renders, too

@@ -33,6 +33,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from tokenmill._core.fingerprint import plain
 from tokenmill.chat.calls import (
     call_list,
     decode,
@@ -44,7 +45,6 @@ from tokenmill.chat.calls import (
 from tokenmill.chat.pictures import Parts, Picture, RowPictures
 from tokenmill.chat.spec import GROUPED, RESERVED_KWARGS, TRAINABLE, ChatSpec
 from tokenmill.errors import RowError, UsageError
-from tokenmill.fingerprint import plain
 
 Message = dict[str, Any]
 

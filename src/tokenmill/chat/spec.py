@@ -1,7 +1,8 @@
 """What a preparation says about rows: which format they have, and which part of them is trained.
 
-`ChatSpec` declares the options that shape a row (see `tokenmill.options`); `tokenmill.prepare`
-takes them by these names, and `tokenmill.build.recipe.Recipe` adds the sources and the tokenizer.
+`ChatSpec` declares the options that shape a row (see `tokenmill._core.options`).
+`tokenmill.prepare` takes them by these names, and `tokenmill.build.recipe.Recipe` adds the sources
+and the tokenizer.
 Every field belongs to a recipe's key; `ChatSpec.document` is the form that goes into it. A spec is
 checked where it is made, so a wrong value never surprises in the middle of a build.
 
@@ -16,8 +17,8 @@ from typing import Any, Literal
 
 from msgspec.structs import force_setattr
 
+from tokenmill._core.options import Column, Options, Variables
 from tokenmill.errors import UsageError
-from tokenmill.options import Column, Options, Variables
 
 RENDERER_VERSION = 8
 

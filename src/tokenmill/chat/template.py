@@ -22,12 +22,7 @@ import jinja2.runtime
 import jinja2.utils
 
 from tokenmill.chat.expressions import Names
-from tokenmill.chat.sandbox import (
-    CountingEnvironment,
-    LimitReached,
-    TemplateRaised,
-    check_widths,
-)
+from tokenmill.chat.sandbox import CountingEnvironment, LimitReached, TemplateRaised, check_widths
 from tokenmill.errors import RowError, TemplateError
 
 GENERATION_TAG = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")

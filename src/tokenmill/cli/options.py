@@ -1,7 +1,7 @@
 """Commands and their flags.
 
 `command` declares a command. Its flags are the parameters of the function, and the options that
-are declared elsewhere (`tokenmill.options`: those of `Recipe`, `RunOptions`, `PromptSpec`)::
+are declared elsewhere (`tokenmill._core.options`: those of `Recipe`, `RunOptions`, `PromptSpec`)::
 
     @command(app, *CACHE)
     def demo(output: Output, given: Given) -> None: ...
@@ -23,10 +23,10 @@ from typing import Annotated, Any, Literal, Optional, get_args, get_origin, get_
 import msgspec
 import typer
 
+from tokenmill._core.options import Option, declared
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.chat import ChatSpec
 from tokenmill.errors import UsageError
-from tokenmill.options import Option, declared
 
 Given = dict[str, Any]
 

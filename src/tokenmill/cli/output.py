@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tokenmill.report.terminal_text import harmless
+from tokenmill.inspect.terminal_text import harmless
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -48,19 +48,21 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tokenmill import fingerprint
-from tokenmill.dataset import Mixture, View, ViewSidecar, as_view, tokens_alone, unweighted
+from tokenmill._core import fingerprint
+from tokenmill._core.optional import installed_version, optional
+from tokenmill.data.batch_media import Pixels
+from tokenmill.data.filler import Filler
+from tokenmill.data.group_batches import GroupFiller, group_counts
+from tokenmill.data.mixture import Mixture
+from tokenmill.data.packs import Pack
+from tokenmill.data.prompt_rows import shape_row
+from tokenmill.data.prompts import PromptDataset
+from tokenmill.data.samples import Step, Units
+from tokenmill.data.stream import LengthGrouped, WholeRun
+from tokenmill.data.view import View, ViewSidecar, as_view, tokens_alone, unweighted
 from tokenmill.errors import UsageError, check_one_of, check_positive
-from tokenmill.formats.columns import listed, weights_of
+from tokenmill.exports.columns import listed, weights_of
 from tokenmill.integrations.trainers import FIELDS, VERBATIM
-from tokenmill.loader import LengthGrouped, WholeRun
-from tokenmill.loader.filler import Filler
-from tokenmill.loader.group_batches import GroupFiller, group_counts
-from tokenmill.loader.media import Pixels
-from tokenmill.loader.samples import Step, Units
-from tokenmill.optional import installed_version, optional
-from tokenmill.packing import Pack
-from tokenmill.prompts import PromptDataset, shape_row
 from tokenmill.store import Row, Store
 
 with optional("datasets"):

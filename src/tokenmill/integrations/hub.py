@@ -1,6 +1,6 @@
 """Resolve the split of a hub dataset or a local directory to files, through `datasets`.
 
-`tokenmill.source` imports this module when an address names such a split. Only file names come
+`tokenmill.sources` imports this module when an address names such a split. Only file names come
 from `datasets`; the rows are read by tokenmill.
 """
 
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 
+from tokenmill._core.optional import optional
 from tokenmill.errors import SourceError, SourceMissing, UsageError
-from tokenmill.optional import optional
 
 _ROW_OPTIONS = ("field", "columns", "filters")  # of a dataset card; they change rows when loading
 

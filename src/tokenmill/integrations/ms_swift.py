@@ -17,8 +17,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from tokenmill._core.optional import optional
 from tokenmill.errors import UsageError
-from tokenmill.optional import optional
 
 IDS, LABELS = "input_ids", "labels"
 

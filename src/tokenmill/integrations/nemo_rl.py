@@ -25,8 +25,14 @@ from typing import Any
 
 import numpy as np
 
+from tokenmill._core.optional import optional
 from tokenmill.build.recipe import Recipe, RunOptions
-from tokenmill.dataset import Mixture, View, as_view, split
+from tokenmill.data.choices import split
+from tokenmill.data.group_batches import group_kind
+from tokenmill.data.mixture import Mixture
+from tokenmill.data.order import Int64Array
+from tokenmill.data.stream import WholeRun
+from tokenmill.data.view import View, as_view
 from tokenmill.errors import UsageError
 from tokenmill.integrations.trainers import (
     NEMO_RL,
@@ -38,10 +44,6 @@ from tokenmill.integrations.trainers import (
     prepared,
     stated_date,
 )
-from tokenmill.loader import WholeRun
-from tokenmill.loader.group_batches import group_kind
-from tokenmill.optional import optional
-from tokenmill.sampling import Int64Array
 from tokenmill.store import Row, Store, open_store
 
 with optional("torch"):

@@ -19,13 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from tokenmill.dataset import Mixture, View, as_view
+from tokenmill._core.optional import optional
+from tokenmill.data.cursor import Cursor
+from tokenmill.data.fill import Batch, fill_rows
+from tokenmill.data.loader import BatchFiller, Loader, LoaderIterator
+from tokenmill.data.mixture import Mixture
+from tokenmill.data.samples import Step
+from tokenmill.data.view import View, as_view
 from tokenmill.errors import TokenmillError, UsageError, WorkerError
 from tokenmill.integrations.trainers import TORCH, ItemRows, RowDataset
-from tokenmill.loader import Cursor, Loader, LoaderIterator, Step
-from tokenmill.loader.loader import BatchFiller
-from tokenmill.optional import optional
-from tokenmill.packing import Batch, fill_rows
 from tokenmill.store import Store
 
 with optional("torch"):

@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from tokenmill.dataset import View, as_view
+from tokenmill._core.optional import optional
+from tokenmill.data.fill import IGNORE
+from tokenmill.data.view import View, as_view
 from tokenmill.errors import UsageError
 from tokenmill.integrations.trainers import TORCHTUNE, ItemRows, RowDataset
-from tokenmill.optional import optional
-from tokenmill.packing import IGNORE
 from tokenmill.store import Store, open_store
 
 with optional("torch"):

@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill import fingerprint
-from tokenmill.dataset import View, tokens_alone, unweighted
+from tokenmill._core import fingerprint
+from tokenmill._core.paths import default_cache_dir
+from tokenmill.build.blocks import source_documents
+from tokenmill.data.fill import IGNORE, labels_of
+from tokenmill.data.order import FeistelOrder, Int64Array, make_order, unroll
+from tokenmill.data.prompt_rows import Convention, Conversation, Shaped
+from tokenmill.data.view import View, tokens_alone, unweighted
 from tokenmill.errors import CacheError, SourceError, TemplateError, UsageError, check_positive
-from tokenmill.files import default_cache_dir
 from tokenmill.media import Pictures, Processor
-from tokenmill.packing import IGNORE, labels_of
-from tokenmill.prompts.prompt_rows import Convention, Conversation, Shaped
-from tokenmill.sampling import FeistelOrder, Int64Array, make_order, unroll
-from tokenmill.source import Rows
-from tokenmill.source.index import Shelf
+from tokenmill.sources.index import Shelf
+from tokenmill.sources.rows import Rows
 from tokenmill.store import Row, Store, StoreLayout
-from tokenmill.work.blocks import source_documents
 
 if TYPE_CHECKING:
     from tokenmill.build.recipe import Recipe, RunOptions
@@ -286,7 +286,7 @@ def is_store(path: str | os.PathLike[str]) -> bool:
 
 def prepared(recipe: Recipe, options: RunOptions, *, progress: Any = None, flag: str = "") -> Store:
     """Find or build the store of a recipe; ``flag`` as for `date_named`."""
-    from tokenmill.build.run import run  # a trainer's workers only read stores
+    from tokenmill.build.run import run
 
     with date_named(recipe.tokenizer, flag):
         found = run(recipe, options, progress=progress)

@@ -24,10 +24,14 @@ from typing import Any
 
 import numpy as np
 
+from tokenmill._core.optional import optional
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.chat.calls import IMAGE_PARTS
 from tokenmill.chat.pictures import COLUMNS
-from tokenmill.dataset import View, as_view, concat, select
+from tokenmill.data.choices import select
+from tokenmill.data.order import ORDERS, Int64Array
+from tokenmill.data.prompts import PromptDataset
+from tokenmill.data.view import View, as_view, concat
 from tokenmill.errors import RowError, SourceError, UsageError, check_one_of, check_positive
 from tokenmill.integrations.trainers import (
     VERBATIM,
@@ -45,10 +49,7 @@ from tokenmill.integrations.trainers import (
     stated_date,
 )
 from tokenmill.media import Processor
-from tokenmill.optional import optional
-from tokenmill.prompts import PromptDataset
-from tokenmill.sampling import ORDERS, Int64Array
-from tokenmill.source import Rows, open_rows
+from tokenmill.sources.rows import Rows, open_rows
 from tokenmill.store import Row, Store, open_store
 
 with optional("torch"):

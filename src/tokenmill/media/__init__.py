@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tokenmill.optional import first_use
+from tokenmill._core.optional import first_use
 
 if TYPE_CHECKING:
     from tokenmill.media.asking import Answer, Answers, Size

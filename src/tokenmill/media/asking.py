@@ -29,11 +29,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tokenmill import fingerprint
+from tokenmill._core import fingerprint
+from tokenmill._core.optional import optional, transformers_muted
+from tokenmill._core.sealed import SealedKind
 from tokenmill.errors import CacheError, UsageError
-from tokenmill.files.sealed import SealedKind
 from tokenmill.media.hollow import WithoutPixels, hollow_pictures, hollowed
-from tokenmill.optional import optional, transformers_muted
 
 Size = tuple[int, int]  # width, height
 Row = tuple[Size, ...]  # the pictures of a row, in order

@@ -37,10 +37,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from tokenmill import fingerprint
+from tokenmill._core import fingerprint
+from tokenmill._core.optional import optional
 from tokenmill.errors import RowError, SourceChanged, SourceError, UsageError
 from tokenmill.media.reference import Reference, bad_media, missing, require_size
-from tokenmill.optional import optional
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -136,7 +136,7 @@ class Pictures:
         if reference.kind == "url":
             if not self.urls:
                 raise bad_media(f"{reference.name} is an address; media_urls=True opens those")
-            from tokenmill.media import web  # imports http and TLS, which few rows need
+            from tokenmill.media import web
 
             return web.fetch(
                 reference.url,

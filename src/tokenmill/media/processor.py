@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from tokenmill import fingerprint
+from tokenmill._core import fingerprint
+from tokenmill._core.optional import installed_version, optional, transformers_muted
 from tokenmill.errors import RowError, UsageError
 from tokenmill.media.asking import BATTERY, Answers, Asking, Battery, Memory, Row, Size
 from tokenmill.media.reference import bad_media
-from tokenmill.optional import installed_version, optional, transformers_muted
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from tokenmill._core import sealed
+from tokenmill._core.remote_path import RemotePath, as_remote
 from tokenmill.errors import CorruptionError
-from tokenmill.files import sealed
-from tokenmill.files.remote_path import RemotePath, as_remote
 from tokenmill.store.layout import SIDECAR_VALUES
 from tokenmill.store.record import BLOCK_BYTES, FileRecord
 

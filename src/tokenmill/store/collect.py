@@ -27,8 +27,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenmill._core.publish import Staging, make_directory, sync_directory, writing_errors
 from tokenmill.errors import TokenmillError, UsageError
-from tokenmill.files import Staging, make_directory, sync_directory, writing_errors
 from tokenmill.store.access import ByteFile
 from tokenmill.store.layout import OTHER_STORES, TABLE, CacheLayout, is_key
 from tokenmill.store.manifest import load_table, read_manifest

@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from tokenmill.fingerprint import canonical
+from tokenmill._core.fingerprint import canonical
 from tokenmill.store import layout as names
 from tokenmill.store.record import GROUP_COLUMNS, MEDIA_COLUMNS, RejectedRow
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from tokenmill._core.fingerprint import key as fingerprint_key
+from tokenmill._core.publish import NewFile, Staging, write_file, writing_errors
+from tokenmill._core.sealed import file_checksum, quarantine
 from tokenmill.errors import CorruptionError, NonDeterminismError, UsageError
-from tokenmill.files import NewFile, Staging, write_file, writing_errors
-from tokenmill.files.sealed import file_checksum, quarantine
-from tokenmill.fingerprint import key as fingerprint_key
 from tokenmill.store import layout as names
 from tokenmill.store.ahead import ahead
 from tokenmill.store.layout import CacheLayout, StoreLayout

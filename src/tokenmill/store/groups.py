@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tokenmill.store.columns import row_numbers
 
 if TYPE_CHECKING:
-    from tokenmill.dataset import View
+    from tokenmill.data.view import View
     from tokenmill.store.store import Row, Store
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from tokenmill._core.fingerprint import KEY_HEX
+from tokenmill._core.paths import require_inside
+from tokenmill._core.remote_path import RemotePath, as_remote
 from tokenmill.errors import CorruptionError
-from tokenmill.files import require_inside
-from tokenmill.files.remote_path import RemotePath, as_remote
-from tokenmill.fingerprint import KEY_HEX
 
 FORMAT = 1
 

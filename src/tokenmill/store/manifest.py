@@ -20,10 +20,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from tokenmill import fingerprint
+from tokenmill._core import fingerprint
+from tokenmill._core.remote_path import as_remote
+from tokenmill._core.sealed import require_file
 from tokenmill.errors import CorruptionError, SourceMissing, UsageError
-from tokenmill.files.remote_path import as_remote
-from tokenmill.files.sealed import require_file
 from tokenmill.store.access import REMEDY, ByteFile, reading_errors, require_checksum
 from tokenmill.store.layout import (
     CHECKED_FILES,

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from tokenmill._core.fingerprint import canonical_of_parsed
+from tokenmill._core.origin import Origin
 from tokenmill.errors import CorruptionError
-from tokenmill.fingerprint import canonical_of_parsed
-from tokenmill.origin import Origin
 from tokenmill.store.layout import FORMAT, SliceFiles
 
 BLOCK_BYTES = 1 << 20  # of one checksum: a random row checks little on first touch

@@ -15,13 +15,16 @@ from typing import Any, cast
 import msgspec
 import xxhash
 
+from tokenmill._core import ranged
+from tokenmill._core.fingerprint import checksum
+from tokenmill._core.paths import default_cache_dir, is_network
+from tokenmill._core.process import process_directory
+from tokenmill._core.publish import Staging
+from tokenmill._core.ranged import WINDOW
+from tokenmill._core.remote import protocol_of
+from tokenmill._core.remote_path import BlockCache, RemotePath
+from tokenmill._core.sealed import publish_files
 from tokenmill.errors import CorruptionError, UsageError
-from tokenmill.files import Staging, default_cache_dir, is_network, process_directory, ranged
-from tokenmill.files.ranged import WINDOW
-from tokenmill.files.remote import protocol_of
-from tokenmill.files.remote_path import BlockCache, RemotePath
-from tokenmill.files.sealed import publish_files
-from tokenmill.fingerprint import checksum
 from tokenmill.store import layout as names
 from tokenmill.store.access import GuardedFile, reading_errors, require_checksum, require_size
 from tokenmill.store.layout import CacheLayout

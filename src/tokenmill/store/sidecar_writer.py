@@ -23,9 +23,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from tokenmill import fingerprint
+from tokenmill._core import fingerprint
+from tokenmill._core.sealed import Draft, SealedKind, reading_errors
 from tokenmill.errors import CacheError, CorruptionError, NonDeterminismError, UsageError
-from tokenmill.files.sealed import Draft, SealedKind, reading_errors
 from tokenmill.store.columns import row_numbers
 from tokenmill.store.layout import SIDECAR_VALUES
 from tokenmill.store.record import BLOCK_BYTES

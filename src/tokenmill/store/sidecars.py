@@ -19,11 +19,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenmill import fingerprint
+from tokenmill._core import fingerprint
+from tokenmill._core.paths import default_cache_dir, is_network
+from tokenmill._core.remote_path import as_remote
+from tokenmill._core.sealed import Sealed, SealedKind
 from tokenmill.errors import CacheError, UsageError, check_one_of
-from tokenmill.files import default_cache_dir, is_network
-from tokenmill.files.remote_path import as_remote
-from tokenmill.files.sealed import Sealed, SealedKind
 from tokenmill.store.access import ATTACH_AGAIN, GuardedFile
 from tokenmill.store.columns import row_numbers
 from tokenmill.store.layout import SIDECAR_VALUES, CacheLayout, is_key

@@ -20,10 +20,10 @@ import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
 
+from tokenmill._core.fingerprint import block_checksums
+from tokenmill._core.publish import Staging
+from tokenmill._core.sealed import quarantine
 from tokenmill.errors import NonDeterminismError
-from tokenmill.files import Staging
-from tokenmill.files.sealed import quarantine
-from tokenmill.fingerprint import block_checksums
 from tokenmill.store.access import reading_errors
 from tokenmill.store.columns import SliceColumns
 from tokenmill.store.layout import FORMAT, CacheLayout

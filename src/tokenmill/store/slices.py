@@ -18,18 +18,12 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from tokenmill._core.origin import Origin
+from tokenmill._core.remote_path import as_remote
+from tokenmill._core.sealed import quarantine
 from tokenmill.errors import CorruptionError
-from tokenmill.files.remote_path import as_remote
-from tokenmill.files.sealed import quarantine
-from tokenmill.origin import Origin
 from tokenmill.store import layout as names
-from tokenmill.store.access import (
-    ByteFile,
-    GuardedFile,
-    open_guarded,
-    reading_errors,
-    require_size,
-)
+from tokenmill.store.access import ByteFile, GuardedFile, open_guarded, reading_errors, require_size
 from tokenmill.store.columns import GroupColumns, MediaColumns, count_within, firsts_of
 from tokenmill.store.layout import CacheLayout, SliceFiles
 from tokenmill.store.record import (

@@ -23,12 +23,13 @@ import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
-from tokenmill import fingerprint
+from tokenmill._core import fingerprint
+from tokenmill._core.origin import Origin
+from tokenmill._core.paths import is_network
+from tokenmill._core.process import ProcessLock
+from tokenmill._core.remote import is_remote, local_path
+from tokenmill._core.remote_path import as_remote
 from tokenmill.errors import CorruptionError, UsageError, check_one_of
-from tokenmill.files import ProcessLock, is_network, is_remote
-from tokenmill.files.remote import local_path
-from tokenmill.files.remote_path import as_remote
-from tokenmill.origin import Origin
 from tokenmill.store import layout as names
 from tokenmill.store.access import ByteFile, load_array, reading_errors, require_checksum
 from tokenmill.store.columns import trained_within, weighed_within, weights_along
@@ -44,19 +45,13 @@ from tokenmill.store.manifest import (
     units_out,
 )
 from tokenmill.store.record import CARRIED, GROUP_COLUMNS, MEDIA_COLUMNS, META_COLUMNS, Media
-from tokenmill.store.sidecars import (
-    COLUMN,
-    Sidecar,
-    attached,
-    choose,
-    sidecar_checks,
-    sidecar_of,
-)
+from tokenmill.store.sidecars import COLUMN, Sidecar, attached, choose, sidecar_checks, sidecar_of
 from tokenmill.store.slices import SliceReader, read_counts
 from tokenmill.store.views import ViewMethods, pictures_of
 
 if TYPE_CHECKING:
-    from tokenmill.dataset import StoredPictures, View
+    from tokenmill.data.pictures import StoredPictures
+    from tokenmill.data.view import View
 
 VERIFY = ("lazy", "open", "off")
 CHECKED_AT_OPEN_BYTES = 256 << 20  # of a file: about 0.1 s; larger ones are checked on first use

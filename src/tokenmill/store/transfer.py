@@ -21,6 +21,12 @@ from typing import Any
 
 import xxhash
 
+from tokenmill._core.fingerprint import canonical, checksum
+from tokenmill._core.paths import default_cache_dir
+from tokenmill._core.publish import Staging, copy_or_link, publish_directory, writing_errors
+from tokenmill._core.remote import RemoteObject, filesystem, is_remote, protocol_of, shown
+from tokenmill._core.remote_path import BlockCache, RemotePath, as_remote
+from tokenmill._core.sealed import publish_files, quarantine
 from tokenmill.errors import (
     CacheError,
     CorruptionError,
@@ -30,17 +36,6 @@ from tokenmill.errors import (
     TokenmillError,
     UsageError,
 )
-from tokenmill.files import (
-    Staging,
-    copy_or_link,
-    default_cache_dir,
-    publish_directory,
-    writing_errors,
-)
-from tokenmill.files.remote import RemoteObject, filesystem, is_remote, protocol_of, shown
-from tokenmill.files.remote_path import BlockCache, RemotePath, as_remote
-from tokenmill.files.sealed import publish_files, quarantine
-from tokenmill.fingerprint import canonical, checksum
 from tokenmill.store import layout as names
 from tokenmill.store.access import PIECE_BYTES, GuardedFile, open_guarded
 from tokenmill.store.ahead import ahead

@@ -1,6 +1,6 @@
 """Methods of stores and views that give views.
 
-The results live in higher packages, `tokenmill.dataset` and `tokenmill.integrations.torch`. This
+The results live in higher packages, `tokenmill.data` and `tokenmill.integrations.torch`. This
 module is the only one that imports them from below, when a method is called.
 """
 
@@ -10,14 +10,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 if TYPE_CHECKING:
-    from tokenmill.dataset import StoredPictures, View
+    from tokenmill.data.pictures import StoredPictures
+    from tokenmill.data.view import View
     from tokenmill.integrations.torch import DataLoader
 
 
 class ViewMethods:
     """The methods of stores and views that give views."""
 
-    def filter(self, where: str | Callable[..., Any], columns: Sequence[str] | None = None) -> View:
+    def filter(
+        self: Any, where: str | Callable[..., Any], columns: Sequence[str] | None = None
+    ) -> View:
         """The rows for which an expression, or a function over columns, holds.
 
         Args:
@@ -28,25 +31,29 @@ class ViewMethods:
                 ``file``, ``pictures``, ``patches``, ``carried.<name>``, and what is attached per
                 row, by its name.
         """
-        view: View = _dataset().filtered(self, where, columns)
-        return view
+        from tokenmill.data.choices import filtered
 
-    def select(self, rows: Iterable[SupportsIndex]) -> View:
+        return filtered(self, where, columns)
+
+    def select(self: Any, rows: Iterable[SupportsIndex]) -> View:
         """Rows by number, in the given order; a number may come twice, or count from the end."""
-        view: View = _dataset().select(self, rows)
-        return view
+        from tokenmill.data.choices import select
 
-    def shuffle(self, seed: int = 0) -> View:
+        return select(self, rows)
+
+    def shuffle(self: Any, seed: int = 0) -> View:
         """All rows in another order, which depends on the seed and the number of rows alone."""
-        view: View = _dataset().shuffle(self, seed)
-        return view
+        from tokenmill.data.choices import shuffle
 
-    def split(self, parts: Mapping[str, float], *, seed: int = 0) -> tuple[View, ...]:
+        return shuffle(self, seed)
+
+    def split(self: Any, parts: Mapping[str, float], *, seed: int = 0) -> tuple[View, ...]:
         """Split rows by content; see `tokenmill.split`."""
-        sides: tuple[View, ...] = _dataset().split(self, parts, seed=seed)
-        return sides
+        from tokenmill.data.choices import split
 
-    def map(self, function: Callable[[Any], Any]) -> View:
+        return split(self, parts, seed=seed)
+
+    def map(self: Any, function: Callable[[Any], Any]) -> View:
         """The same rows, each given to a function before it is served.
 
         Args:
@@ -55,8 +62,9 @@ class ViewMethods:
                 stays. Both keep their number of tokens. The same row must always give the same
                 answer.
         """
-        view: View = _dataset().mapped(self, function)
-        return view
+        from tokenmill.data.view import mapped
+
+        return mapped(self, function)
 
     def torch(self, batch_size: int = 8, **arguments: Any) -> DataLoader:
         """The rows as batches of tensors, from a stateful DataLoader.
@@ -71,18 +79,14 @@ class ViewMethods:
         whole: Any = self  # a store or a view
         return DataLoader(whole, batch_size=batch_size, **arguments)
 
-    def _range(self, numbers: range) -> View:
-        view: View = _dataset().sliced(self, numbers)
-        return view
+    def _range(self: Any, numbers: range) -> View:
+        from tokenmill.data.choices import sliced
+
+        return sliced(self, numbers)
 
 
 def pictures_of(store: Any) -> StoredPictures:
     """The reader of a store's images."""
-    found: StoredPictures = _dataset().pictures_of(store)
-    return found
+    from tokenmill.data.pictures import pictures_of
 
-
-def _dataset() -> Any:
-    from tokenmill import dataset
-
-    return dataset
+    return pictures_of(store)

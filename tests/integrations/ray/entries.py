@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.build import slices
+from tokenmill.build.tasks import finish
 from tokenmill.errors import SourceMissing
-from tokenmill.work.tasks import finish
 
 Work = Callable[[dict[str, Any]], dict[str, Any]]
 

@@ -15,15 +15,16 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from tests.build import lying
+from tests.data.making import PROMPTS
 from tests.faults.tools import start_command
 from tests.faults.world import TOKENIZER, Picture, picture, prepare_arguments
-from tests.prompts.making import PROMPTS
 from tokenmill import PromptDataset
+from tokenmill.build.blocks import BlockJob
 from tokenmill.build.calls import run_recipe
+from tokenmill.build.executors import resolve_executor
+from tokenmill.build.tasks import Setup
 from tokenmill.errors import CacheError, SourceMissing, UsageError, WorkerError
 from tokenmill.integrations.ray import RayExecutor, describe, executor, worker
-from tokenmill.work import Setup, resolve_executor
-from tokenmill.work.blocks import BlockJob
 
 pytestmark = pytest.mark.usefixtures("joined")
 

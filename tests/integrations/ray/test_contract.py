@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.work import test_executors
-from tests.work.test_executors import (  # noqa: F401 - collected here, with the fixture below
+from tests.build import test_executors
+from tests.build.test_executors import (  # noqa: F401 - collected here, with the fixture below
     test_error_of_the_task_iterable_passes,
     test_foreign_error_names_the_task_and_is_not_retried,
     test_large_payload_and_result_travel_whole,
@@ -20,9 +20,9 @@ from tests.work.test_executors import (  # noqa: F401 - collected here, with the
     test_tasks_are_pulled_lazily_and_a_bounded_number_ahead,
     test_typed_error_travels_with_type_attributes_and_notes,
 )
+from tokenmill.build.tasks import Setup, Task
 from tokenmill.errors import SourceMissing, UsageError, WorkerError
 from tokenmill.integrations.ray import RayExecutor
-from tokenmill.work import Setup, Task
 
 SETUP = test_executors.SETUP
 

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tokenmill._core.options import declared
+from tokenmill._core.origin import nothing_left
 from tokenmill.cli.app import app
 from tokenmill.cli.options import (
     CACHE,
@@ -33,14 +35,12 @@ from tokenmill.cli.options import (
     recipe_arguments,
 )
 from tokenmill.cli.output import Output, one_line
+from tokenmill.data.prompt_rows import PromptSpec
 from tokenmill.errors import StateError, UsageError
-from tokenmill.options import declared
-from tokenmill.origin import nothing_left
-from tokenmill.prompts import PromptSpec
 
 if TYPE_CHECKING:
     from tokenmill.build.outcome import Prepared, Unfinished
-    from tokenmill.prompts import PromptDataset
+    from tokenmill.data.prompts import PromptDataset
     from tokenmill.store import Store
 
 HINTS = {
@@ -206,7 +206,7 @@ OPTIONS = (
 @command(app, *OPTIONS)
 def prompts(output: Output, given: Given, sources: Sources) -> None:
     """Measure the lengths of RL prompts once, so that opening them is quick."""
-    from tokenmill.prompts import PromptDataset
+    from tokenmill.data.prompts import PromptDataset
 
     start = time.perf_counter()
     found = PromptDataset(sources, **given)
@@ -253,8 +253,8 @@ def demo(output: Output, given: Given) -> None:
     from tokenmill.build.calls import run_recipe
     from tokenmill.cli.commands.inspect import show_row
     from tokenmill.cli.commands.stats import show_stats
-    from tokenmill.report.row import store_tokenizer, view_row
-    from tokenmill.report.stats import store_stats
+    from tokenmill.inspect.row import store_tokenizer, view_row
+    from tokenmill.inspect.stats import store_stats
 
     examples = Path(str(resources.files("tokenmill") / "examples"))
     sources = [str(examples / "conversations.jsonl"), str(examples / "dirty.jsonl")]

@@ -22,14 +22,14 @@ from tokenmill.cli.app import app
 from tokenmill.cli.options import CACHE, Given, StorePath, command
 from tokenmill.cli.output import Output, one_line, print_json
 from tokenmill.errors import UsageError
-from tokenmill.report.terminal_text import harmless, visible
+from tokenmill.inspect.terminal_text import harmless, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from tokenmill.report.page.serve import Viewer
-    from tokenmill.report.row import Rejected, RowView, SourceExcerpts
+    from tokenmill.inspect.page.serve import Viewer
+    from tokenmill.inspect.row import Rejected, RowView, SourceExcerpts
     from tokenmill.store import Group, Media, Store
 
 STYLES = {
@@ -104,7 +104,7 @@ def inspect(
     ] = False,
 ) -> None:
     """Show rows with their tokens and masks."""
-    from tokenmill.report.row import SourceExcerpts
+    from tokenmill.inspect.row import SourceExcerpts
     from tokenmill.store import open_store
 
     cache_dir = given.get("cache_dir")
@@ -121,14 +121,14 @@ def inspect(
     opened = open_store(store)
     excerpts = SourceExcerpts(opened, cache_dir, fetch=fetch)
     if serve:
-        from tokenmill.report.page.serve import Viewer
+        from tokenmill.inspect.page.serve import Viewer
 
         other = None if compare is None else open_store(compare)
         _serve(output, opened, Viewer(opened, other, cache_dir, fetch=fetch), port)
     elif group is not None and html is None:
         _show_group(output, opened, group)
     elif html is not None:
-        from tokenmill.report.page.document import make_page
+        from tokenmill.inspect.page.document import make_page
 
         rows = None
         if group is not None:
@@ -150,12 +150,12 @@ def inspect(
             document, lambda: output.say(f"{document['html']}: {size}. {document['selection']}")
         )
     elif rule == "rejected":
-        from tokenmill.report.row import rejected_rows
+        from tokenmill.inspect.row import rejected_rows
 
         first = list(islice(rejected_rows(opened), count or LISTED))
         _show_rejected(output, opened, first, excerpts)
     elif rule is not None:
-        from tokenmill.report.row import rows_by_rule
+        from tokenmill.inspect.row import rows_by_rule
 
         if not len(opened):
             raise UsageError("the store has no rows; --rule rejected shows why")
@@ -171,7 +171,7 @@ def inspect(
 def _named_rows(
     store: Store, row: int | None, origin: str | None
 ) -> tuple[list[int], list[Rejected]]:
-    from tokenmill.report.row import row_at_address
+    from tokenmill.inspect.row import row_at_address
 
     if origin is not None:
         return row_at_address(store, origin)
@@ -182,7 +182,7 @@ def _named_rows(
 
 
 def _serve(output: Output, store: Store, viewer: Viewer, port: int) -> None:
-    from tokenmill.report.page.serve import serve
+    from tokenmill.inspect.page.serve import serve
 
     def ready(url: str, bound: int) -> None:
         if output.as_json:
@@ -196,7 +196,7 @@ def _serve(output: Output, store: Store, viewer: Viewer, port: int) -> None:
 
 
 def _show_rows(output: Output, store: Store, numbers: list[int], values: str | None = None) -> None:
-    from tokenmill.report.row import store_tokenizer, view_row
+    from tokenmill.inspect.row import store_tokenizer, view_row
 
     tokenizer = store_tokenizer(store)
     views = [view_row(store, number, tokenizer) for number in numbers]
@@ -231,7 +231,7 @@ def _rows_of_group(store: Store, number: int) -> tuple[int, list[int]]:
 
 def _show_group(output: Output, store: Store, number: int) -> None:
     """The prompt of a group, then its answers side by side from where they part."""
-    from tokenmill.report.row import store_tokenizer, view_row
+    from tokenmill.inspect.row import store_tokenizer, view_row
 
     number, rows = _rows_of_group(store, number)
     found, tokenizer = store.groups[number], store_tokenizer(store)
@@ -270,7 +270,7 @@ def _show_group(output: Output, store: Store, number: int) -> None:
 
 
 def _answer_title(group: Group, place: int, views: list[RowView]) -> str:
-    from tokenmill.report.row import answer_name
+    from tokenmill.inspect.row import answer_name
 
     name = answer_name(group.rows[place].label, place, len(group))
     told = f"{name}, " if name else ""
@@ -354,7 +354,7 @@ def _print_verdict(console: Console, view: RowView) -> None:
     """The judge's word on a rollout: its class, then the findings, the gravest first."""
     from rich.text import Text
 
-    from tokenmill.report.row import UNJUDGED, findings_of
+    from tokenmill.inspect.row import UNJUDGED, findings_of
 
     drift = view.carried["drift"]
     drift = drift if drift in DRIFT_STYLES else UNJUDGED

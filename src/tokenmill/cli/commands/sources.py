@@ -29,14 +29,14 @@ from tokenmill.cli.options import (
 )
 from tokenmill.cli.output import Output, one_line
 from tokenmill.errors import RowError, UsageError
-from tokenmill.report.lint.rules import RULES, SAMPLE_ROWS
-from tokenmill.report.terminal_text import harmless
+from tokenmill.inspect.lint.rules import RULES, SAMPLE_ROWS
+from tokenmill.inspect.terminal_text import harmless
 
 if TYPE_CHECKING:
-    from tokenmill.report.doctor import Check
-    from tokenmill.report.drift import RolloutReport
-    from tokenmill.report.lint.rules import LintReport
-    from tokenmill.source import Rows
+    from tokenmill.inspect.doctor import Check
+    from tokenmill.inspect.drift import RolloutReport
+    from tokenmill.inspect.lint.rules import LintReport
+    from tokenmill.sources.rows import Rows
 
 
 @command(app, *CACHE, RUN_OPTIONS["rehash"])
@@ -50,7 +50,7 @@ def rows(
     scan: Annotated[bool, typer.Option(help="Parse every row and count the bad ones.")] = False,
 ) -> None:
     """Index rows, count them, show one."""
-    from tokenmill.source import open_rows
+    from tokenmill.sources.rows import open_rows
 
     start = time.perf_counter()
     opened = open_rows(sources, **given)
@@ -123,7 +123,7 @@ def lint(
     list_rules: Annotated[bool, typer.Option(help="List the rules.")] = False,
 ) -> None:
     """Find what is wrong with rows before they are prepared."""
-    from tokenmill.report.lint.run import lint as look
+    from tokenmill.inspect.lint.run import lint as look
 
     if list_rules:
         _show_rules(output)
@@ -213,7 +213,7 @@ def trace(
     ] = 20,
 ) -> None:
     """Check recorded rollouts against the chat template and the tokenizer."""
-    from tokenmill.report.drift import check_rollouts
+    from tokenmill.inspect.drift import check_rollouts
 
     report = check_rollouts(dump, format=format, progress=output.progress, **given)
     output.result(report.document(), lambda: _show_rollouts(output, report, findings))
@@ -269,7 +269,7 @@ def doctor(
     ] = None,
 ) -> None:
     """Check engines, cache, disk, settings and Ray, and say what to do."""
-    from tokenmill.report.doctor import examine
+    from tokenmill.inspect.doctor import examine
 
     given["describe_ray"] = _describe_ray
     checks = examine(sources or (), given.pop("tokenizer", None), **given)

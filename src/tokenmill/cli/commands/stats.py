@@ -16,7 +16,7 @@ from tokenmill.cli.app import app
 from tokenmill.cli.options import PackMethod, PackOversize, PackWindow, command
 from tokenmill.cli.output import Output
 from tokenmill.errors import UsageError
-from tokenmill.report.terminal_text import harmless
+from tokenmill.inspect.terminal_text import harmless
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,8 +53,8 @@ def stats(
     batch_size: Annotated[int, typer.Option(min=1, help="Samples of a step, over all ranks.")] = 1,
 ) -> None:
     """Count rows, tokens and trained tokens; what limits drop, packs hold and mixtures serve."""
-    from tokenmill.packing import Pack
-    from tokenmill.report.stats import (
+    from tokenmill.data.packs import Pack
+    from tokenmill.inspect.stats import (
         mixture_stats,
         open_mixture,
         store_distributions,

@@ -27,7 +27,7 @@ from tokenmill.cli.options import (
 )
 from tokenmill.cli.output import Output
 from tokenmill.errors import SourceMissing, UsageError
-from tokenmill.report.terminal_text import harmless
+from tokenmill.inspect.terminal_text import harmless
 
 if TYPE_CHECKING:
     from tokenmill.store import Store
@@ -188,9 +188,9 @@ def export(
     embed_media: EmbedMedia = False,
 ) -> None:
     """Write a store's rows in another library's format."""
-    from tokenmill.formats import export as write
-    from tokenmill.formats.export_files import default_name, unit_of
-    from tokenmill.packing import Pack
+    from tokenmill.data.packs import Pack
+    from tokenmill.exports.export_files import default_name, unit_of
+    from tokenmill.exports.export_files import export as write
     from tokenmill.store import open_store
 
     opened = open_store(store)
@@ -225,7 +225,7 @@ def export(
 
 def _split_by(store: Store, given: list[str], seed: int) -> dict[str, Any]:
     """The parts that ``--split NAME=SHARE`` names; one alone may go without its share."""
-    from tokenmill.dataset import split
+    from tokenmill.data.choices import split
 
     shares: dict[str, float] = {}
     for one in given:
@@ -250,7 +250,7 @@ def push(
     embed_media: EmbedMedia = False,
 ) -> None:
     """Copy a store to S3 or another place that fsspec can write."""
-    from tokenmill.files import is_remote
+    from tokenmill._core.remote import is_remote
     from tokenmill.store import open_store
     from tokenmill.store.transfer import push as push_store
 
@@ -354,7 +354,7 @@ def gc(
 
 
 def _root(given: Given) -> Path:
-    from tokenmill.files import default_cache_dir
+    from tokenmill._core.paths import default_cache_dir
 
     return Path(given.get("cache_dir") or default_cache_dir())
 

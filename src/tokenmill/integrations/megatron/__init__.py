@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.dataset import View, tokens_alone
-from tokenmill.loader import WholeRun
-from tokenmill.optional import first_use
-from tokenmill.packing import Pack, Slots
+from tokenmill._core.optional import first_use
+from tokenmill.data.packs import Pack, Slots
+from tokenmill.data.stream import WholeRun
+from tokenmill.data.view import View, tokens_alone
 
 if TYPE_CHECKING:
     from tokenmill.integrations.megatron.dataset import SFTDataset

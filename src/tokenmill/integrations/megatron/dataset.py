@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from tokenmill.dataset import View, as_view
+from tokenmill._core.optional import optional
+from tokenmill.data.packs import Pack
+from tokenmill.data.view import View, as_view
 from tokenmill.errors import UsageError
 from tokenmill.integrations.megatron import PackedSamples
-from tokenmill.optional import optional
-from tokenmill.packing import Pack
 from tokenmill.store import open_store
 
 with optional("megatron"):

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from tokenmill import fingerprint
+from tokenmill._core import fingerprint
+from tokenmill.data.order import Int64Array, Order, Recent, check_seed
+from tokenmill.data.prompt_rows import Conversation, PromptSpec, Shaped
 from tokenmill.errors import RowError, UsageError
 from tokenmill.integrations.trainers import Verbatim
-from tokenmill.prompts.prompt_rows import Conversation, PromptSpec, Shaped
-from tokenmill.sampling import Int64Array, Order, Recent, check_seed
 
 logger = logging.getLogger(__name__)
 

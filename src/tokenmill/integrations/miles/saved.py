@@ -20,10 +20,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tokenmill import fingerprint
+from tokenmill._core import fingerprint
+from tokenmill._core.optional import optional
+from tokenmill._core.publish import Staging, sync_directory, writing_errors
 from tokenmill.errors import CorruptionError, SourceError, SourceMissing, StateError, UsageError
-from tokenmill.files import Staging, sync_directory, writing_errors
-from tokenmill.optional import optional
 
 KIND = "tokenmill.integrations.miles.DataSource"
 VERSION = 2

@@ -33,15 +33,16 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tokenmill._core.fingerprint import checksum64
+from tokenmill._core.origin import nothing_left
 from tokenmill.build.recipe import Recipe, RunOptions
-from tokenmill.dataset import as_view, tokens_alone
+from tokenmill.data.prompt_rows import Prompt
+from tokenmill.data.prompts import PromptDataset
+from tokenmill.data.view import as_view, tokens_alone
 from tokenmill.errors import CorruptionError, SourceError, StateError, UsageError, check_one_of
-from tokenmill.fingerprint import checksum64
 from tokenmill.integrations.miles.conventions import MILES, SLIME, MilesOrder
 from tokenmill.integrations.miles.saved import host_path, read_state, state_path, write_state
 from tokenmill.integrations.trainers import date_named, prepared, response_mask, stated_date
-from tokenmill.origin import nothing_left
-from tokenmill.prompts import Prompt, PromptDataset
 from tokenmill.store import Row, Store, open_store
 
 logger = logging.getLogger(__name__)

@@ -13,11 +13,11 @@ from __future__ import annotations
 import runpy
 from typing import Any
 
-from tokenmill.dataset import as_view
+from tokenmill._core.optional import optional
+from tokenmill.data.order import Int64Array
+from tokenmill.data.view import as_view
 from tokenmill.errors import UsageError
 from tokenmill.integrations.trainers import OPENRLHF, Items, is_store
-from tokenmill.optional import optional
-from tokenmill.sampling import Int64Array
 from tokenmill.store import open_store
 
 with optional("openrlhf", "this program"):

@@ -9,7 +9,7 @@ and later is used: tasks, wait, cancel, nodes, scheduling.
 
 from __future__ import annotations
 
-from tokenmill.optional import optional
+from tokenmill._core.optional import optional
 
 with optional("ray", "executor='ray'"):
     from tokenmill.integrations.ray.executor import RayExecutor, describe

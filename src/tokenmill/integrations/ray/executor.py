@@ -45,12 +45,14 @@ from ray.exceptions import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from tokenmill._core.fingerprint import checksum
+from tokenmill._core.process import at_end
+from tokenmill._core.publish import Staging, write_file
+from tokenmill.build import wire
+from tokenmill.build.tasks import MAX_RETRIES, Done, Setup, Task
 from tokenmill.errors import CacheError, TokenmillError, UsageError, WorkerError, check_positive
-from tokenmill.files import Staging, at_end, write_file
-from tokenmill.fingerprint import checksum
 from tokenmill.integrations.ray import worker
 from tokenmill.integrations.ray.worker import Sentinel
-from tokenmill.work import MAX_RETRIES, Done, Setup, Task, wire
 
 OWN_SHARE_S = 10.0  # seconds without a free CPU after which a caller's own CPUs are used
 GIVE_UP_S = 60.0  # seconds after which a caller inside the cluster gets an error

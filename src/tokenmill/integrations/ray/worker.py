@@ -24,18 +24,13 @@ from typing import NamedTuple
 
 import ray
 
+from tokenmill._core.fingerprint import checksum
+from tokenmill._core.process import ProcessLock
+from tokenmill._core.publish import write_file
+from tokenmill.build import wire
+from tokenmill.build.executors import allowed_cores
+from tokenmill.build.tasks import Setup, Task, Work, close_work, finish, foreign_error, open_work
 from tokenmill.errors import CacheError, SourceMissing, TokenmillError, WorkerError
-from tokenmill.files import ProcessLock, write_file
-from tokenmill.fingerprint import checksum
-from tokenmill.work import Setup, Task, wire
-from tokenmill.work.executors import allowed_cores
-from tokenmill.work.tasks import (
-    Work,
-    close_work,
-    finish,
-    foreign_error,
-    open_work,
-)
 
 IDLE_S = 60.0  # seconds without a task after which loaded work is closed
 MAX_HELD = 2  # works kept at once: one that derives and one that builds

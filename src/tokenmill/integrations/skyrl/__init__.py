@@ -14,7 +14,7 @@ The two programs need SkyRL; importing the rest needs PyTorch alone.
 
 from __future__ import annotations
 
-from tokenmill.optional import optional
+from tokenmill._core.optional import optional
 
 with optional("torch"):
     from tokenmill.integrations.skyrl.data import (

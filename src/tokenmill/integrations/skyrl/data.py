@@ -27,9 +27,16 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils import data as torch_data
 
-from tokenmill import fingerprint, prompts
+from tokenmill._core import fingerprint
+from tokenmill._core.optional import optional
+from tokenmill._core.process import PrivateDirectory
+from tokenmill.build.processor import processor_of
 from tokenmill.build.recipe import Recipe, RunOptions
-from tokenmill.dataset import View, as_view, concat
+from tokenmill.data import prompts
+from tokenmill.data.cursor import Cursor, StreamSpec
+from tokenmill.data.interleave import MixedOrder, Schedule
+from tokenmill.data.order import LARGEST, Int64Array, Order, check_seed, make_order, unroll
+from tokenmill.data.view import View, as_view, concat
 from tokenmill.errors import (
     RowError,
     SourceError,
@@ -39,7 +46,6 @@ from tokenmill.errors import (
     check_one_of,
     check_positive,
 )
-from tokenmill.files import PrivateDirectory
 from tokenmill.integrations.trainers import (
     SKYRL,
     VERBATIM,
@@ -52,22 +58,9 @@ from tokenmill.integrations.trainers import (
     prepared,
     stated_date,
 )
-from tokenmill.loader import Cursor, StreamSpec
 from tokenmill.media import Processor
-from tokenmill.optional import optional
-from tokenmill.sampling import (
-    LARGEST,
-    Int64Array,
-    MixedOrder,
-    Order,
-    Schedule,
-    check_seed,
-    make_order,
-    unroll,
-)
-from tokenmill.source import open_rows
+from tokenmill.sources.rows import open_rows
 from tokenmill.store import Row, Store, open_store
-from tokenmill.work.processor import processor_of
 
 NO_COLUMN = "\x00"  # a column that no row has, for a column that SkyRL sets to None
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from tokenmill._core.optional import optional
 from tokenmill.integrations.skyrl.data import PromptDataset, as_task
-from tokenmill.optional import optional
 
 with optional("skyrl", "this program"):
     from skyrl.train.entrypoints import main_base as host

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tokenmill._core.optional import optional
 from tokenmill.integrations.skyrl.data import as_task, eval_from_config, from_config
-from tokenmill.optional import optional
 
 with optional("skyrl", "this program"):
     from skyrl.train import main_sft as host

@@ -1,0 +1,1 @@
+"""Shared basics: publishing files, remote reads, fingerprints, options, lazy imports."""

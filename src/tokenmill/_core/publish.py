@@ -1,0 +1,338 @@
+"""Write, stage and publish files.
+
+`write_file` and `NewFile` sync, close (a network file system may report lost data only then) and
+compare the size. `publish_file` links a staged file to its final name, which fails when something
+is there; file systems without hard links get a rename that does not replace. `publish_directory`
+renames. Both recognise a lost reply: the step was done, yet an error came back.
+
+File modes come from the cache root, not from the umask: a root that its group may write gives files
+that the group may write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import secrets
+import shutil
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Self
+
+import xxhash
+
+from tokenmill._core.paths import require_inside
+from tokenmill.errors import CacheError, TokenmillError
+
+_UNSUPPORTED = (
+    errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EACCES,
+    errno.EINVAL,
+)  # fmt: skip
+"""What linking a file can raise where hard links do not work."""
+_AT_FDCWD = -100
+_RENAME_NOREPLACE = 1
+_REMEDIES = {
+    errno.ENOSPC: "the disk is full; free space or choose another cache_dir",
+    errno.EDQUOT: "the disk quota is used up; free space or choose another cache_dir",
+    errno.EROFS: "the file system is read-only; choose a writable cache_dir",
+    errno.EACCES: "no permission to write here; choose another cache_dir",
+    errno.EPERM: "no permission to write here; choose another cache_dir",
+    errno.EEXIST: "a file stands where a directory is needed; choose another cache_dir",
+    errno.ENOTDIR: "a file stands where a directory is needed; choose another cache_dir",
+}
+_GATHERED = 1 << 20  # bytes of small pieces that are written at once
+
+Buffer = bytes | bytearray | memoryview
+
+
+@contextlib.contextmanager
+def writing_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Translate an OSError into a `CacheError` that says what to do."""
+    try:
+        yield
+    except TokenmillError:
+        raise  # from here, or from whoever makes the chunks: some of them are OSErrors too
+    except OSError as error:
+        remedy = _REMEDIES.get(error.errno or 0, "nothing was published; run the command again")
+        reason = error.strerror or str(error)
+        raise CacheError(f"cannot write: {reason}; {remedy}", path=path) from error
+
+
+def write_file(path: Path, chunks: Buffer | Iterable[Buffer]) -> NewFile:
+    """Write a new file, sync it, close it, and check its size."""
+    if isinstance(chunks, bytes | bytearray | memoryview):
+        chunks = (chunks,)
+    with writing_errors(path), NewFile(path) as file:
+        for chunk in chunks:
+            file.write(chunk)
+    return file
+
+
+class NewFile:
+    """A file written piece by piece; small pieces are buffered. Leaving it syncs and checks it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size = 0
+        self._hasher = xxhash.xxh3_128()
+        self._held = bytearray()
+        self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with writing_errors(self.path):
+            self._descriptor = os.open(self.path, flags, 0o666)
+        return self
+
+    def write(self, piece: Buffer) -> None:
+        view = memoryview(piece).cast("B")
+        self.size += len(view)
+        self._hasher.update(view)
+        if len(self._held) + len(view) < _GATHERED:
+            self._held += view
+            return
+        self._flush()
+        self._put(view)
+
+    @property
+    def checksum(self) -> str:
+        return self._hasher.hexdigest()
+
+    def _flush(self) -> None:
+        held, self._held = self._held, bytearray()
+        self._put(memoryview(held))
+
+    def _put(self, view: memoryview) -> None:
+        with writing_errors(self.path):
+            while view:  # a short write is not an error, it is a beginning
+                step = os.write(self._descriptor, view)
+                if step == 0:
+                    raise OSError(errno.EIO, "the file takes no more bytes")
+                view = view[step:]
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._abandon()
+            return
+        with writing_errors(self.path):
+            try:
+                self._flush()
+                os.fsync(self._descriptor)
+            except BaseException:
+                self._abandon()
+                raise
+            os.close(self._descriptor)
+            size = os.stat(self.path).st_size
+        if size != self.size:
+            raise CacheError(f"wrote {self.size} bytes, but the file has {size}", path=self.path)
+
+    def _abandon(self) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self._descriptor)
+
+
+def make_directory(path: Path, root: Path) -> None:
+    """Create a directory and its parents below ``root`` with the mode of the root.
+
+    The root itself is created with the caller's umask. A symbolic link out of the root is a
+    `CacheError`.
+    """
+    if path == root or root not in path.parents:
+        path.mkdir(parents=True, exist_ok=True)
+        return
+    if path.is_dir():
+        require_inside(path, root)
+        return
+    make_directory(path.parent, root)
+    try:
+        path.mkdir()
+    except FileExistsError:
+        return
+    _apply_mode(path, root, directory=True)
+
+
+def _apply_mode(path: Path, root: Path, *, directory: bool) -> None:
+    mode = root.stat().st_mode & (0o3777 if directory else 0o666)
+    # Someone else's umask-made directory is theirs to change; ours is not worth an error.
+    with contextlib.suppress(PermissionError):
+        path.chmod(mode)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot sync a directory; the names are durable there anyway.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+class Staging:
+    """A private directory ``<root>/staging/<host>-<pid>-<random>``, removed on leaving.
+
+    Host and process id let a later collection prove its owner dead.
+
+    Args:
+        root: The cache directory that will receive what is staged.
+        beside: A target outside of any cache. The staging directory is then its hidden sibling, so
+            that the last rename stays within one file system, and the caller's umask applies.
+    """
+
+    def __init__(self, root: Path, *, beside: Path | None = None) -> None:
+        self.root = root
+        self._process = os.getpid()
+        self._own_modes = beside is None
+        unique = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(8)}"
+        if beside is None:
+            self.path = root / "staging" / unique
+        else:
+            self.path = beside.parent / f".{beside.name}.{unique}"
+
+    def __enter__(self) -> Staging:
+        self.make(self.path)
+        return self
+
+    def make(self, directory: Path) -> None:
+        """Make a directory for what is staged, or for what will be published."""
+        with writing_errors(directory):
+            if self._own_modes:
+                make_directory(directory, self.root)
+            else:
+                directory.mkdir(parents=True, exist_ok=True)
+
+    def __exit__(self, *_: object) -> None:
+        if os.getpid() == self._process:  # a child forked in between leaves, too
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    def write(self, name: str, chunks: Buffer | Iterable[Buffer]) -> Path:
+        path = self.path / name
+        if path.parent != self.path:  # that one is there, and nobody else's
+            self.make(path.parent)
+        write_file(path, chunks)
+        return path
+
+    def publish(self, staged: Path, target: Path, *, durable: bool = True) -> bool:
+        """Publish a staged file or directory; return whether ours is now visible.
+
+        Without ``durable`` the name is not synced: for a file whose directory is synced later
+        anyway.
+        """
+        self.make(target.parent)
+        with writing_errors(target):
+            is_directory = staged.is_dir()
+            if self._own_modes:
+                for path in (staged, *staged.rglob("*")) if is_directory else (staged,):
+                    _apply_mode(path, self.root, directory=path.is_dir())
+            if is_directory:
+                return publish_directory(staged, target)
+            return publish_file(staged, target, durable=durable)
+
+
+def publish_file(staged: Path, target: Path, *, durable: bool = True) -> bool:
+    """Make a staged file visible under its final name if that name is free.
+
+    Returns whether the visible file is the staged one. Without ``durable`` the caller syncs the
+    name.
+    """
+    before = os.stat(staged)
+    ours = True
+    for step in (os.link, _rename_without_replacing, _rename_if_free):
+        try:
+            step(staged, target)
+            break
+        except (FileExistsError, FileNotFoundError):
+            # A repeated request finds the target there, or nothing to rename, because the first
+            # one was carried out.
+            ours = target.exists() and _is_ours(target, before)
+            if not ours and not (target.exists() and staged.exists()):
+                raise
+            break
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED or step is _rename_if_free:
+                raise
+    # Also when another was first: what we do next may rely on a name that its writer, perhaps
+    # dead by now, has not made durable yet.
+    if durable:
+        sync_directory(target.parent)
+    return ours
+
+
+def replace_file(staged: Path, target: Path) -> None:
+    """Replace a file of the user by a staged one, in one step; nothing in a cache is replaced."""
+    os.replace(staged, target)
+    sync_directory(target.parent)
+
+
+def _is_ours(target: Path, before: os.stat_result) -> bool:
+    """Whether the visible file is the staged one, so that a reported failure was a lost reply."""
+    return os.path.samestat(before, os.stat(target))
+
+
+def _rename_without_replacing(staged: Path, target: Path) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "renameat2"):
+        raise OSError(errno.ENOSYS, "no renameat2")
+    done = libc.renameat2(
+        _AT_FDCWD, os.fsencode(staged), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE
+    )
+    if done != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), os.fspath(target))
+
+
+def _rename_if_free(staged: Path, target: Path) -> None:
+    # Neither links nor a guarded rename: equal keys hold equal bytes, so a rename that comes second
+    # replaces a file by an equal one.
+    if target.exists():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(target))
+    os.rename(staged, target)
+
+
+def publish_directory(staged: Path, target: Path) -> bool:
+    """Make a staged directory visible by one rename if its final name is free.
+
+    Returns whether the visible directory is the staged one.
+    """
+    before = os.stat(staged)
+    for directory, _, _ in os.walk(staged):
+        sync_directory(Path(directory))
+    ours = True
+    try:
+        os.rename(staged, target)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT):
+            raise
+        if not target.is_dir():
+            raise
+        ours = _is_ours(target, before)
+        if not ours and not staged.is_dir():  # what we staged is gone and nobody has it
+            raise
+    sync_directory(target.parent)
+    return ours
+
+
+def copy_or_link(
+    source: Path, target: Path, pieces: Callable[[], Iterable[Buffer]] | None = None
+) -> None:
+    """Give a published file a second name: a hard link where possible, else a synced copy.
+
+    ``pieces`` reads the source for a copy, say with checks.
+    """
+    try:
+        os.link(source, target)
+        return
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+    if pieces is not None:
+        write_file(target, pieces())
+        return
+    with open(source, "rb") as reader:
+        write_file(target, iter(lambda: reader.read(1 << 20), b""))

@@ -1,0 +1,166 @@
+"""Read a remote object like a file: any offset, any thread, few requests.
+
+A `RemoteFile` reads blocks of 256 KiB; all files of the process share a cache of recent blocks. A
+sequential reader gets windows that double up to 8 MiB, and then the next window is prefetched. Long
+reads are not cached. `RangedStream` has a position, for libraries that want a file object.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import threading
+from collections.abc import Hashable
+from typing import Any
+
+from tokenmill._core.process import RecentValues
+from tokenmill._core.remote import RemoteObject, Version, require_version
+from tokenmill.errors import TokenmillError
+
+BLOCK = 256 << 10  # bytes of one cached block: what a single row costs
+WINDOW = 8 << 20  # bytes of the largest request
+DIRECT = 4 << 20  # bytes; a longer read is not cached
+POOLED = 64 << 20  # bytes of blocks kept by a process, over all files
+
+
+recent = RecentValues(POOLED)
+"""The newest blocks of all files of this process, and of the stores that it reads by ranges."""
+
+_serials = itertools.count()
+
+
+class _Ahead:
+    """A window that is fetched while its predecessor is read."""
+
+    def __init__(self, file: RemoteFile, first: int, count: int) -> None:
+        self.first = first
+        self.count = count
+        self.pid = os.getpid()
+        self._file = file
+        self._data: bytes | None = None
+        self._thread = threading.Thread(target=self._work, daemon=True, name="tokenmill-ahead")
+        self._thread.start()
+
+    def _work(self) -> None:
+        # What goes wrong here is met again by whoever needs the bytes.
+        try:
+            self._data = self._file.fetch_blocks(self.first, self.count)
+        except (TokenmillError, RuntimeError):
+            self._data = None
+
+    def result(self) -> bytes | None:
+        self._thread.join()
+        return self._data
+
+
+class RemoteFile:
+    """Bytes by offset of one version of an object: ``expected``, or the present one.
+
+    Unless ``shared`` is false, files of the same version share blocks.
+    """
+
+    def __init__(self, url: str, expected: Version | None = None, *, shared: bool = True) -> None:
+        self._object = RemoteObject(url)
+        self.url = url
+        self.path = self._object.path
+        self.version = expected if expected is not None else self._object.look()
+        self.size = self.version.size
+        # Files of one version share blocks, unless the version does not prove equal bytes.
+        shared = shared and self.version.settled
+        self._key: Hashable = (url, self.version) if shared else next(_serials)
+        self._after = -1  # block behind the last window
+        self._blocks = 1  # of the last window
+        self._ahead: _Ahead | None = None
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """Return up to ``length`` bytes from ``offset``; fewer only at the end."""
+        stop = min(offset + length, self.size)
+        if offset >= stop:
+            return b""
+        if stop - offset >= DIRECT:
+            return self._long(offset, stop)
+        first, last = offset // BLOCK, (stop - 1) // BLOCK
+        if first == last:
+            return bytes(self._block(first, 1)[offset - first * BLOCK : stop - first * BLOCK])
+        parts = [self._block(number, last + 1 - number) for number in range(first, last + 1)]
+        parts[-1] = parts[-1][: stop - last * BLOCK]
+        parts[0] = parts[0][offset - first * BLOCK :]
+        return b"".join(parts)
+
+    def read_into(self, target: memoryview, offset: int) -> int:
+        """Fill a buffer from ``offset``; return how many bytes were there."""
+        data = self.pread(len(target), offset)
+        target[: len(data)] = data
+        return len(data)
+
+    def check(self) -> None:
+        """Raise `SourceChanged` when the object is no longer the version that was opened."""
+        require_version(self._object.look(), self.version, self.path, None)
+
+    def _long(self, start: int, stop: int) -> bytes:
+        pieces = [
+            self._object.fetch(at, min(at + WINDOW, stop), self.version)
+            for at in range(start, stop, WINDOW)
+        ]
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def fetch_blocks(self, first: int, count: int) -> bytes:
+        stop = min((first + count) * BLOCK, self.size)
+        return self._object.fetch(first * BLOCK, stop, self.version)
+
+    def _block(self, number: int, wanted: int) -> memoryview:
+        """Return one block; a request fetches up to ``wanted`` blocks or more."""
+        found: memoryview | None = recent.get((self._key, number))
+        if found is not None:
+            return found
+        ahead, self._ahead = self._ahead, None
+        data = None
+        if ahead is not None and ahead.pid == os.getpid() and ahead.first == number:
+            data, count = ahead.result(), ahead.count
+        if data is None:
+            goes_on = number == self._after
+            count = min(2 * self._blocks, WINDOW // BLOCK) if goes_on else 1
+            count = min(max(count, wanted), -(-self.size // BLOCK) - number)
+            data = self.fetch_blocks(number, count)
+        self._after, self._blocks = number + count, count
+        view = memoryview(data)
+        for index in range(count - 1, -1, -1):  # the first one last: it is wanted now
+            recent.put((self._key, number + index), view[index * BLOCK : (index + 1) * BLOCK])
+        if count >= WINDOW // BLOCK and self._after * BLOCK < self.size:
+            left = -(-self.size // BLOCK) - self._after
+            self._ahead = _Ahead(self, self._after, min(count, left))
+        return view[:BLOCK]
+
+
+class RangedStream(io.RawIOBase):
+    """A remote file with a position of its own."""
+
+    def __init__(self, file: RemoteFile) -> None:
+        super().__init__()
+        self._file = file
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size}
+        self._position = base[whence] + offset
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.pread(self._file.size if size < 0 else size, self._position)
+        self._position += len(data)
+        return data
+
+    def readinto(self, target: Any) -> int:
+        count = self._file.read_into(target, self._position)
+        self._position += count
+        return count

@@ -1,0 +1,377 @@
+"""Remote objects: look at them and fetch ranges, with bounded retries.
+
+A `RemoteObject` is one URL of any protocol that fsspec knows. ``look`` returns its `Version`: size
+and ETag, generation, commit or time. ``fetch`` returns a range and refuses it when the object is no
+longer that version. Whatever a driver raises is translated here: transient errors are retried up to
+`ATTEMPTS` times, then raised as `SourceError` with URL and byte.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, NoReturn, TypeVar
+from urllib.parse import urlsplit
+
+from tokenmill._core.process import ProcessLock
+from tokenmill.errors import SourceChanged, SourceError, SourceMissing, TokenmillError, UsageError
+
+ATTEMPTS = 6  # tries of one request: with the pauses between them about 15 s
+FIRST_PAUSE_S = 0.4  # before the second try; doubles from there
+LONGEST_PAUSE_S = 8.0
+SETTLED_S = 60.0  # an object without ETag is trusted when its time is older than this
+CONNECT_S = 30.0  # seconds until a connection counts as failed
+SILENCE_S = 60.0  # seconds without a byte until an answer counts as failed
+_LOCAL = ("file", "local")
+
+_URL = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.\-]+)://", re.S)
+_STRONG = ("ETag", "etag", "generation", "md5Hash", "blob_id", "oid", "sha256")
+_TIMES = ("LastModified", "last_modified", "Last-Modified", "updated", "mtime", "modified",
+          "created")  # fmt: skip
+_PASSING = (408, 425, 429)  # of the client errors, those that a later try may not meet
+_FINAL = (
+    FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError,
+    NotImplementedError, ValueError, TypeError, AttributeError, ImportError,
+)  # fmt: skip
+_FINAL_NAMES = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound",
+                "OfflineModeIsEnabled", "GatedRepoError", "DefaultCredentialsError")  # fmt: skip
+_CHANGED_NAMES = ("FileExpired",)
+_PIP = {
+    **dict.fromkeys(("s3", "s3a", "gs", "gcs", "http", "https"), 'pip install "tokenmill[remote]"'),
+    "hf": 'pip install "tokenmill[hf]"',
+}
+_CONTENT_RANGE = re.compile(r"bytes\s+(?:(\d+)-(\d+)|\*)/(\d+|\*)")
+_T = TypeVar("_T")
+
+
+class Version(NamedTuple):
+    """One state of an object.
+
+    Attributes:
+        size: Bytes.
+        token: ETag or the like; empty where the server gives none.
+        settled: Whether an equal token proves equal bytes.
+    """
+
+    size: int
+    token: str
+    settled: bool
+
+
+def protocol_of(path: str) -> str:
+    """Return the protocol of a URL; empty for a local path."""
+    match = _URL.match(path)
+    name = match[1].lower() if match else ""
+    return "" if name in _LOCAL else name
+
+
+def is_remote(path: str | os.PathLike[str]) -> bool:
+    """Whether a source or store is a URL of another place."""
+    return isinstance(path, str) and bool(protocol_of(path))
+
+
+def local_path(path: str) -> str:
+    """Return ``file:///x`` as a path; anything else unchanged."""
+    match = _URL.match(path)
+    if match and match[1].lower() in _LOCAL:
+        return path[match.end() :]
+    return path
+
+
+def shown(url: str) -> str:
+    """Return a URL without password and signed query."""
+    if protocol_of(url) not in ("http", "https"):
+        return url
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{host}{parts.path}"
+
+
+_filesystems: dict[tuple[int, str], Any] = {}  # by process: loops do not survive a fork
+_making = ProcessLock()
+
+
+def filesystem(url: str) -> tuple[Any, str]:
+    """Return the fsspec file system of a URL, one per process and host, and the path in it."""
+    import fsspec
+
+    match = _URL.match(url)
+    place = url[: match.end()] + url[match.end() :].split("/", 1)[0] if match else url
+    with _making:
+        found = _filesystems.get((os.getpid(), place))
+        if found is None:
+            try:
+                found = fsspec.core.url_to_fs(url)[0]
+            except ImportError as error:
+                protocol = protocol_of(url)
+                message = f"{protocol}:// needs a driver: {_PIP.get(protocol) or error}"
+                raise UsageError(message, path=shown(url)) from error
+            except ValueError as error:
+                raise UsageError(f"no such kind of place: {error}", path=shown(url)) from error
+            _filesystems[os.getpid(), place] = found
+    return found, str(found._strip_protocol(url))
+
+
+def version_of(info: Mapping[str, Any], url: str = "") -> Version:
+    """Return the version in a driver's description of an object."""
+    size = info.get("size")
+    if size is None:
+        raise ValueError("the place does not say how large the object is")
+    if protocol_of(url) == "hf":  # the URL names a commit, and a commit does not change
+        return Version(int(size), "commit", True)
+    for name in _STRONG:
+        if info.get(name):
+            return Version(int(size), f"{name.lower()}={info[name]}", True)
+    moment = next((info[name] for name in _TIMES if info.get(name)), None)
+    if moment is None:
+        return Version(int(size), "", False)
+    # A listing may tell the same time in another type than a look does.
+    try:
+        stamp = moment.timestamp() if hasattr(moment, "timestamp") else float(moment)
+    except (TypeError, ValueError):
+        return Version(int(size), f"time={moment}", False)
+    return Version(int(size), f"time={stamp:.6f}", time.time() - stamp > SETTLED_S)
+
+
+class RemoteObject:
+    """One object by URL; errors call it ``path``, the URL without secrets."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.path = shown(url)
+        self._transport: tuple[int, HttpTransport | FileSystemTransport] | None = None
+
+    def look(self) -> Version:
+        return self.retrying(lambda: self._connected().look(), None)
+
+    def fetch(self, start: int, stop: int, expected: Version | None = None) -> bytes:
+        """Return the bytes ``start:stop``, all of them.
+
+        Raises:
+            SourceChanged: The object is no longer the expected version.
+            SourceError: It could not be read, after `ATTEMPTS` tries.
+        """
+
+        def once() -> bytes:
+            data = self._connected().fetch(start, stop, expected)
+            if len(data) != stop - start:
+                raise ConnectionError(f"{len(data)} of {stop - start} bytes came")
+            return data
+
+        return self.retrying(once, start)
+
+    def read(self) -> bytes:
+        return self.retrying(lambda: self._connected().read(), None)
+
+    def _connected(self) -> HttpTransport | FileSystemTransport:
+        if self._transport is None or self._transport[0] != os.getpid():
+            self._transport = os.getpid(), _transport_of(self.url)
+        return self._transport[1]
+
+    def retrying(self, work: Callable[[], _T], offset: int | None) -> _T:
+        """Retry until it works, cannot work, or was tried often enough."""
+        pause = FIRST_PAUSE_S
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return work()
+            except TokenmillError:
+                raise
+            except Exception as error:  # drivers raise whatever their libraries raise
+                if type(error).__name__ in _CHANGED_NAMES:
+                    raise SourceChanged(CHANGED, path=self.path, offset=offset) from error
+                if _is_final(error) or attempt == ATTEMPTS:
+                    self._refuse(error, offset, attempt)
+            # Many workers that failed together should not come back together.
+            time.sleep(pause * random.SystemRandom().uniform(0.5, 1.0))
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+        raise AssertionError("unreachable")
+
+    def _refuse(self, error: Exception, offset: int | None, attempts: int) -> NoReturn:
+        if isinstance(error, FileNotFoundError) or status_of(error) in (404, 410):
+            hint = ""
+            if protocol_of(self.url) == "memory":
+                hint = "; memory:// is seen only by the process that wrote it: executor='inline'"
+            raise SourceMissing(f"no such object{hint}", path=self.path) from error
+        if isinstance(error, IsADirectoryError):
+            raise SourceMissing("a directory, not an object", path=self.path) from error
+        text = (str(error).strip() or type(error).__name__).splitlines()[0]
+        tries = f" after {attempts} tries" if attempts > 1 else ""
+        raise SourceError(
+            f"cannot be read{tries}: {type(error).__name__}: {text}", path=self.path, offset=offset
+        ) from error
+
+
+CHANGED = "the object changed since it was opened; open it again"
+
+
+def require_version(now: Version, expected: Version | None, path: str, offset: int | None) -> None:
+    """Refuse an object that is no longer the expected version."""
+    if expected is not None and now[:2] != expected[:2]:
+        raise SourceChanged(
+            f"{CHANGED} ({expected.size} bytes, {expected.token or 'no ETag'}; now {now.size} "
+            f"bytes, {now.token or 'no ETag'})",
+            path=path,
+            offset=offset,
+        )
+
+
+def status_of(error: Exception) -> int | None:
+    """Return the HTTP status of an error, if any."""
+    status = getattr(error, "status", None)
+    if status is None:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+    return status if isinstance(status, int) else None
+
+
+def _is_final(error: Exception) -> bool:
+    status = status_of(error)
+    if status is not None:
+        return 400 <= status < 500 and status not in _PASSING
+    return isinstance(error, _FINAL) or type(error).__name__ in _FINAL_NAMES
+
+
+def _transport_of(url: str) -> HttpTransport | FileSystemTransport:
+    fs, path = filesystem(url)
+    if protocol_of(url) in ("http", "https"):
+        return HttpTransport(fs, url)
+    return FileSystemTransport(fs, path, url)
+
+
+class FileSystemTransport:
+    """Any fsspec file system.
+
+    S3 is asked for a range of one ETag, a commit of the hub never changes; any other object is
+    looked at again after each range.
+    """
+
+    def __init__(self, fs: Any, path: str, url: str) -> None:
+        self._fs = fs
+        self._path = path
+        self._url = url
+        self._handle: Any = None
+        self._conditional = protocol_of(url) in ("s3", "s3a", "hf")
+
+    def look(self) -> Version:
+        if protocol_of(self._url) != "hf":  # a pinned commit has no other state
+            self._fs.invalidate_cache(self._fs._parent(self._path))
+            self._fs.invalidate_cache(self._path)
+        info = self._fs.info(self._path)
+        if info.get("type") == "directory":
+            raise IsADirectoryError(self._path)
+        return version_of(info, self._url)
+
+    def read(self) -> bytes:
+        data: bytes = self._fs.cat_file(self._path)
+        return data
+
+    def fetch(self, start: int, stop: int, expected: Version | None) -> bytes:
+        if self._conditional:
+            if self._handle is None:
+                handle = self._fs.open(self._path, "rb", cache_type="none")
+                now = version_of(handle.details, self._url)
+                require_version(now, expected, self._url, start)
+                self._handle = handle
+            data: bytes = self._handle._fetch_range(start, stop)
+            return data
+        data = self._fs.cat_file(self._path, start=start, end=stop)
+        if expected is not None:
+            require_version(self.look(), expected, self._url, start)
+        return data
+
+
+class HttpTransport:
+    """One object on an HTTP server.
+
+    It uses the session of fsspec's HTTP file system, but sends its own requests: every answer to a
+    range states ETag, time and total size, so a change is noticed in the same request; a server
+    that ignores ranges is refused before its body is read; and looking is a request for one byte,
+    which signed URLs allow where HEAD is forbidden.
+    """
+
+    def __init__(self, fs: Any, url: str) -> None:
+        self._fs = fs
+        self._url = url
+
+    def look(self) -> Version:
+        return self._ask(0, 1)[0]
+
+    def fetch(self, start: int, stop: int, expected: Version | None) -> bytes:
+        now, data = self._ask(start, stop)
+        require_version(now, expected, shown(self._url), start)
+        return data
+
+    def read(self) -> bytes:
+        from fsspec.asyn import sync
+
+        data: bytes = sync(self._fs.loop, self._get_all)
+        return data
+
+    async def _get_all(self) -> bytes:
+        async with await self._request({}) as answer:
+            answer.raise_for_status()
+            data: bytes = await answer.read()
+            return data
+
+    async def _request(self, headers: dict[str, str]) -> Any:
+        """Return an answer, its body not yet read."""
+        import aiohttp
+
+        session = await self._fs.set_session()
+        options = dict(self._fs.kwargs)
+        options.setdefault(
+            "timeout",
+            aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S),
+        )
+        # Ranges of a compressed transfer would be ranges of other bytes.
+        headers = {**options.pop("headers", {}), **headers, "Accept-Encoding": "identity"}
+        return await session.get(self._fs.encode_url(self._url), headers=headers, **options)
+
+    def _ask(self, start: int, stop: int) -> tuple[Version, bytes]:
+        from fsspec.asyn import sync
+
+        answer: tuple[Version, bytes] = sync(self._fs.loop, self._get, start, stop)
+        return answer
+
+    async def _get(self, start: int, stop: int) -> tuple[Version, bytes]:
+        async with await self._request({"Range": f"bytes={start}-{stop - 1}"}) as answer:
+            if answer.status == 416:
+                return _version(answer.headers, self._total(answer)), b""
+            answer.raise_for_status()
+            coding = answer.headers.get("Content-Encoding", "identity")
+            if coding != "identity":
+                raise self._refused(f"the server sends it compressed ({coding}), not as it stands")
+            if answer.status != 206:
+                if answer.headers.get("Content-Length") == "0":
+                    return _version(answer.headers, 0), b""
+                raise self._refused("the server does not support range requests; download it first")
+            return _version(answer.headers, self._total(answer)), await answer.read()
+
+    def _total(self, answer: Any) -> int:
+        match = _CONTENT_RANGE.match(answer.headers.get("Content-Range", ""))
+        if match is None or match[3] == "*":
+            raise self._refused("the server does not say how large it is; download it first")
+        return int(match[3])
+
+    def _refused(self, message: str) -> SourceError:
+        return SourceError(message, path=shown(self._url))
+
+
+def _version(headers: Any, size: int) -> Version:
+    etag, modified = headers.get("ETag", ""), headers.get("Last-Modified", "")
+    if etag and not etag.startswith("W/"):
+        return version_of({"size": size, "ETag": etag})
+    return Version(size, f"{etag} {modified}".strip(), _is_settled(modified, headers.get("Date")))
+
+
+def _is_settled(modified: str, now: str | None) -> bool:
+    """Whether a time in whole seconds is old enough, by the server's own clock."""
+    from email.utils import parsedate_to_datetime
+
+    try:
+        age = parsedate_to_datetime(now or "") - parsedate_to_datetime(modified)
+    except (TypeError, ValueError):
+        return False
+    return age.total_seconds() > SETTLED_S

@@ -1,0 +1,205 @@
+"""Open the sources of a job and run a function over their blocks on an executor.
+
+The build, the prompt-length index and lint use it. A `BlockTask` is a block that a worker works on;
+`BlockJob` hands tasks to the executor and results to its caller.
+
+The build and the length index publish what a block becomes. `MissingBlocks` yields the blocks
+whose result is not published yet, in a random order, and looks again just before it yields one. So
+processes that build the same thing at the same time share the work without knowing of each other:
+eight of them build a few blocks twice at the end. A process that a launcher gave a rank begins
+with the blocks of its rank, which makes that even rarer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tokenmill._core import fingerprint
+from tokenmill._core.paths import default_cache_dir
+from tokenmill.build.tasks import Done, Executor, Setup, Task, run_tasks
+from tokenmill.errors import CorruptionError
+from tokenmill.sources.block import Block
+from tokenmill.sources.rows import Rows, open_rows
+from tokenmill.store import CacheLayout
+from tokenmill.tokenizers.cache import LITTLE_WORK, engine_for
+from tokenmill.tokenizers.identity import IdentityCard
+
+MAX_SHUFFLED = 4096  # missing blocks in memory at once; more are shuffled piece by piece
+
+_EMPTY: Mapping[str, Any] = {}
+
+Source = str | os.PathLike[str]
+
+
+def cache_of(directory: Source | None) -> CacheLayout:
+    """Return the cache at a directory, by default the user's own."""
+    return CacheLayout(Path(directory or default_cache_dir()).absolute())
+
+
+def open_sources(
+    sources: Source | Sequence[Source], cache: CacheLayout, *, rehash: bool = False
+) -> Rows:
+    """Open rows; rebuild a damaged row index, which only repeats the source."""
+    try:
+        return open_rows(sources, cache_dir=cache.root, rehash=rehash)
+    except CorruptionError as error:
+        if rehash or cache.rows not in Path(error.path or "").parents:
+            raise
+        return open_rows(sources, cache_dir=cache.root, rehash=True)
+
+
+def source_documents(blocks: Iterable[Block]) -> list[tuple[int, dict[str, Any]]]:
+    """Describe the sources by content, in order: (number of a file, document of its rows).
+
+    The digests are those of the blocks in use, so ``path@[a:b]`` has a content of its own. A file
+    that is named again after another one is a source again.
+    """
+    documents = []
+    for file, run in itertools.groupby(blocks, key=lambda block: block.file):
+        hasher = hashlib.blake2b(digest_size=fingerprint.KEY_HEX // 2)
+        rows = size = 0
+        for block in run:
+            hasher.update(f"{block.kind}:{block.digest}\n".encode())
+            rows += block.rows
+            size += block.length
+        document = {"kind": block.kind, "rows": rows, "bytes": size, "digest": hasher.hexdigest()}
+        documents.append((file, document))
+    return documents
+
+
+class BlockTask(NamedTuple):
+    """A block for a worker."""
+
+    number: int  # among the blocks of the rows
+    block: Block
+    key: str = ""  # what its result is published under, if anything
+    more: Mapping[str, Any] = _EMPTY  # further members of the payload
+
+    def task(self) -> Task:
+        block = self.block
+        payload = {"key": self.key, "block": msgspec.to_builtins(block), **self.more}
+        last = block.first_row + block.rows - 1
+        return Task(self.number, payload, f"{block.path}, rows {block.first_row} to {last}")
+
+
+def block_of(payload: dict[str, Any]) -> Block:
+    """Return the block of a task's payload."""
+    return msgspec.convert(payload["block"], Block)
+
+
+def size_of(tasks: Iterable[BlockTask]) -> int:
+    """Add up the bytes of tasks, until they are more than a small job."""
+    size = 0
+    for task in tasks:
+        size += task.block.length
+        if size > LITTLE_WORK:
+            break
+    return size
+
+
+class BlockJob:
+    """Runs blocks on an executor with one cache and, if a card is given, one tokenizer."""
+
+    def __init__(
+        self, executor: Executor, root: Path, card: IdentityCard | None, engine: str = "auto"
+    ) -> None:
+        self._executor = executor
+        self._root = root
+        self._card = card
+        self._engine = engine
+
+    def setup(self, entry: str, size: int, **options: Any) -> Setup:
+        """Return the workers' setup for `size` bytes of rows; the options are for the entry."""
+        card = self._card
+        stated = {
+            "cache": str(self._root),
+            "tokenizer": None if card is None else str(self._root / "tokenizers" / card.key),
+            "card": None if card is None else card.as_dict(),
+            "engine": engine_for(self._engine, size),
+            **options,
+        }
+        return Setup(entry, stated, shared=(str(self._root),), little=size <= LITTLE_WORK)
+
+    def run(
+        self,
+        setup: Setup,
+        tasks: Iterable[BlockTask],
+        take: Callable[[BlockTask, dict[str, Any]], None],
+    ) -> None:
+        """Do every task and hand each result to `take`."""
+        running: dict[int, BlockTask] = {}
+
+        def started() -> Iterator[Task]:
+            for task in tasks:
+                running[task.number] = task
+                yield task.task()
+
+        def finished(done: Done) -> None:
+            take(running.pop(done.number), done.result)
+
+        run_tasks(self._executor, setup, started(), finished)
+
+
+class MissingBlocks:
+    """The blocks whose result is not published, as tasks, in another order on each iteration.
+
+    Args:
+        blocks: Yields all blocks in order.
+        count: How many there are.
+        key_of: Returns the key that a block's result is published under.
+        is_published: Asked when a block is found and again before it is yielded.
+        is_ours: Which numbers concern this process.
+    """
+
+    def __init__(
+        self,
+        blocks: Callable[[], Iterator[Block]],
+        count: int,
+        key_of: Callable[[Block], str],
+        is_published: Callable[[BlockTask], bool],
+        is_ours: Callable[[int], bool] = lambda _: True,
+    ) -> None:
+        self._blocks = blocks
+        self._count = count
+        self._key_of = key_of
+        self._is_published = is_published
+        self._is_ours = is_ours
+
+    def __iter__(self) -> Iterator[BlockTask]:
+        chance = random.SystemRandom()  # the order decides only who builds what
+        rank, ranks = _rank()
+        missing = self._from(chance.randrange(max(self._count, 1)))
+        while some := list(itertools.islice(missing, MAX_SHUFFLED)):
+            chance.shuffle(some)
+            some.sort(key=lambda task: task.number % ranks != rank)
+            for task in some:
+                if not self._is_published(task):
+                    yield task
+
+    def _from(self, first: int) -> Iterator[BlockTask]:
+        numbered = itertools.chain(
+            itertools.islice(enumerate(self._blocks()), first, None),
+            itertools.islice(enumerate(self._blocks()), 0, first),
+        )
+        for number, block in numbered:
+            if self._is_ours(number):
+                task = BlockTask(number, block, self._key_of(block))
+                if not self._is_published(task):
+                    yield task
+
+
+def _rank() -> tuple[int, int]:
+    """Return rank and world size as torchrun and others state them; else (0, 1)."""
+    try:
+        rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    except (KeyError, ValueError):
+        return 0, 1
+    return (rank, ranks) if 0 <= rank < ranks else (0, 1)

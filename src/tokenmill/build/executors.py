@@ -1,0 +1,423 @@
+"""Executors of this machine: worker processes, and what happens when one dies or hangs.
+
+A `LocalExecutor` is a number of workers and how to pin them. Each call of `run` starts workers when
+there is a task for them, gives them one task at a time (the next one already when only the rest of
+one is left), and leaves none behind, however it ends. One thread does it all, in a select loop that
+turns when results are asked for. A small job of a caller who left the number of workers open starts
+no worker: `InlineExecutor` runs it.
+
+A worker is *stuck* when it sent nothing for `HEARTBEAT_SILENCE_S` and used no CPU time either: a
+stopped process does neither, a slow row keeps the heartbeat, and an engine that holds the
+interpreter lock for minutes silences the heartbeat but burns CPU. A worker that could run and gets
+no processor is not stuck: the machine is busy. A stuck worker is killed. Silence counts only while
+this loop listens, so that a slow consumer or a suspended machine kills nobody.
+
+Three things bound the cores: the machine, the affinity mask of this process (taskset, Slurm) and
+the CPU quota of its control group (``docker --cpus``), which the mask does not show. Workers are
+pinned to one core each before an engine loads, because fastokens starts a thread per core it sees.
+
+`executor_for` turns a name into an executor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import selectors
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tokenmill.build import wire
+from tokenmill.build.process import END_S, WorkerProcess, describe_exit
+from tokenmill.build.tasks import MAX_RETRIES, Done, Executor, InlineExecutor, Setup, Task
+from tokenmill.errors import UsageError, WorkerError, check_one_of, check_positive
+
+HEARTBEAT_SILENCE_S = 20.0  # promise P11: stuck after this, so that 30 s suffice for the error
+BEAT_S = 1.0  # seconds between heartbeats; shorter only where the allowed silence is
+RUNNABLE = "R"  # the state of a process that runs, or waits for nothing but a processor
+FINISH_S = 2.0  # seconds an idle worker gets to leave by itself after the last task
+
+
+@dataclass(slots=True)
+class _Assignment:
+    """A task on its way, and how the workers ended that had it before."""
+
+    task: Task
+    deaths: list[str] = field(default_factory=list)
+    finishing: bool = False  # only its rest is left
+
+
+class LocalExecutor:
+    """Runs tasks in worker processes of this machine.
+
+    Args:
+        num_workers: How many; None: the usable cores of this rank, and none for a small job.
+        pin: Pin each worker to one core before it loads anything.
+        heartbeat_silence_s: Seconds without any sign of life after which a worker is stuck.
+    """
+
+    def __init__(
+        self,
+        num_workers: int | None = None,
+        *,
+        pin: bool = True,
+        heartbeat_silence_s: float = HEARTBEAT_SILENCE_S,
+    ) -> None:
+        if num_workers is not None:
+            check_positive("num_workers", num_workers)
+        if not heartbeat_silence_s > 0:
+            raise UsageError(f"heartbeat_silence_s must be positive, not {heartbeat_silence_s!r}")
+        self._was_told = num_workers is not None
+        self.num_workers = default_workers() if num_workers is None else num_workers
+        self.pin = pin and hasattr(os, "sched_setaffinity")
+        self.heartbeat_silence_s = heartbeat_silence_s
+
+    def run(self, setup: Setup, tasks: Iterable[Task]) -> Iterator[Done]:
+        if setup.little and not self._was_told:
+            yield from InlineExecutor().run(setup, tasks)
+            return
+        run = _Run(self, setup, iter(tasks))
+        try:
+            yield from run.results()
+            run.finish()
+        finally:
+            run.end()
+
+
+class _Run:
+    """One call of `run`: its workers and where its tasks are."""
+
+    def __init__(self, executor: LocalExecutor, setup: Setup, tasks: Iterator[Task]) -> None:
+        self._executor = executor
+        self._begin = wire.Begin(setup.entry, setup.options)
+        self._tasks: Iterator[Task] | None = tasks
+        self._retries: deque[_Assignment] = deque()
+        self._workers: dict[WorkerProcess, dict[int, _Assignment]] = {}  # by their tasks' numbers
+        self._finished: deque[Done] = deque()
+        self._failure: Exception | None = None
+        self._cores = allowed_cores()
+        self._beat_s = min(BEAT_S, executor.heartbeat_silence_s / 5)
+        self._selector = selectors.DefaultSelector()
+        self._listened = time.monotonic()
+        self._owner = os.getpid()
+
+    def results(self) -> Iterator[Done]:
+        """Yield every task's result; raise the first failure after the results before it."""
+        while True:
+            # A consumer slower than the workers holds them back here, not in a growing queue.
+            if self._failure is None and len(self._finished) <= self._executor.num_workers:
+                self._assign()
+            if self._finished:
+                yield self._finished.popleft()
+                self._listen(0)
+            elif self._failure is not None:
+                raise self._failure
+            elif any(self._workers.values()):
+                self._listen(self._beat_s)
+            else:
+                return
+
+    def finish(self) -> None:
+        """Let idle workers leave by themselves, all at the same time."""
+        for worker in self._workers:
+            worker.finish()
+        deadline = time.monotonic() + FINISH_S
+        for worker in self._workers:
+            code = worker.wait(max(0.0, deadline - time.monotonic()))
+            worker.drain_output()
+            if code is not None and code > 0:
+                raise WorkerError(f"worker {worker.number} failed at its end{worker.last_output()}")
+
+    def end(self) -> None:
+        """Kill and reap whoever is left, free everything."""
+        self._selector.close()
+        if os.getpid() == self._owner:
+            for worker in self._workers:
+                worker.kill()
+            for worker in self._workers:
+                worker.wait(END_S)
+        # else: a process that the parent forked; the workers are its parent's, not its own.
+        for worker in self._workers:
+            worker.release()
+        self._workers.clear()
+
+    def _assign(self) -> None:
+        """Give tasks to idle workers, and start workers for tasks while there may be more."""
+        while True:
+            idle = next(filter(self._is_idle, self._workers), None)
+            if idle is None and len(self._workers) >= self._executor.num_workers:
+                return
+            assignment = self._next()
+            if assignment is None:
+                return
+            worker = idle if idle is not None else self._start()
+            task = assignment.task
+            self._workers[worker][task.number] = assignment
+            worker.send(wire.Assign(task.number, task.payload, task.label))
+            self._watch(worker)
+
+    def _is_idle(self, worker: WorkerProcess) -> bool:
+        """Whether a worker can begin the next task.
+
+        One that lost a worker before is done alone, so that the next death is no other's.
+        """
+        under_way = self._workers[worker].values()
+        if self._retries:
+            return not under_way
+        return all(task.finishing and not task.deaths for task in under_way)
+
+    def _next(self) -> _Assignment | None:
+        if self._retries:
+            return self._retries.popleft()
+        if self._tasks is not None:
+            for task in self._tasks:
+                return _Assignment(task)
+            self._tasks = None
+        return None
+
+    def _start(self) -> WorkerProcess:
+        taken = {worker.number for worker in self._workers}
+        number = next(n for n in range(self._executor.num_workers) if n not in taken)
+        core = None
+        if self._executor.pin:
+            core = core_of_worker(number, self._executor.num_workers, self._cores)
+        worker = WorkerProcess(number, core, self._beat_s)
+        self._workers[worker] = {}
+        self._selector.register(worker.channel, selectors.EVENT_READ, worker)
+        self._selector.register(worker.output, selectors.EVENT_READ, worker)
+        worker.send(self._begin)
+        return worker
+
+    def _watch(self, worker: WorkerProcess) -> None:
+        """Wake up for what can be read, and for room to write while something is unsent."""
+        events = selectors.EVENT_READ
+        if worker.outgoing:
+            events |= selectors.EVENT_WRITE
+        self._selector.modify(worker.channel, events, worker)
+
+    def _listen(self, timeout_s: float) -> None:
+        """Handle what the workers sent; then look at those that sent nothing."""
+        heard = set()
+        for key, events in self._selector.select(timeout_s):
+            worker: WorkerProcess = key.data
+            if worker not in self._workers:
+                continue  # replaced a moment ago, in this same round
+            if key.fileobj is not worker.channel:
+                if not worker.drain_output():
+                    self._selector.unregister(worker.output)
+                continue
+            if events & selectors.EVENT_WRITE:
+                worker.flush()
+                self._watch(worker)
+            if events & selectors.EVENT_READ:
+                heard.add(worker)
+                if not self._hear(worker):
+                    self._replace(worker)
+        now = time.monotonic()
+        # A round longer than this was not spent waiting for workers but suspended or elsewhere.
+        elapsed_s = min(now - self._listened, 2 * self._beat_s)
+        self._listened = now
+        for worker in [worker for worker in self._workers if worker not in heard]:
+            self._judge(worker, elapsed_s)
+
+    def _hear(self, worker: WorkerProcess) -> bool:
+        """Take in a worker's messages; False when there will be no more."""
+        is_open, messages = worker.receive()
+        worker.silent_s = 0.0
+        under_way = self._workers[worker]
+        for message in messages:
+            if isinstance(message, wire.Ready):
+                worker.is_ready = True
+            elif isinstance(message, wire.OutOfMemory):
+                worker.ending = "ran out of memory (hint: fewer num_workers)"
+            elif isinstance(message, wire.Finishing) and message.number in under_way:
+                under_way[message.number].finishing = True
+            elif isinstance(message, wire.Finished) and message.number in under_way:
+                assignment = under_way.pop(message.number)
+                done = Done(
+                    message.number,
+                    message.result,
+                    message.seconds,
+                    worker.number,
+                    attempts=len(assignment.deaths) + 1,
+                )
+                self._finished.append(done)
+            elif isinstance(message, wire.Failed) and under_way:
+                # Without a number it could not get ready, and has but one task.
+                number = next(iter(under_way)) if message.number is None else message.number
+                assignment = under_way.pop(number)
+                if self._failure is None:
+                    self._failure = wire.unpack_error(message.failure)
+                    self._failure.add_note(f"in worker {worker.number}, at {assignment.task}")
+        return is_open
+
+    def _judge(self, worker: WorkerProcess, elapsed_s: float) -> None:
+        """End a worker that shows no sign of life."""
+        worker.silent_s += elapsed_s
+        if worker.silent_s <= 2 * self._beat_s:
+            worker.cpu_ticks = None
+            return
+        if not worker.is_alive:  # yet its channel is open: a child of a task holds it
+            self._replace(worker)
+            return
+        state, ticks = worker.read_cpu()
+        if ticks != worker.cpu_ticks or state == RUNNABLE:
+            worker.cpu_ticks, worker.idle_s = ticks, 0.0
+            return
+        worker.idle_s += elapsed_s
+        if worker.idle_s >= self._executor.heartbeat_silence_s:
+            worker.ending = (
+                f"stuck (process state {state}): no heartbeat and no CPU time "
+                f"for {worker.idle_s:.0f} s, so it was killed"
+            )
+            worker.kill()
+            self._replace(worker)
+
+    def _replace(self, worker: WorkerProcess) -> None:
+        """Let a dead worker go; its tasks are tried again by others, or fail."""
+        code = worker.wait(END_S)
+        self._hear(worker)  # a result that it sent before it died is a result
+        worker.drain_output()
+        self._selector.unregister(worker.channel)
+        with contextlib.suppress(KeyError):  # its end may have been seen before
+            self._selector.unregister(worker.output)
+        worker.release()
+        ending = worker.ending or describe_exit(code)
+        if not worker.is_ready:
+            ending += " (while it started)"
+        for assignment in self._workers.pop(worker).values():
+            assignment.finishing = False
+            assignment.deaths.append(ending)
+            if len(assignment.deaths) <= MAX_RETRIES:
+                self._retries.append(assignment)
+            elif self._failure is None:
+                endings = "; then ".join(assignment.deaths)
+                self._failure = WorkerError(
+                    f"{assignment.task}: gave up after {len(assignment.deaths)} workers were lost: "
+                    f"{endings}{worker.last_output()}"
+                )
+
+
+# Names
+
+
+def _ray_executor(num_workers: int | None) -> Executor:
+    from tokenmill.integrations.ray import RayExecutor
+
+    return RayExecutor(num_workers)
+
+
+EXECUTORS: dict[str, Callable[[int | None], Executor]] = {  # by name, of a number of workers
+    "local": lambda workers: InlineExecutor() if workers == 0 else LocalExecutor(workers),
+    "inline": lambda _: InlineExecutor(),
+    "ray": _ray_executor,
+}
+
+
+def resolve_executor(executor: str | Executor | None, num_workers: int | None) -> Executor:
+    """An executor by name, or the object that was given; None is ``local``."""
+    executor = "local" if executor is None else executor
+    if not isinstance(executor, str):
+        if not callable(getattr(executor, "run", None)):
+            raise UsageError(f"executor is {executor!r}; it is a name or an executor object")
+        return executor
+    if num_workers is not None and (
+        isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0
+    ):
+        raise UsageError(("num_workers",), f" is {num_workers!r}; it is 0 (inline) or a count")
+    check_one_of("executor", executor, EXECUTORS)
+    return EXECUTORS[executor](num_workers)
+
+
+@contextlib.contextmanager
+def executor_for(executor: str | Executor | None, num_workers: int | None) -> Iterator[Executor]:
+    """`resolve_executor` for a while: what was made here is closed, what was given is not."""
+    resolved = resolve_executor(executor, num_workers)
+    try:
+        yield resolved
+    finally:
+        close = getattr(resolved, "close", None)
+        if resolved is not executor and close is not None:
+            close()
+
+
+# Cores
+
+
+def allowed_cores() -> list[int]:
+    """Numbers of the cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def usable_cores() -> int:
+    """How many workers are worth starting: allowed cores, bounded by the quota; at least 1."""
+    quota = cpu_quota()
+    cores = len(allowed_cores())
+    return max(1, cores if quota is None else min(cores, math.ceil(quota)))
+
+
+def default_workers() -> int:
+    """Return how many workers this process starts by default: its part of the usable cores.
+
+    A launcher that starts several ranks on one machine says how many in ``LOCAL_WORLD_SIZE``.
+    """
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    shared_by = int(ranks) if ranks.isascii() and ranks.isdigit() else 1
+    return max(1, usable_cores() // max(1, shared_by))
+
+
+def core_of_worker(worker: int, workers: int, cores: list[int]) -> int:
+    """Return the core that worker number `worker` of `workers` is pinned to.
+
+    Round robin over the allowed cores. Ranks that a launcher numbered start side by side, other
+    processes at a place that their process id picks, so that they do not share cores.
+    """
+    rank = os.environ.get("LOCAL_RANK", "")
+    start = int(rank) * workers if rank.isascii() and rank.isdigit() else os.getpid()
+    return cores[(start + worker) % len(cores)]
+
+
+def cpu_quota(
+    membership: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")
+) -> float | None:
+    """Return the cores' worth of time that the control groups above this process allow."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return None
+    quotas = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            roots = [mount, mount / "unified"]
+        elif "cpu" in controllers.split(","):
+            roots = [mount / controllers, mount / "cpu"]
+        else:
+            continue
+        for root in roots:
+            # The group's own path is not visible in every container; the root then is the group.
+            group = Path(path.lstrip("/"))
+            for directory in (group, *group.parents):
+                quota = _quota_of(root / directory)
+                if quota is not None:
+                    quotas.append(quota)
+    return min(quotas, default=None)
+
+
+def _quota_of(directory: Path) -> float | None:
+    try:
+        if (directory / "cpu.max").is_file():  # version 2: "max 100000" or "150000 100000"
+            quota, period = (directory / "cpu.max").read_text().split()
+        else:
+            quota = (directory / "cpu.cfs_quota_us").read_text().strip()
+            period = (directory / "cpu.cfs_period_us").read_text().strip()
+        cores = int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+    return cores if cores > 0 else None

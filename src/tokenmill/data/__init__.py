@@ -1,0 +1,1 @@
+"""Serve rows: views, mixtures, order, packing, the loader, and RL prompts."""

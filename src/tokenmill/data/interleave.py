@@ -1,0 +1,287 @@
+"""Interleave sources by weight, computed from the position.
+
+An `Interleave` computes which source is drawn at position p and how often it was drawn before,
+without walking there. Sources are the leaves of a binary tree. At a node with left share num/den,
+the first p draws hold exactly ⌊(p·num + den/2) / den⌋ of the left side (a Beatty sequence):
+position p is a left draw when that count rises there, and the count before it is the position
+within the left side. So a draw costs one step per level of the tree, in exact integers.
+
+The shares are exact: with weights 0.7 and 0.3 every ten consecutive positions from a multiple of
+ten hold seven and three. At any position a source is at most one draw per level of the tree away
+from its share. `Fraction`s come from the decimal form of the weights, so 0.7 means 7/10.
+
+A `Schedule` adds the sources' sizes and the policy for an exhausted source: for a position of an
+epoch of the mixture it gives the source, the epoch of that source and the position in it. A
+`MixedOrder` looks these up in the sources' own orders and returns indices into their
+concatenation.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from tokenmill.data.order import LARGEST, Int64Array, Order, make_order
+from tokenmill.errors import UsageError, check_one_of
+
+LARGEST_DENOMINATOR = (1 << 31) - 1  # a remainder times a numerator then stays within 62 bits
+
+
+def as_fraction(weight: float | int | Fraction) -> Fraction:
+    """A weight as people write it: 0.7 is 7/10, not the nearest binary number."""
+    try:
+        return weight if isinstance(weight, Fraction) else Fraction(repr(weight))
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"a weight must be a number, not {weight!r}") from error
+
+
+@dataclass(frozen=True)
+class _Node:
+    """A side of the tree: a leaf when it holds one source."""
+
+    first: int
+    numerator: int = 0
+    denominator: int = 1
+    left: _Node | None = None
+    right: _Node | None = None
+
+    def left_before(self, position: int) -> int:
+        return (position * self.numerator + self.denominator // 2) // self.denominator
+
+    def left_before_many(self, positions: Int64Array) -> Int64Array:
+        whole, rest = np.divmod(positions, self.denominator)
+        part = (rest * self.numerator + self.denominator // 2) // self.denominator
+        counts: Int64Array = whole * self.numerator + part
+        return counts
+
+
+class Interleave:
+    """Draws from sources in exact proportion to their rates.
+
+    Args:
+        rates: Draws per source, relative to each other; all positive.
+    """
+
+    def __init__(self, rates: Sequence[Fraction | float | int]) -> None:
+        fractions = [as_fraction(rate) for rate in rates]
+        if not fractions or any(rate <= 0 for rate in fractions):
+            raise UsageError(f"weights must be positive, not {[float(f) for f in fractions]}")
+        self.sources = len(fractions)
+        self._tree = _grow(fractions, 0, len(fractions))
+
+    def draw(self, position: int) -> tuple[int, int]:
+        """Source at a position, and how often it was drawn before: the scalar twin of `draws`."""
+        node = self._tree
+        while True:
+            left, right = node.left, node.right
+            if left is None or right is None:
+                return node.first, position
+            before = node.left_before(position)
+            if node.left_before(position + 1) > before:
+                node, position = left, before
+            else:
+                node, position = right, position - before
+
+    def draws(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Sources at many positions, and how often each was drawn before."""
+        positions = np.asarray(positions, dtype=np.int64)
+        sources = np.empty(positions.shape, dtype=np.int64)
+        before = np.empty(positions.shape, dtype=np.int64)
+        waiting = [(self._tree, np.arange(positions.size), positions)]
+        while waiting:
+            node, places, within = waiting.pop()
+            if node.left is None or node.right is None:
+                sources[places] = node.first
+                before[places] = within
+                continue
+            counts = node.left_before_many(within)
+            is_left = node.left_before_many(within + 1) > counts
+            is_right = ~is_left
+            waiting.append((node.left, places[is_left], counts[is_left]))
+            waiting.append((node.right, places[is_right], (within - counts)[is_right]))
+        return sources, before
+
+    def counts(self, position: int) -> list[int]:
+        """How often each source is drawn in the first ``position`` draws."""
+        counts = [0] * self.sources
+        waiting = [(self._tree, position)]
+        while waiting:
+            node, within = waiting.pop()
+            if node.left is None or node.right is None:
+                counts[node.first] = within
+                continue
+            before = node.left_before(within)
+            waiting.append((node.left, before))
+            waiting.append((node.right, within - before))
+        return counts
+
+
+def _grow(rates: list[Fraction], first: int, stop: int) -> _Node:
+    if stop - first == 1:
+        return _Node(first)
+    middle = (first + stop) // 2
+    left, total = sum(rates[first:middle]), sum(rates[first:stop])
+    share = Fraction(left, total).limit_denominator(LARGEST_DENOMINATOR)
+    return _Node(
+        first,
+        share.numerator,
+        share.denominator,
+        _grow(rates, first, middle),
+        _grow(rates, middle, stop),
+    )
+
+
+EXHAUSTED = ("repeat", "stop", "drop")
+
+
+@dataclass(frozen=True)
+class _Phase:
+    """A stretch of a `drop` epoch during which the same sources are alive."""
+
+    start: int
+    alive: tuple[int, ...]
+    served: tuple[int, ...]  # rows of every source before this phase
+    draws: Interleave
+
+
+class Schedule:
+    """Which source is served where.
+
+    Args:
+        sizes: Rows per source.
+        rates: Draws per source, relative to each other.
+        exhausted: What happens when a source is exhausted:
+            repeat: it starts its next epoch; the mixture's epoch ends when every source was served
+            whole at least once.
+            stop: the mixture's epoch ends; the next one continues every source where it is.
+            drop: it leaves and the others share its positions; every row once per epoch.
+
+    With `repeat` and `stop` the epochs of the mixture only mark positions of one endless stream.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], rates: Sequence[Fraction | float | int], exhausted: str
+    ) -> None:
+        check_one_of("exhausted", exhausted, EXHAUSTED)
+        if len(sizes) != len(rates) or not sizes or min(sizes) < 1:
+            raise UsageError(f"every source of a mixture needs rows: sizes are {list(sizes)}")
+        self.sizes = tuple(sizes)
+        self.exhausted = exhausted
+        fractions = [as_fraction(rate) for rate in rates]
+        self._draws = Interleave(fractions)
+        self._phases: list[_Phase] = []
+        if exhausted == "drop":
+            self.rows = sum(sizes)
+            self._phases = _drop_phases(self.sizes, fractions)
+        else:
+            is_over = any if exhausted == "stop" else all
+            self.rows = _first(
+                lambda position: is_over(
+                    count >= size
+                    for count, size in zip(self._draws.counts(position), self.sizes, strict=True)
+                )
+            )
+
+    def locate(
+        self, epoch: int, positions: Int64Array
+    ) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Source, epoch of that source, and position in that epoch, for many positions."""
+        positions = np.asarray(positions, dtype=np.int64)
+        if self.exhausted != "drop":
+            sources, before = self._draws.draws(positions + epoch * self.rows)
+            sizes = np.asarray(self.sizes, dtype=np.int64)[sources]
+            return sources, before // sizes, before % sizes
+        sources = np.empty(positions.shape, dtype=np.int64)
+        before = np.empty(positions.shape, dtype=np.int64)
+        starts = np.asarray([phase.start for phase in self._phases], dtype=np.int64)
+        numbers = np.searchsorted(starts, positions, side="right") - 1
+        for number in np.unique(numbers).tolist():
+            phase = self._phases[number]
+            here = numbers == number
+            drawn, drawn_before = phase.draws.draws(positions[here] - phase.start)
+            sources[here] = np.asarray(phase.alive, dtype=np.int64)[drawn]
+            before[here] = drawn_before + np.asarray(phase.served, dtype=np.int64)[sources[here]]
+        return sources, np.full(positions.shape, epoch, dtype=np.int64), before
+
+    def served(self, epoch: int, position: int) -> list[int]:
+        """Rows of every source before a position, over all epochs: a function of the cursor."""
+        if self.exhausted != "drop":
+            return self._draws.counts(epoch * self.rows + position)
+        phase = self._phases[bisect_right([p.start for p in self._phases], position) - 1]
+        counts = [epoch * size for size in self.sizes]
+        for source, served in enumerate(phase.served):
+            counts[source] += served
+        for source, drawn in zip(
+            phase.alive, phase.draws.counts(position - phase.start), strict=True
+        ):
+            counts[source] += drawn
+        return counts
+
+
+class MixedOrder(Order):
+    """The sources' own orders, interleaved, as indices into their concatenation."""
+
+    def __init__(self, schedule: Schedule, orders: Sequence[Order]) -> None:
+        self.schedule = schedule
+        self.rows = schedule.rows
+        self.orders = list(orders)
+        self._offsets = np.concatenate(([0], np.cumsum(schedule.sizes))).astype(np.int64)
+
+    @classmethod
+    def of(cls, schedule: Schedule, name: str, seed: int) -> MixedOrder:
+        """Every source in the order of one name, none shuffled like another."""
+        sizes = enumerate(schedule.sizes, 1)
+        return cls(schedule, [make_order(name, size, seed, stream) for stream, size in sizes])
+
+    def indices(self, epoch: int, positions: Int64Array) -> Int64Array:
+        """The indices at many positions of one epoch of the mixture."""
+        sources, epochs, places = self.schedule.locate(epoch, positions)
+        found = np.empty(sources.shape, dtype=np.int64)
+        for source in np.unique(sources).tolist():
+            of_source = sources == source
+            for own_epoch in np.unique(epochs[of_source]).tolist():
+                here = of_source & (epochs == own_epoch)
+                own = self.orders[source].indices(own_epoch, places[here])
+                found[here] = own + self._offsets[source]
+        return found
+
+
+def _first(holds: Callable[[int], bool]) -> int:
+    """The smallest number for which a monotone condition holds."""
+    high = 1
+    while not holds(high):
+        high *= 2
+        if high > LARGEST:
+            raise UsageError("these weights would take more than 2**62 positions to serve a source")
+    low = high // 2
+    while low < high:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _drop_phases(sizes: tuple[int, ...], rates: list[Fraction]) -> list[_Phase]:
+    """Cut an epoch where sources run out; each phase interleaves those that are left."""
+    phases: list[_Phase] = []
+    start, served, alive = 0, [0] * len(sizes), list(range(len(sizes)))
+    while alive:
+        draws = Interleave([rates[source] for source in alive])
+        left = [sizes[source] - served[source] for source in alive]
+        phases.append(_Phase(start, tuple(alive), tuple(served), draws))
+
+        def one_is_out(position: int, draws: Interleave = draws, left: list[int] = left) -> bool:
+            return any(c >= n for c, n in zip(draws.counts(position), left, strict=True))
+
+        length = _first(one_is_out)
+        for source, drawn in zip(alive, draws.counts(length), strict=True):
+            served[source] += drawn
+        start += length
+        alive = [source for source in alive if served[source] < sizes[source]]
+    return phases

@@ -1,0 +1,126 @@
+"""Mixtures: named sources with weights. The loader serves them.
+
+A `Mixture` converts weights to rates in rows: ``by="rows"`` takes them as they are;
+``by="tokens"`` and ``by="trained_tokens"`` divide each by the source's mean length (or mean trained
+count), as an exact fraction of stored totals, so that the shares hold in tokens over every pass of
+the sources. Row numbers count through the concatenation of the sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+from tokenmill._core import fingerprint
+from tokenmill.data.interleave import EXHAUSTED, Schedule, as_fraction
+from tokenmill.data.view import View, as_view, concat
+from tokenmill.errors import UsageError, check_one_of
+from tokenmill.store import Store
+
+BY = ("rows", "tokens", "trained_tokens")
+
+
+class Mixture:
+    """Named sources, weights and a policy.
+
+    Args:
+        sources: Stores or views by name.
+        weights: Share of every source; None takes shares in proportion to the sources' sizes.
+        by: What the weights count: rows, tokens or trained_tokens.
+        exhausted: What happens when a source is exhausted: repeat, stop or drop.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, Store | View],
+        weights: Mapping[str, float] | None,
+        by: str,
+        exhausted: str,
+    ) -> None:
+        if not isinstance(sources, Mapping) or not sources:
+            raise UsageError("mix wants stores by name, such as {'a': store_a, 'b': store_b}")
+        check_one_of("by", by, BY)
+        check_one_of("exhausted", exhausted, EXHAUSTED)
+        self.names = tuple(sources)
+        self.views = tuple(as_view(source) for source in sources.values())
+        self.by = by
+        self.exhausted = exhausted
+        for name, view in zip(self.names, self.views, strict=True):
+            if not len(view):
+                raise UsageError(f"source {name!r} of the mixture has no rows")
+        self._totals = tuple(self._total(view) for view in self.views)
+        self.weights = self._checked(weights)
+        self.view = concat(self.views)
+
+    def _total(self, view: View) -> int:
+        if self.by == "rows":
+            return len(view)
+        total = view.total("lengths" if self.by == "tokens" else "trained")
+        if not total:
+            raise UsageError(f"{view!r} has no {self.by}: it cannot be weighted by them")
+        return total
+
+    def _checked(self, weights: Mapping[str, float] | None) -> tuple[Fraction, ...]:
+        if weights is None:
+            return tuple(Fraction(total) for total in self._totals)
+        if set(weights) != set(self.names):
+            raise UsageError(
+                f"weights are for {sorted(weights)}, the sources are {sorted(self.names)}"
+            )
+        return tuple(_weight(name, weights[name]) for name in self.names)
+
+    def sizes(self, grouped: bool = False) -> tuple[int, ...]:
+        """Rows, or groups, per source."""
+        return tuple(view.group_count if grouped else len(view) for view in self.views)
+
+    def rates(self, grouped: bool = False) -> tuple[Fraction, ...]:
+        """Rows, or groups, drawn per source, relative to each other."""
+        sizes = self.sizes(grouped)
+        totals = sizes if self.by == "rows" else self._totals  # ``by="rows"`` counts groups, too
+        return tuple(
+            weight * Fraction(size, total)
+            for weight, size, total in zip(self.weights, sizes, totals, strict=True)
+        )
+
+    def schedule(self, grouped: bool = False) -> Schedule:
+        """Which source is served where."""
+        return Schedule(self.sizes(grouped), self.rates(grouped), self.exhausted)
+
+    @property
+    def key(self) -> str:
+        """Fingerprint of the mixture's content."""
+        sources = [
+            [name, view.key, str(weight)]
+            for name, view, weight in zip(self.names, self.views, self.weights, strict=True)
+        ]
+        return fingerprint.key({"mix": sources, "by": self.by, "exhausted": self.exhausted})
+
+    def __len__(self) -> int:
+        return len(self.view)
+
+    def __repr__(self) -> str:
+        total = sum(self.weights)
+        shares = ", ".join(
+            f"{name}: {float(weight / total):.3g}"
+            for name, weight in zip(self.names, self.weights, strict=True)
+        )
+        return f"Mixture({shares}; by {self.by}, {self.exhausted})"
+
+
+def mix(
+    sources: Mapping[str, Store | View],
+    weights: Mapping[str, float] | None = None,
+    by: str = "rows",
+    exhausted: str = "repeat",
+) -> Mixture:
+    """Serve several sources in given shares; see `Mixture` for the arguments."""
+    return Mixture(sources, weights, by, exhausted)
+
+
+def _weight(name: str, weight: Any) -> Fraction:
+    if isinstance(weight, bool) or not isinstance(weight, int | float | Fraction):
+        raise UsageError(f"the weight of {name!r} must be a number, not {weight!r}")
+    if not 0 < weight < float("inf"):
+        raise UsageError(f"the weight of {name!r} must be positive, not {weight!r}")
+    return as_fraction(weight)

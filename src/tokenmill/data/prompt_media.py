@@ -1,0 +1,451 @@
+"""Images and other media of prompts: how many tokens they cost, and what a trainer is given.
+
+A *processor* called with a prompt's text and its media returns ``input_ids``, in which an image is
+as many tokens as it costs. `open_media` chooses one of two ways to that length:
+
+- `ImageMedia`, for processors of transformers: the `Expander` of the build puts the learned
+  expansion in place of each image token. It reads only the headers of images, and audits some rows
+  with the processor itself. If one differs (`ExpansionDiffers`), the processor measures all rows.
+- `ProcessorMedia`, the reference: the processor runs on the opened media of every row. It works for
+  anything callable, and for rows with videos or audio.
+
+Serving a prompt opens its images: as the processor would load them, or, under the convention of a
+trainer, by the trainer's own function, which may resize them first. `TrainerLoading` finds out what
+size that function makes of an image by calling it with a blank one.
+
+The key of a length index holds the identity of the processor, how a trainer loads images, and the
+digests of images outside of the rows. Other media are identified by their names in the rows.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tokenmill._core import fingerprint
+from tokenmill._core.optional import optional
+from tokenmill.build.expansion import Expander
+from tokenmill.build.externals import Externals, digest_of
+from tokenmill.chat import Rendering
+from tokenmill.chat.calls import IMAGE_PARTS, is_media
+from tokenmill.chat.pictures import MediaTokens, Picture
+from tokenmill.data.prompt_rows import (
+    MEDIA,
+    Convention,
+    Messages,
+    PromptSpec,
+    Shaped,
+    attempt,
+    prompt_of,
+)
+from tokenmill.errors import RowError, UsageError
+from tokenmill.media import PictureFacts, Pictures, Processor, Reference, Size, reference_of
+from tokenmill.sources.block import Block
+from tokenmill.sources.index import Shelf
+from tokenmill.tokenizers.encoder import Encoder
+
+DEFAULT_PATCH_SIZE = 14  # pixels; what trainers assume of an image processor without one
+_VALUES = ("image", "image_url", "url", "path", "base64", "bytes", "data", "source")
+_PROBE_SIZES: tuple[Size, ...] = ((28, 28), (97, 61), (640, 480), (1000, 30), (3000, 2000))
+_MAX_SIZES = 1 << 16  # loaded sizes in memory
+
+Inputs = dict[str, Any]
+Load = Callable[[Reference], Any]
+VisionFunction = Callable[[Messages, Any], Inputs]
+"""``process_vision_info`` of a trainer: messages and processor → inputs of the processor."""
+
+
+def open_media(
+    processor: Any,
+    spec: PromptSpec,
+    *,
+    media_root: Any = None,
+    media_urls: bool = False,
+    trust_remote_code: bool = False,
+    cache_dir: Path,
+) -> ProcessorMedia:
+    """Return what measures and opens the media of prompts; see `PromptDataset`."""
+    is_trainer = Convention.load(spec.convention).is_trainer
+    function = _vision_function(spec)
+    if not hasattr(processor, "extract_media"):
+        try:
+            found = Processor.load(
+                processor, trust_remote_code=trust_remote_code, cache_dir=cache_dir
+            )
+            _ = found.key
+        except UsageError:
+            if isinstance(processor, str | os.PathLike):
+                raise
+        else:
+            if is_trainer and media_root is None:
+                media_root, media_urls = (os.getcwd(), "/"), True
+            pictures = Pictures(media_root, urls=media_urls)
+            return ImageMedia(found, spec, pictures, function, cache_dir)
+    return ProcessorMedia(processor, function)
+
+
+def _media_parts(messages: Any) -> Iterator[dict[str, Any]]:
+    if not isinstance(messages, list):
+        return
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict) and (is_media(part) or _kind_of(part)):
+                yield part
+
+
+def _kind_of(part: dict[str, Any]) -> str | None:
+    """The kind of medium that a part holds under its own name."""
+    return next((kind for kind in MEDIA if part.get(kind) is not None), None)
+
+
+class ProcessorMedia:
+    """Media of prompts by a processor that is called for every row: the reference.
+
+    Args:
+        processor: ``processor(text=…, images=…, videos=…)["input_ids"]``.
+        function: Collects the media of a conversation; None: by the names of parts.
+    """
+
+    by_processor = True  # whether the processor runs on every row
+    tokenizer: Any = None
+    chat_template: Any = None
+
+    def __init__(self, processor: Any, function: VisionFunction | None = None) -> None:
+        self._processor = processor
+        self._function = function
+
+    @property
+    def key(self) -> Any:
+        """Its class and settings; None where it cannot describe them."""
+        kind = f"{type(self._processor).__module__}.{type(self._processor).__qualname__}"
+        settings = getattr(self._processor, "to_dict", None)
+        if settings is None:
+            return None
+        try:
+            text = json.dumps(settings(), sort_keys=True, default=str)
+        except (TypeError, ValueError):
+            return None
+        return fingerprint.key({"processor": kind, "settings": text})
+
+    def digest(self, block: Block) -> str:
+        """Digest of the files that rows of a block refer to; empty where none are known."""
+        return ""
+
+    def begin(self, block: Block, digest: str) -> None:
+        """Begin to measure a block whose files have this digest."""
+
+    def is_in(self, shaped: Shaped) -> bool:
+        """Whether a conversation has an image, a video or audio."""
+        return any(True for _ in _media_parts(shaped.prompt))
+
+    def served(self, shaped: Shaped, base: str | None) -> Inputs:
+        """`inputs` of a row that is served, whose file is in a directory."""
+        return self.inputs(shaped)
+
+    def inputs(self, shaped: Shaped, load: Load | None = None) -> Inputs:
+        """Open the media of a conversation, under the names that the processor takes.
+
+        ``load`` opens an image; None: as one of the block that was begun.
+
+        Raises:
+            RowError: They cannot be read.
+        """
+        assert isinstance(shaped.prompt, list)
+        try:
+            if hasattr(self._processor, "extract_media"):
+                found: Inputs = self._processor.extract_media(shaped.prompt)
+                return found
+            if self._function is not None:
+                return self._function(shaped.prompt, self._processor)
+            return _inputs_of(shaped.prompt)
+        except RowError:
+            raise
+        except Exception as error:  # whatever image libraries raise
+            raise RowError(f"its media cannot be read ({type(error).__name__}: {error})") from error
+
+    def measure(
+        self, rows: Sequence[tuple[str, Shaped]], encoder: Encoder | None
+    ) -> list[int | RowError]:
+        """Count the tokens of rendered prompts with their media."""
+        return [attempt(self._length, text, shaped) for text, shaped in rows]
+
+    def _length(self, text: str, shaped: Shaped) -> int:
+        inputs = {name: value for name, value in self.inputs(shaped).items() if value}
+        try:
+            ids = self._processor(text=text, **inputs)["input_ids"]
+            return len(ids[0] if len(ids) and hasattr(ids[0], "__len__") else ids)
+        except Exception as error:
+            raise RowError(f"the processor fails ({type(error).__name__}: {error})") from error
+
+
+def _inputs_of(messages: Messages) -> Inputs:
+    names = {"image": "images", "video": "videos", "audio": "audio"}
+    media: dict[str, list[Any]] = {name: [] for name in names.values()}
+    for part in _media_parts(messages):
+        for kind, name in names.items():
+            if kind in part:
+                media[name].append(_opened(part[kind]) if kind == "image" else part[kind])
+    return {name: items or None for name, items in media.items() if items or name != "audio"}
+
+
+def _opened(item: Any) -> Any:
+    """An image file, opened; whatever is not a path stays as it is."""
+    if not isinstance(item, str | os.PathLike) or "://" in str(item) or str(item)[:5] == "data:":
+        return item
+    with optional("PIL", "opening images", raises=RowError):
+        opener = importlib.import_module("PIL.Image").open
+    with opener(item) as image:
+        return image.convert("RGB")
+
+
+class _Image(NamedTuple):
+    """An image of a prompt: its part, and the value that the row gives for it."""
+
+    part: dict[str, Any]
+    value: Any
+
+
+class ImageMedia(ProcessorMedia):
+    """Images of prompts by their headers, for a processor of transformers."""
+
+    by_processor = False
+
+    def __init__(
+        self,
+        processor: Processor,
+        spec: PromptSpec,
+        pictures: Pictures,
+        function: VisionFunction | None,
+        cache_dir: Path,
+    ) -> None:
+        super().__init__(processor.original, function)
+        self.tokenizer = processor.tokenizer
+        self.chat_template = processor.chat_template
+        self._spec = spec
+        self._wrapped = processor
+        self._loading: TrainerLoading | None = None
+        if function is not None and Convention.load(spec.convention).is_trainer:
+            self._loading = TrainerLoading(function, processor.original)
+        self._externals = Externals(self, pictures, Shelf(cache_dir))
+
+    @cached_property
+    def _expander(self) -> _PromptExpander:
+        return _PromptExpander(self._wrapped, self._externals, self, self._loading)
+
+    @property
+    def key(self) -> Any:
+        loading = None if self._loading is None else self._loading.document
+        return {"identity": self._wrapped.key, "loading": loading}
+
+    # Images outside of rows: `tokenmill.build.externals.Finder`
+
+    @property
+    def document(self) -> dict[str, Any]:
+        spec = self._spec
+        keys = spec.multimodal_keys
+        columns = {
+            "prompt": spec.prompt_key,
+            "media": None if keys is None else dict(sorted(keys.items())),
+            "conversation": spec.as_conversation,
+        }
+        return {"prompts": columns}
+
+    def values(self, row: dict[str, Any]) -> Iterable[Any]:
+        prompt, bare = prompt_of(row, self._spec)
+        if not _has_only_images(prompt):
+            return []
+        return [image.value for image in _images_of(prompt, bare)]
+
+    def digest(self, block: Block) -> str:
+        return digest_of(self._externals.of(block))
+
+    def begin(self, block: Block, digest: str) -> None:
+        self._expander.begin(block, digest)
+
+    def served(self, shaped: Shaped, base: str | None) -> Inputs:
+        pictures = self._externals.pictures
+        return self.inputs(shaped, lambda one: pictures.open(pictures.read(one, base), one.name))
+
+    def inputs(self, shaped: Shaped, load: Load | None = None) -> Inputs:
+        if self._loading is not None or not _has_only_images(shaped.prompt):
+            return super().inputs(shaped)
+        load = load or self._expander.open
+        images = _images_of(shaped.prompt, shaped.bare)
+        return {"images": [load(reference_of(one.value)) for one in images] or None, "videos": None}
+
+    def measure(
+        self, rows: Sequence[tuple[str, Shaped]], encoder: Encoder | None
+    ) -> list[int | RowError]:
+        """Count the tokens of rendered prompts with their media.
+
+        Raises:
+            ExpansionDiffers: The processor gives other ids.
+        """
+        assert encoder is not None
+        found: dict[int, int | RowError] = {}
+        rendering = Rendering()
+        for number, (text, shaped) in enumerate(rows):
+            if self.by_processor or not _has_only_images(shaped.prompt):
+                found[number] = attempt(self._length, text, shaped)
+                continue
+            images = attempt(_images_of, shaped.prompt, shaped.bare)
+            if isinstance(images, RowError):
+                found[number] = images
+                continue
+            rendering.pictures[len(rendering.texts)] = [Picture(one.value, ()) for one in images]
+            rendering.texts.append(text)
+            rendering.source.append(number)
+        if rendering.texts:
+            shown = [rows[number][1] for number in rendering.source]
+            lengths = self._expander.lengths(rendering, shown, encoder)
+            found.update(zip(rendering.source, lengths, strict=True))
+        return [found[number] for number in range(len(rows))]
+
+
+def _has_only_images(prompt: str | Messages) -> bool:
+    return isinstance(prompt, list) and all(
+        (part.get("type") or _kind_of(part) or "image") in IMAGE_PARTS
+        for part in _media_parts(prompt)
+    )
+
+
+def _images_of(prompt: str | Messages, bare: list[Any]) -> list[_Image]:
+    """The images of a conversation in order; parts that hold none take those of the column.
+
+    Raises:
+        RowError: The numbers of images and parts differ.
+    """
+    waiting = iter(bare)
+    found = []
+    for part in _media_parts(prompt):
+        value = next((part[name] for name in _VALUES if part.get(name) is not None), None)
+        if value is None:
+            value = next(waiting, None)
+        if value is None:
+            raise RowError("an image part without a picture", reason="media_mismatch")
+        found.append(_Image(part, value))
+    left = sum(1 for _ in waiting)
+    if left:
+        raise RowError(f"{left} picture(s) more than places for them", reason="media_mismatch")
+    return found
+
+
+class _PromptExpander(Expander):
+    """The build's expander for prompts, whose images a trainer may load by its own function."""
+
+    def __init__(
+        self,
+        processor: Processor,
+        externals: Externals,
+        media: ProcessorMedia,
+        loading: TrainerLoading | None,
+    ) -> None:
+        tokens = MediaTokens(processor.image_token)
+        super().__init__(processor, tokens, list(processor.media_token_ids), externals)
+        self._media = media
+        self._loading = loading
+        self._rows: Sequence[Shaped] = ()
+
+    def lengths(
+        self, rendering: Rendering, rows: Sequence[Shaped], encoder: Encoder
+    ) -> list[int | RowError]:
+        """Count the tokens of rendered texts as the processor counts them."""
+        self._rows = rows
+        rendering.spans = [[] for _ in rows]
+        rendering.ends = [[] for _ in rows]
+        made = self.expand(rendering)
+        encoded = encoder.encode(made.texts, made.spans, made.marks)
+        digests = [
+            fingerprint.checksum64(text.encode("utf-8", "surrogatepass"))
+            for text in rendering.texts
+        ]
+        encoded, _ = self.settle(made, encoded, np.array(digests, np.uint64), Counter())
+        added = len(self._processor.tokenizer("")["input_ids"])  # special tokens of every call
+        lengths: list[int | RowError] = [length + added for length in encoded.lengths.tolist()]
+        for number, error in encoded.rejected:
+            lengths[number] = error
+        return lengths
+
+    def _sizes(
+        self, number: int, references: Sequence[Reference], facts: Sequence[PictureFacts]
+    ) -> list[Size]:
+        if self._loading is None:
+            return super()._sizes(number, references, facts)
+        row = self._rows[number]
+        images = zip(_images_of(row.prompt, row.bare), references, facts, strict=True)
+        return [self._loading.size(one.part, its.unturned, ref.name) for one, ref, its in images]
+
+    def _images(self, number: int, references: Sequence[Reference]) -> list[Any]:
+        if self._loading is None:
+            return super()._images(number, references)
+        return self._media.inputs(self._rows[number])["images"] or []
+
+
+class TrainerLoading:
+    """The size that a trainer's function gives images on their way to the processor."""
+
+    def __init__(self, function: VisionFunction, processor: Any) -> None:
+        self._function = function
+        self._processor = processor
+        self._known = lru_cache(_MAX_SIZES)(self._probe)
+
+    @cached_property
+    def document(self) -> Any:
+        """Its answers for some sizes, which distinguish it from another function."""
+        part = json.dumps({"type": "image", "image": ""})
+        return [self._probe(part, size) for size in _PROBE_SIZES]
+
+    def size(self, part: dict[str, Any], size: Size, name: str) -> Size:
+        """Width and height of an image as the processor receives it.
+
+        Raises:
+            RowError: The function refuses such an image (``bad_media``).
+        """
+        options = {key: "" if key in _VALUES else value for key, value in part.items()}
+        found = self._known(json.dumps(options, sort_keys=True, default=str), size)
+        if isinstance(found, str):
+            raise RowError(f"{name} cannot be loaded: {found}", reason="bad_media")
+        return found
+
+    def _probe(self, part: str, size: Size) -> Size | str:
+        options: dict[str, Any] = json.loads(part)
+        name = next((name for name in _VALUES if name in options), "image")
+        blank = {**options, name: Pictures.blank(*size)}
+        try:
+            found = self._function([{"role": "user", "content": [blank]}], self._processor)
+            (image,) = found["images"]
+            width, height = image.size
+        except Exception as error:  # whatever it raises is its answer
+            return f"{type(error).__name__}: {error}"
+        return int(width), int(height)
+
+
+def _vision_function(spec: PromptSpec) -> VisionFunction | None:
+    """The trainer's function that collects the media of a conversation, or that of Qwen."""
+    module = Convention.load(spec.convention).vision_module
+    if module is not None:
+        with suppress(ImportError, AttributeError):
+            function: VisionFunction = importlib.import_module(module).process_vision_info
+            return function
+    try:
+        collect = importlib.import_module("qwen_vl_utils").process_vision_info
+    except ImportError:
+        return None
+
+    def by_qwen(messages: Messages, processor: Any) -> Inputs:
+        images_part = getattr(processor, "image_processor", None)
+        patch = getattr(images_part, "patch_size", DEFAULT_PATCH_SIZE)
+        images, videos = collect(messages, image_patch_size=patch)
+        return {"images": images, "videos": videos}
+
+    return by_qwen

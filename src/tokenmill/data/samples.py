@@ -1,0 +1,282 @@
+"""Samples: what an epoch is made of, rows, groups or packs; and the global batches cut from them.
+
+`Units` is what an order permutes: rows, or, where rows belong together (`tokenmill.store.Groups`),
+whole groups. `RowSamples` serves one unit per position of the order. `PackSamples` packs the order
+window by window and shuffles each window's packs. Both return `Packs` (a row is a pack of one
+piece, a group one of as many as it has rows), as integers only. A `Step` is one global batch and
+this rank's block of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from tokenmill.data.choices import rows_of_groups
+from tokenmill.data.cursor import Cursor
+from tokenmill.data.order import PURPOSE_PACKS, Int64Array, Order, Permutation, Recent, derive_key
+from tokenmill.data.packs import Pack, Packs, pack_window, share_of
+from tokenmill.data.view import View
+from tokenmill.errors import StateError, UsageError, check_one_of, check_positive
+
+UNITS = ("auto", "rows", "groups")
+
+
+@dataclass(frozen=True)
+class Units:
+    """The units of a view: rows or groups, by number.
+
+    `taken` maps row lengths to the tokens that they take of a pack; None: their lengths.
+    """
+
+    view: View
+    grouped: bool = False
+    taken: Callable[[Int64Array], Int64Array] | None = None
+
+    @classmethod
+    def of(
+        cls, view: View, unit: str, taken: Callable[[Int64Array], Int64Array] | None = None
+    ) -> Units:
+        """The units of an option value; ``auto``: groups where there are any."""
+        check_one_of("unit", unit, UNITS)
+        if unit == "groups" and not view.has_groups:
+            raise UsageError("unit='groups', but the rows of this data stand for themselves")
+        return cls(view, view.has_groups and unit != "rows", taken)
+
+    @property
+    def count(self) -> int:
+        return self.view.group_count if self.grouped else len(self.view)
+
+    def lengths_at(self, units: Int64Array) -> Int64Array:
+        """Tokens that units take of a pack: of groups, all rows together."""
+        return self._sums(units, self._row_lengths)
+
+    def tokens_at(self, units: Int64Array) -> Int64Array:
+        return self._sums(units, self.view.lengths_at)
+
+    def trained_at(self, units: Int64Array) -> Int64Array:
+        return self._sums(units, self.view.trained_at)
+
+    def patches_at(self, units: Int64Array) -> Int64Array:
+        return self._sums(units, self.view.patches_at)
+
+    def as_packs(self, units: Int64Array) -> Packs:
+        """Every unit as a pack of its own."""
+        rows, bounds = self._rows(units)
+        return Packs(rows, np.zeros_like(rows), self._row_lengths(rows), bounds)
+
+    def expand(self, packs: Packs) -> Packs:
+        """Packs whose pieces are units as packs whose pieces are rows."""
+        if not self.grouped:
+            return packs
+        rows, bounds = rows_of_groups(self.view, packs.rows)
+        return Packs(rows, np.zeros_like(rows), self._row_lengths(rows), bounds[packs.bounds])
+
+    def _rows(self, units: Int64Array) -> tuple[Int64Array, Int64Array]:
+        if self.grouped:
+            return rows_of_groups(self.view, units)
+        return units, np.arange(units.size + 1, dtype=np.int64)
+
+    def _row_lengths(self, rows: Int64Array) -> Int64Array:
+        lengths = self.view.lengths_at(rows)
+        return lengths if self.taken is None else self.taken(lengths)
+
+    def _sums(self, units: Int64Array, of_rows: Callable[[Int64Array], Int64Array]) -> Int64Array:
+        if not self.grouped:
+            return of_rows(units)
+        rows, bounds = self._rows(units)
+        totals = np.concatenate(([0], np.cumsum(of_rows(rows))))
+        sums: Int64Array = np.diff(totals[bounds])
+        return sums
+
+
+class Samples(Protocol):
+    """The samples of every epoch."""
+
+    def take(self, cursor: Cursor, count: int) -> tuple[Packs, Cursor]:
+        """Up to ``count`` samples of the cursor's epoch, and the next cursor.
+
+        Returns fewer only at the end of an epoch. The next cursor after the last sample of an epoch
+        is the start of the next epoch.
+        """
+
+    def has(self, cursor: Cursor, count: int) -> bool:
+        """Whether the cursor's epoch has this many samples left."""
+
+    def count(self, epoch: int) -> int:
+        """Number of samples of an epoch."""
+
+    def check(self, cursor: Cursor) -> None:
+        """Raise `StateError` for a cursor outside of its epoch."""
+
+
+class RowSamples:
+    """Rows, or groups, one per position of the order."""
+
+    def __init__(self, order: Order, units: Units) -> None:
+        self._order = order
+        self._units = units
+
+    def take(self, cursor: Cursor, count: int) -> tuple[Packs, Cursor]:
+        stop = min(cursor.position + count, self._order.rows)
+        units = self._order.indices(cursor.epoch, np.arange(cursor.position, stop, dtype=np.int64))
+        ended = stop == self._order.rows
+        return self._units.as_packs(units), (
+            cursor.next_epoch() if ended else Cursor(cursor.epoch, stop)
+        )
+
+    def has(self, cursor: Cursor, count: int) -> bool:
+        return self._order.rows - cursor.position >= count
+
+    def count(self, epoch: int) -> int:
+        return self._order.rows
+
+    def check(self, cursor: Cursor) -> None:
+        if cursor.position >= self._order.rows:
+            raise StateError(
+                f"the state's position is {cursor.position}, an epoch has {self._order.rows} rows"
+            )
+
+
+class PackSamples:
+    """Packs, formed inside windows of the order and shuffled inside their window.
+
+    Args:
+        order: Position → row, or group.
+        units: Rows or groups.
+        pack: How to pack.
+        ranks: Data-parallel ranks; only the method `balanced` uses them.
+        seed: For the shuffle of packs; None leaves them in the order of their first rows.
+        max_patches: Patches of a pack's images, at most; None sets no bound.
+    """
+
+    def __init__(
+        self,
+        order: Order,
+        units: Units,
+        pack: Pack,
+        ranks: int,
+        seed: int | None,
+        max_patches: int | None = None,
+    ) -> None:
+        self._order = order
+        self._units = units
+        self._pack = pack
+        self._ranks = ranks
+        self._seed = seed
+        self._max_patches = max_patches
+        self.window = pack.window
+        self.windows = -(-order.rows // pack.window)
+        self.packed = Recent(self._shuffled_window)
+        self._counts = Recent(lambda epoch: sum(self.window_counts(epoch)))
+
+    def _pack_window(self, epoch: int, window: int) -> Packs:
+        start = window * self._pack.window
+        stop = min(start + self._pack.window, self._order.rows)
+        units = self._order.indices(epoch, np.arange(start, stop, dtype=np.int64))
+        shares = None if self._max_patches is None else self._shares
+        lengths = self._units.lengths_at(units)
+        return pack_window(units, lengths, self._pack, self._ranks, shares)
+
+    def _shares(self, units: Int64Array) -> Int64Array:
+        assert self._max_patches is not None
+        return share_of(self._units.patches_at(units), self._max_patches, self._pack.length)
+
+    def _shuffled_window(self, epoch: int, window: int) -> Packs:
+        packs = self._pack_window(epoch, window)
+        if self._seed is None or not len(packs):
+            return packs
+        key = derive_key(PURPOSE_PACKS, self._seed, epoch, window)
+        return packs.take(Permutation(len(packs), key).indices(np.arange(len(packs))))
+
+    def take(self, cursor: Cursor, count: int) -> tuple[Packs, Cursor]:
+        parts: list[Packs] = []
+        while cursor.window < self.windows:
+            packs = self.packed(cursor.epoch, cursor.window)
+            first = cursor.position - cursor.packs_before
+            if not count and first < len(packs):
+                break
+            stop = min(first + count, len(packs))
+            parts.append(packs.take(np.arange(first, stop, dtype=np.int64)))
+            count -= stop - first
+            position = cursor.position + stop - first
+            if stop < len(packs):
+                cursor = Cursor(cursor.epoch, position, cursor.window, cursor.packs_before)
+                break
+            cursor = Cursor(cursor.epoch, position, cursor.window + 1, position)
+        if cursor.window >= self.windows:
+            cursor = cursor.next_epoch()
+        return self._units.expand(Packs.join(parts)), cursor
+
+    def has(self, cursor: Cursor, count: int) -> bool:
+        left = cursor.packs_before - cursor.position
+        for window in range(cursor.window, self.windows):
+            left += len(self.packed(cursor.epoch, window))
+            if left >= count:
+                return True
+        return False
+
+    def count(self, epoch: int) -> int:
+        """Packs of a whole epoch; packs every window of it once."""
+        return self._counts(epoch)
+
+    def window_counts(self, epoch: int) -> list[int]:
+        return [len(self._pack_window(epoch, window)) for window in range(self.windows)]
+
+    def fill(self, epoch: int) -> tuple[int, int]:
+        """Packs of a whole epoch, and the tokens in them."""
+        packed = [self._pack_window(epoch, window) for window in range(self.windows)]
+        return sum(map(len, packed)), sum(packs.tokens for packs in packed)
+
+    def check(self, cursor: Cursor) -> None:
+        if cursor.window >= max(self.windows, 1):
+            raise StateError(
+                f"the state's window is {cursor.window}, an epoch has {self.windows} windows"
+            )
+        if cursor.packs_before and not cursor.window:
+            raise StateError(
+                f"the state's window is the first, but packs_before is {cursor.packs_before}"
+            )
+        inside = cursor.position - cursor.packs_before
+        packs = len(self.packed(cursor.epoch, cursor.window))
+        if inside and inside >= packs:  # the next cursor after the last pack is the next window
+            raise StateError(f"the state is at pack {inside} of a window of {packs} packs")
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """How a global batch is shared among ranks."""
+
+    batch_size: int  # samples per rank
+    rank: int
+    world_size: int
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "world_size"):
+            check_positive(name, getattr(self, name))
+        if isinstance(self.rank, bool) or not isinstance(self.rank, int):
+            raise UsageError(f"rank must be an integer, got {self.rank!r}")
+        if not 0 <= self.rank < self.world_size:
+            raise UsageError(f"rank {self.rank} of {self.world_size} ranks")
+
+    @property
+    def global_batch(self) -> int:
+        return self.batch_size * self.world_size
+
+    def step(self, packs: Packs) -> Step:
+        """The step of a global batch: every rank gets an equal block, or one sample more."""
+        each, extra = divmod(len(packs), self.world_size)
+        first = self.rank * each + min(self.rank, extra)
+        return Step(packs, first, first + each + (self.rank < extra))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One global batch as integers: samples ``first`` to ``stop`` are this rank's."""
+
+    packs: Packs
+    first: int
+    stop: int

@@ -1,0 +1,1 @@
+"""Write the rows of a store as files of other libraries."""

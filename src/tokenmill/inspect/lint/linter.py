@@ -1,0 +1,637 @@
+"""The work of a lint worker: render and encode a block as a build would, and check everything.
+
+Workers return findings by rule, and for every row that would be accepted a digest of its rendered
+text and a sketch of its body, from which the parent finds duplicates. Candidates for
+near-duplicates go to workers again, which open the rows and compare them exactly.
+
+`TemplateCritic` compares renders. Are these roles the reason of a refusal: do the same words pass
+in alternating turns? Do the calls, or null members, change what is printed? Is a turn printed
+differently once another follows? So a harmless oddity is no finding.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenmill._core.collector import without_collector
+from tokenmill.build.blocks import block_of
+from tokenmill.build.externals import base_of
+from tokenmill.build.pipeline import Pipeline
+from tokenmill.build.recipe import Recipe
+from tokenmill.build.slices import expander_of
+from tokenmill.chat import Renderer, Rendering
+from tokenmill.chat.render import digest_of
+from tokenmill.chat.shapes import VARIABLES_KEY, AnswerGroup, Conversation, Plain
+from tokenmill.chat.template import REASONING_KEYS, ReferenceTemplate
+from tokenmill.chat.thinking import REASONING, THINKING, any_of, cut, literals, thinking_tags
+from tokenmill.errors import RowError, TokenmillError
+from tokenmill.inspect.lint import minhash
+from tokenmill.inspect.lint.checks import (
+    CALL_KEYS,
+    ControlText,
+    Side,
+    Sighting,
+    argument_texts,
+    balance,
+    check_images,
+    comparisons,
+    empty_turns,
+    function_of,
+    odd_characters,
+    side_of,
+    sides_of,
+    texts_of,
+)
+from tokenmill.inspect.lint.rules import Collector, excerpt
+from tokenmill.sources.block import Block, read_block
+from tokenmill.sources.rows import open_rows
+from tokenmill.tokenizers.cache import load_copy
+from tokenmill.tokenizers.encoded import Encoded
+
+LINT = "tokenmill.inspect.lint.linter:open_linter"
+COMPARE = "tokenmill.inspect.lint.linter:open_comparer"
+RAW_SHOWN = 200  # bytes of a row that could not be parsed
+NULLABLE = (*CALL_KEYS, "tool_call_id", "name")  # a message's members about tools
+MEANT = ("default", "const", "enum", "examples", "example")  # where a JSON schema may mean null
+
+MAX_HISTORIES = 4096  # orders of roles; data has far fewer
+
+_PROBE = [
+    {"role": "user", "content": "What is the capital of France?"},
+    {"role": "assistant", "content": "Paris."},
+    {"role": "user", "content": "And of Italy?"},
+    {"role": "assistant", "content": "Rome."},
+]
+
+
+def open_linter(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return the function that lints one block."""
+    return Linter(options).lint
+
+
+class Linter:
+    """Checks rows, which go through the pipeline of a build."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.recipe = Recipe(**options["recipe"])
+        self.spec = self.recipe.chat_spec()
+        self.rules = frozenset(options["rules"])
+        self.tokenizer = load_copy(Path(options["tokenizer"]), options["card"])
+        expander = expander_of(options, self.tokenizer, hashed=False)
+        engines = options["engine"], options["renderer"]
+        self.pipeline = Pipeline(self.recipe, self.tokenizer, *engines, expander)
+        self._expander = expander
+        self.critic = TemplateCritic(self.renderer)
+        # The copy of the tokenizer may flag other tokens as special than the one that was given.
+        self._control = ControlText(self._control_tokens(options["card"]["control_tokens"]))
+        self._about_tokenizer = self._look_at_tokenizer()
+
+    @property
+    def renderer(self) -> Renderer:
+        """The current renderer; the pipeline replaces one that failed an audit."""
+        return self.pipeline.renderer
+
+    def _control_tokens(self, control_tokens: Sequence[str]) -> set[str]:
+        # Thinking tags are the assistant's own words, whatever the tokenizer calls them.
+        glue = self.critic.glue()
+        tokens = {*control_tokens, *(t for t in self.tokenizer.added_contents if t in glue)}
+        return {token for token in tokens if token.strip() and not THINKING.search(token)}
+
+    def _look_at_tokenizer(self) -> dict[str, str]:
+        found, tokenizer = {}, self.tokenizer
+        pad, eos, bos = tokenizer.pad_id, tokenizer.eos_id, tokenizer.bos_id
+        name = tokenizer.special_tokens.get("eos_token")
+        if pad is not None and pad == eos:
+            found["pad_is_eos"] = f"both are {name!r} ({eos})"
+        if pad is None and eos is not None:
+            found["no_pad_token"] = f"a loader pads with eos, {name!r} ({eos})"
+        start = tokenizer.special_tokens.get("bos_token")
+        if start and self.critic.glue().startswith(start) and self._adds(bos):
+            found["bos_elsewhere"] = f"the template prints {start!r}, and encoding adds it again"
+        return {rule: detail for rule, detail in found.items() if rule in self.rules}
+
+    def _adds(self, bos: int | None) -> bool:
+        import tokenizers
+
+        encoder = tokenizers.Tokenizer.from_buffer(self.tokenizer.data)
+        ids = encoder.encode("x", add_special_tokens=True).ids
+        return bos is not None and bool(ids) and ids[0] == bos
+
+    def lint(self, payload: dict[str, Any]) -> dict[str, Any]:
+        with without_collector():
+            return self._lint(block_of(payload), payload["rows"])
+
+    def _lint(self, block: Block, chosen: list[int] | None) -> dict[str, Any]:
+        rows, base = read_block(block), base_of(block)
+        self.pipeline.begin(block, "")
+        seen = Collector(self.rules)
+        numbers = list(range(len(rows.values))) if chosen is None else chosen
+        values = {number: rows.values[number] for number in numbers}
+        good: list[int] = []
+        parsed_rows: dict[int, list[Side]] = {}
+        shown: list[tuple[int, int, int]] = []
+        for number in numbers:
+            value = values[number]
+            if isinstance(value, RowError):
+                raw = rows.raw[number][:RAW_SHOWN].decode("utf-8", "replace")
+                seen.add(number, value.reason, value.message, excerpt(raw))
+                continue
+            good.append(number)
+            if self._expander is not None and isinstance(value, dict):
+                images, tokens = self._expander.pictures, self._expander.tokens
+                checked = check_images(value, base, images, self.spec, tokens)
+                shown += [(number, *digests) for digests in checked.digests]
+                for sighting in checked.sightings:
+                    seen.add(number, *sighting)
+            try:
+                parsed = self.renderer.read(value)
+            except RowError:
+                continue  # rendering reports it below
+            parsed_rows[number] = sides_of(parsed)
+            self._look_at_content(seen, number, value, parsed)
+        rendering = self.renderer.render([values[number] for number in good])
+        for place, _, error in rendering.rejected:
+            sides = parsed_rows.get(good[place])
+            one = sides[0] if sides is not None and len(sides) == 1 else None
+            self._look_at_rejected(seen, good[place], one, error)
+        sources = [good[place] for place in rendering.source]
+        parts = zip(sources, rendering.part, strict=True)
+        parsed_texts = [side_of(parsed_rows[number], part) for number, part in parts]
+        encoded = self.encode(rendering, parsed_texts)
+        self._look_at_accepted(seen, rendering, encoded, sources, parsed_texts)
+        return {
+            "rows": len(numbers),
+            "findings": seen.document(),
+            "tokenizer": self._about_tokenizer,
+            "balance": balance(rendering, encoded),
+            "pictures": shown,
+            **self._digests(rendering, encoded, sources, shown),
+        }
+
+    def _look_at_content(
+        self, seen: Collector, number: int, row: Any, parsed: Side | AnswerGroup
+    ) -> None:
+        sightings = [*comparisons(parsed)]
+        for side in sides_of(parsed):
+            sightings += [*odd_characters(texts_of(side)), *empty_turns(side)]
+            if isinstance(side, Conversation):
+                # Texts and pairs of strings may be rendered already, control tokens and all.
+                sightings += self._control.sightings(texts_of(side))
+        if isinstance(parsed, Conversation):
+            sightings += argument_texts(row, self.spec.messages_key)
+        for sighting in dict.fromkeys(sightings):  # a prompt is part of every side
+            seen.add(number, *sighting)
+
+    def _look_at_rejected(
+        self, seen: Collector, number: int, parsed: Conversation | Plain | None, error: RowError
+    ) -> None:
+        if error.reason == "bad_media" and seen.has("missing_picture", number):
+            return
+        sighting = error.reason, error.message, ""
+        if isinstance(parsed, Conversation):
+            if error.reason == "template_error":
+                sighting = self.critic.refusal(parsed, error)
+            elif error.reason == "template_drops_content":
+                sighting = self.critic.dropped(parsed, error)
+            else:
+                said = next((text for _, text in texts_of(parsed) if text), "")
+                sighting = error.reason, error.message, excerpt(said)
+        seen.add(number, *sighting)
+
+    def encode(self, rendering: Rendering, parsed_rows: list[Conversation | Plain]) -> Encoded:
+        """Encode texts; the only "turn end" of each is the start of its body."""
+        bodies = [
+            [_body_start(text, parsed)]
+            for text, parsed in zip(rendering.texts, parsed_rows, strict=True)
+        ]
+        digests = np.fromiter(map(digest_of, rendering.texts), np.uint64, len(bodies))
+        return self.pipeline.encoded(replace(rendering, ends=bodies), digests)[0]
+
+    def _look_at_accepted(
+        self,
+        seen: Collector,
+        rendering: Rendering,
+        encoded: Encoded,
+        sources: list[int],
+        parsed_texts: list[Side],
+    ) -> None:
+        for place, error in encoded.rejected:
+            if error.reason != "bad_media" or not seen.has("missing_picture", sources[place]):
+                text = rendering.texts[place]
+                seen.add(sources[place], error.reason, error.message, excerpt(text))
+        unclosed = set(rendering.unclosed)
+        trained = encoded.trained
+        for place in encoded.kept.tolist():
+            number, text = sources[place], rendering.texts[place]
+            parsed = parsed_texts[place]
+            ids, mask, _ = encoded.row(place)
+            if not trained[place]:
+                detail = "no token of this row would be trained"
+                seen.add(number, "no_trained_tokens", detail, excerpt(text))
+            limit = self.recipe.max_length
+            if limit is not None and len(ids) > limit:
+                detail = f"{len(ids):,} tokens, {len(ids) - limit:,} more than {limit:,}"
+                seen.add(number, "overlong", detail, excerpt(text))
+            bos = self.tokenizer.bos_id
+            if bos is not None and len(ids) > 1 and ids[0] == bos == ids[1]:
+                detail = "the first two tokens are begin-of-sequence"
+                seen.add(number, "double_bos", detail, excerpt(text))
+            if place in unclosed or (trained[place] and self._left_open(parsed, ids, mask)):
+                end = rendering.spans[place]
+                at = end[-1][1] if end else len(text)
+                seen.add(number, "missing_closer", "what is trained just ends", excerpt(text, at))
+            if isinstance(parsed, Conversation):
+                self._look_at_render(seen, number, parsed, text)
+
+    def _left_open(self, parsed: Conversation | Plain, ids: Any, mask: Any) -> bool:
+        """Return whether the last trained token is no control token, unless rendering checks it."""
+        if isinstance(parsed, Plain):
+            if parsed.shape == "text" or self.recipe.append_eos:
+                return False
+        elif not self.renderer.reference(parsed.tools).has_generation:
+            return False  # the renderer finds each end-of-turn token
+        last = int(ids[np.flatnonzero(mask)[-1]])
+        return not bool(self.tokenizer.table.is_added[last])
+
+    def _look_at_render(
+        self, seen: Collector, number: int, conversation: Conversation, text: str
+    ) -> None:
+        sightings = [
+            self.critic.dropped_tools(conversation, text),
+            self.critic.dropped_context(conversation, text),
+        ]
+        train_on = self.spec.trained(conversation.shape)
+        if train_on == "everything" or self.renderer.reference(conversation.tools).has_generation:
+            sightings.append(self.critic.dropped_calls(conversation, text))
+        if conversation.tools is not None or not conversation.simple:
+            sightings.append(self.critic.nulls(conversation))
+        if self.spec.expand == "none" and train_on == "all_assistant_messages":
+            lost = self.critic.lost_thinking(conversation, text)
+            if lost is None and sum(m["role"] == "assistant" for m in conversation.messages) > 1:
+                lost = self.critic.differing_history(conversation)
+            sightings.append(lost)
+        for sighting in sightings:
+            if sighting is not None:
+                seen.add(number, *sighting)
+
+    def _digests(
+        self,
+        rendering: Rendering,
+        encoded: Encoded,
+        sources: list[int],
+        shown: list[tuple[int, int, int]],
+    ) -> dict[str, Any]:
+        """Return numbers, digests and sketches of the accepted rows; of parts, the last counts.
+
+        Groups are equal where all texts are, rows with images where their images are, too. Rows
+        with images are no near-duplicates of anything.
+        """
+        places = {sources[place]: place for place in encoded.kept.tolist()}
+        numbers = sorted(places)
+        texts = {number: rendering.texts[place] for number, place in places.items()}
+        for first, facts in rendering.groups.items():
+            members = rendering.texts[first : first + len(facts.labels)]
+            texts[sources[first]] = "\0".join(members)
+        seen_in: dict[int, str] = {}
+        for number, content, _ in shown:
+            seen_in[number] = f"{seen_in.get(number, '')}\0{content:x}"
+        digests = [digest_of(texts[number] + seen_in.get(number, "")) for number in numbers]
+        sketched, hashed = [], []
+        if "near_duplicate" in self.rules:
+            for number in numbers:
+                if number in seen_in:
+                    continue
+                found = minhash.shingles(body(encoded, places[number]))
+                if len(found) >= minhash.MIN_SHINGLES:
+                    sketched.append(number)
+                    hashed.append(found)
+        return {
+            "numbers": numbers,
+            "digests": digests,
+            "sketched": sketched,
+            "sketches": minhash.sketches(hashed).tolist(),
+        }
+
+
+def body(encoded: Encoded, place: int) -> np.ndarray[Any, Any]:
+    """Return the tokens of a row from its first turn that is no system turn."""
+    ids, _, ends = encoded.row(place)
+    return ids[int(ends[0]) :]
+
+
+def _body_start(text: str, parsed: Conversation | Plain) -> int:
+    """Return where the content of the first turn that is no system turn begins."""
+    if isinstance(parsed, Conversation):
+        for message in parsed.messages:
+            content = message.get("content")
+            if message["role"] in ("system", "developer") or not isinstance(content, str):
+                continue
+            return max(0, text.find(content.strip())) if content.strip() else 0
+    return 0
+
+
+ROWS_PER_TASK = 256  # rows, each with up to `minhash.ANCHORS` others
+
+
+def open_comparer(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return the function that compares rows with candidates for their near-duplicates."""
+    linter = Linter(options)
+    rows = open_rows(list(options["sources"]), cache_dir=options["cache"])
+
+    def compare(payload: dict[str, Any]) -> dict[str, Any]:
+        pairs: list[tuple[int, list[int]]] = payload["pairs"]
+        wanted = sorted({number for row, others in pairs for number in (row, *others)})
+        sets = shingle_sets(linter, rows.batch(wanted))
+        known = dict(zip(wanted, sets, strict=True))
+        near = []  # row, its first near-duplicate, and their Jaccard index
+        for row, others in pairs:
+            for other in others:
+                index = minhash.jaccard(known[row], known[other])
+                if index >= minhash.THRESHOLD:
+                    near.append([row, other, round(index, 4)])
+                    break
+        return {"near": near}
+
+    return compare
+
+
+def shingle_sets(linter: Linter, values: Sequence[dict[str, Any]]) -> list[minhash.Hashes]:
+    """Return each row's distinct shingles; rejected rows have none."""
+    rendering = linter.renderer.render(values)
+    parsed_rows = [
+        side_of(sides_of(linter.renderer.read(values[place])), part)
+        for place, part in zip(rendering.source, rendering.part, strict=True)
+    ]
+    encoded = linter.encode(rendering, parsed_rows)
+    sets = [np.zeros(0, np.uint64)] * len(values)
+    for place in encoded.kept.tolist():  # of a row's parts the last counts, as before
+        sets[rendering.source[place]] = np.unique(minhash.shingles(body(encoded, place)))
+    return sets
+
+
+class TemplateCritic:
+    """Compares renders of one renderer's templates."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        self._tags: dict[str, re.Pattern[str] | None] = {}
+        self._histories: dict[tuple[tuple[str, ...], str], Sighting | None] = {}
+
+    def glue(self) -> str:
+        """Return the render of a plain conversation; empty without a template."""
+        try:
+            return self._renderer.reference().render([*_PROBE])
+        except TokenmillError:
+            return ""
+
+    def refusal(self, conversation: Conversation, error: RowError) -> Sighting:
+        """Return why the template refuses a conversation.
+
+        Its roles are the reason where short words in the same roles are refused with the same
+        message, and pass in alternating turns.
+        """
+        roles = [message["role"] for message in conversation.messages]
+        turns = ["assistant" if number % 2 else "user" for number in range(len(roles))]
+        said = conversation.variables
+        if self._refused(roles, said) == error.message and self._refused(turns, said) is None:
+            shown = " → ".join(roles[:12])
+            return "role_order", f"{error.message}; the roles are {shown}", _words(conversation)
+        return "template_error", error.message, _words(conversation)
+
+    def _refused(self, roles: list[str], variables: dict[str, Any] | None) -> str | None:
+        words = [{"role": role, "content": f"Word {n}."} for n, role in enumerate(roles)]
+        try:
+            self._renderer.reference(None, variables).render(words)
+        except TokenmillError as error:
+            return error.message
+        return None
+
+    def _render(self, conversation: Conversation) -> str | None:
+        tools = conversation.tools
+        try:
+            reference = self._renderer.reference(tools, conversation.variables)
+            return reference.render(conversation.messages, tools)
+        except TokenmillError:
+            return None
+
+    def dropped(self, conversation: Conversation, error: RowError) -> Sighting:
+        lost = self.dropped_calls(conversation, self._render(conversation))
+        return lost or ("template_drops_content", error.message, _words(conversation))
+
+    def dropped_calls(self, conversation: Conversation, text: str | None) -> Sighting | None:
+        if text is None:
+            return None
+        for number, message in enumerate(conversation.messages):
+            for name in _called(message):
+                if name not in text:
+                    detail = f"turn {number} calls {name!r}, which the template prints nowhere"
+                    return "template_drops_tool_calls", detail, excerpt(text, len(text))
+        if not any(_called(message) for message in conversation.messages):
+            return None
+        none = [_with_calls(m, 0) for m in conversation.messages]
+        if self._render(replace(conversation, messages=none)) == text:
+            return (
+                "template_drops_tool_calls",
+                "the same is printed without the calls",
+                _words(conversation),
+            )
+        if any(len(_called(message)) > 1 for message in conversation.messages):
+            first = [_with_calls(m, 1) for m in conversation.messages]
+            if self._render(replace(conversation, messages=first)) == text:
+                detail = "of several calls in a turn the template prints the first alone"
+                return "template_drops_tool_calls", detail, _words(conversation)
+        return None
+
+    def dropped_tools(self, conversation: Conversation, text: str) -> Sighting | None:
+        names = [name for name in map(_tool_name, conversation.tools or ()) if name]
+        if not names or any(name in text for name in names):
+            return None
+        shown = ", ".join(names[:3])
+        return "template_drops_tools", f"{len(names)} tools ({shown} …) are printed nowhere", ""
+
+    def dropped_context(self, conversation: Conversation, text: str) -> Sighting | None:
+        """Return a system, user or tool text that the template does not print.
+
+        Mistral's templates print the system text before the last user turn only, and nowhere
+        in a conversation that ends with an answer.
+        """
+        for number, message in enumerate(conversation.messages):
+            content = message.get("content")
+            if message["role"] == "assistant" or not isinstance(content, str):
+                continue
+            words = content.strip()
+            if not words or words in text:
+                continue
+            other = [*conversation.messages]
+            other[number] = {**message, "content": f"{words} {words}"}
+            if self._render(replace(conversation, messages=other)) == text:
+                detail = f"turn {number} ({message['role']}) is printed nowhere"
+                return "template_drops_context", detail, excerpt(words)
+        return None
+
+    def nulls(self, conversation: Conversation) -> Sighting | None:
+        """Return null members that change what the template prints."""
+        paths: list[str] = []
+        known = {_tool_name(tool): _properties(tool) for tool in conversation.tools or ()}
+        tools = None if conversation.tools is None else _pruned(conversation.tools, "tools", paths)
+        messages = [
+            _pruned_message(message, f"turn {number}", paths, known)
+            for number, message in enumerate(conversation.messages)
+        ]
+        if not paths:
+            return None
+        as_is = self._render(conversation)
+        pruned = replace(conversation, messages=messages, tools=tools)
+        if as_is is None or as_is == self._render(pruned):
+            return None
+        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        return (
+            "null_tool_keys",
+            f"{paths[0]} is null{more}",
+            excerpt(as_is, max(0, as_is.find("null"))),
+        )
+
+    def lost_thinking(self, conversation: Conversation, text: str) -> Sighting | None:
+        """Return earlier assistant turns whose thinking the template drops."""
+        assistants = [n for n, m in enumerate(conversation.messages) if m["role"] == "assistant"]
+        lost, first = [], ""
+        for number in assistants[:-1]:
+            thoughts = list(self._thoughts(conversation.messages[number], conversation.tools))
+            missing = [thought for thought in thoughts if thought not in text]
+            if missing:
+                lost.append(number)
+                first = first or missing[0]
+        if not lost:
+            return None
+        numbers = ", ".join(map(str, lost[:8])) + (" …" if len(lost) > 8 else "")
+        which = "turn" if len(lost) == 1 else "turns"
+        detail = (
+            f"{which} {numbers} of {len(conversation.messages)}: thinking is not printed in history"
+        )
+        return "rewrites_history", detail, excerpt(first)
+
+    def _thoughts(self, message: dict[str, Any], tools: list[Any] | None) -> Iterator[str]:
+        for key in REASONING_KEYS:
+            value = message.get(key)
+            if isinstance(value, str) and value.strip():
+                yield value.strip()
+        content = message.get("content")
+        if isinstance(content, str) and "<" in content:
+            tags = self._thinking(self._renderer.reference(tools))
+            yield from (run for kind, run in cut(content, tags) if kind == REASONING)
+
+    def _thinking(self, template: ReferenceTemplate) -> re.Pattern[str] | None:
+        if template.source not in self._tags:
+            self._tags[template.source] = any_of(thinking_tags(literals(template.tree)))
+        return self._tags[template.source]
+
+    def differing_history(self, conversation: Conversation) -> Sighting | None:
+        """Return whether the trained text of a turn changes once another turn follows.
+
+        Tried with short words in the same roles and the row's variables, on the first assistant
+        turn: if a later turn is printed differently in history, so is the first.
+        """
+        roles = tuple(message["role"] for message in conversation.messages)
+        asked = roles, repr(conversation.variables)
+        if asked not in self._histories and len(self._histories) < MAX_HISTORIES:
+            self._histories[asked] = self._ask_history(roles, conversation.variables)
+        return self._histories.get(asked)
+
+    def _ask_history(
+        self, roles: tuple[str, ...], variables: dict[str, Any] | None
+    ) -> Sighting | None:
+        words = [{"role": role, "content": f"Word {n}."} for n, role in enumerate(roles)]
+        first = roles.index("assistant") + 1
+        rows = [{"messages": part, VARIABLES_KEY: variables} for part in (words[:first], words)]
+        made = self._probe.render(rows)
+        if made.source != [0, 1]:
+            return None
+        trained = []
+        for text, spans in zip(made.texts, made.spans, strict=True):
+            start, end = (spans or [(0, 0)])[0]
+            trained.append(text[start:end])
+        last, history = trained
+        if last == history:
+            return None
+        return "history_differs", f"as the last turn {last!r}, as history {history!r}", ""
+
+    @cached_property
+    def _probe(self) -> Renderer:
+        spec, own = self._renderer.spec, self._renderer
+        return Renderer(
+            type(spec)(template_kwargs=spec.template_kwargs, date=spec.date, trailing="trim"),
+            own.reference().source,
+            own.special_tokens,
+            renderer="jinja2",
+        )
+
+
+def _with_calls(message: dict[str, Any], count: int) -> dict[str, Any]:
+    kept = {key: value for key, value in message.items() if key not in CALL_KEYS}
+    calls = message.get("tool_calls")
+    return {**kept, "tool_calls": calls[:count]} if count and isinstance(calls, list) else kept
+
+
+def _words(conversation: Conversation) -> str:
+    content = conversation.messages[0].get("content") if conversation.messages else ""
+    return excerpt(content) if isinstance(content, str) else ""
+
+
+def _called(message: dict[str, Any]) -> list[str]:
+    calls = message.get("tool_calls")
+    found = [*(calls if isinstance(calls, list) else ()), message.get("function_call")]
+    names = (function_of(call).get("name") for call in found)
+    return [name for name in names if isinstance(name, str)]
+
+
+def _tool_name(tool: Any) -> str:
+    name = function_of(tool).get("name")
+    return name if isinstance(name, str) else ""
+
+
+def _properties(tool: Any) -> set[str]:
+    parameters = function_of(tool).get("parameters")
+    properties = parameters.get("properties") if isinstance(parameters, dict) else None
+    return set(properties) if isinstance(properties, dict) else set()
+
+
+def _pruned(
+    value: Any, path: str, paths: list[str], keep: tuple[str, ...] | set[str] = MEANT
+) -> Any:
+    """Return the value without null members, and append their paths to ``paths``."""
+    if isinstance(value, list):
+        return [_pruned(item, f"{path}[{n}]", paths, keep) for n, item in enumerate(value)]
+    if not isinstance(value, dict):
+        return value
+    kept = {}
+    for name, item in value.items():
+        if item is None and name not in keep:
+            paths.append(f"{path}.{name}")
+        else:
+            kept[name] = item if name in MEANT else _pruned(item, f"{path}.{name}", paths, keep)
+    return kept
+
+
+def _pruned_message(
+    message: dict[str, Any], path: str, paths: list[str], known: dict[str, set[str]]
+) -> dict[str, Any]:
+    """Return a message without null members about tools; a declared argument may be null."""
+    if len(message) <= 2:
+        return message
+    kept: dict[str, Any] = {}
+    declared = set().union(*(known.get(name, set()) for name in _called(message)), MEANT)
+    for name, item in message.items():
+        if name in NULLABLE and item is None:
+            paths.append(f"{path}.{name}")
+        elif name in CALL_KEYS:
+            kept[name] = _pruned(item, f"{path}.{name}", paths, declared)
+        else:
+            kept[name] = item
+    return kept

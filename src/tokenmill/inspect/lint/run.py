@@ -1,0 +1,349 @@
+"""Run lint: choose rows, send blocks to the executor, merge the results.
+
+Per accepted row the parent keeps 16 bytes (position and digest of the rendered text) for exact
+duplicates and a sketch of 64 bytes for near-duplicates, at most `minhash.MAX_ROWS` sketches.
+
+A sample of n rows is chosen by the keyed permutation that orders training data, seed 0: among all
+rows where there are few blocks, else among the rows of `SAMPLE_BLOCKS` blocks, because a block is
+read whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill._core.origin import Origin
+from tokenmill.build.blocks import BlockJob, BlockTask, cache_of, open_sources, size_of
+from tokenmill.build.calls import resolve_call
+from tokenmill.build.executors import executor_for
+from tokenmill.build.identity import identity_card
+from tokenmill.build.processor import processor_card, tokenizer_choice
+from tokenmill.build.progress import open_progress
+from tokenmill.build.recipe import Recipe, RunOptions, to_travel
+from tokenmill.build.run import media_options
+from tokenmill.build.tasks import Done, Executor, Setup, Task, run_tasks
+from tokenmill.data.order import Permutation, derive_key
+from tokenmill.errors import SourceError, UsageError
+from tokenmill.inspect.lint import linter, minhash
+from tokenmill.inspect.lint.checks import first_equal, image_copies, one_sided
+from tokenmill.inspect.lint.rules import (
+    MAX_PLACES,
+    RULES,
+    SAMPLE_ROWS,
+    Finding,
+    LintReport,
+    chosen_rules,
+    excerpt,
+    in_order,
+)
+from tokenmill.sources.rows import Rows
+
+COLUMNAR = ("parquet", "arrow")
+SHOWN_CHARS = 400  # of a row's JSON before it is cut to an excerpt
+
+Positions = npt.NDArray[np.int64]
+
+
+def lint(
+    sources: Any,
+    tokenizer: Any = None,
+    *,
+    sample: int | None = SAMPLE_ROWS,
+    only: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    progress: Any = None,
+    **given: Any,
+) -> LintReport:
+    """Find what is wrong with raw rows before they are prepared.
+
+    Args:
+        sources: As for `prepare`.
+        tokenizer: As for `prepare`.
+        sample: Check this many rows, always the same; None: all of them.
+        only: Names of the rules that run; empty: all (`tokenmill.inspect.lint.rules.RULES`).
+        ignore: Names of rules that do not run.
+        progress: As for `prepare`.
+        given: Any other argument of `prepare` that shapes rows, ``num_workers``, ``cache_dir``,
+            ``executor``, ``engine``, ``renderer``, ``rehash``.
+    """
+    recipe, options = resolve_call(sources, tokenizer, given)
+    rules = chosen_rules(only, ignore)
+    with executor_for(options.executor, options.num_workers) as workers:
+        return _run(recipe, options, workers, rules, sample, progress)
+
+
+def _run(
+    recipe: Recipe,
+    options: RunOptions,
+    executor: Executor,
+    rules: frozenset[str],
+    sample: int | None,
+    progress: Any,
+) -> LintReport:
+    start = time.perf_counter()
+    if recipe.format in ("tokens", "rollouts"):
+        raise UsageError(
+            f"lint reads texts; rows of format={recipe.format!r} are checked by prepare itself"
+        )
+    cache = cache_of(options.cache_dir)
+    processor = processor_card(recipe, cache, executor)
+    choice = tokenizer_choice(recipe, processor)
+    card = identity_card(choice, cache.root, executor)
+    rows = open_sources(recipe.sources, cache, rehash=options.rehash)
+    if not len(rows):
+        raise SourceError("no rows: every source is empty", path=recipe.sources[0])
+    places = RowOrigins(rows)
+    chosen = choose(places.counts, sample)
+    ranks = ranks_of(chosen, places.counts)
+    size = size_of(_tasks(rows, chosen))
+    job = BlockJob(executor, cache.root, card, options.engine)
+    setup = job.setup(
+        linter.LINT,
+        size,
+        recipe=to_travel(recipe),
+        renderer=options.renderer,
+        rules=sorted(rules),
+        media=media_options(recipe, options, processor),
+        sources=[_absolute(source) for source in recipe.sources],
+    )
+    with open_progress(progress, total_rows=ranks[-1]) as shown:
+        results = _Results(rules, places, ranks)
+
+        def take(task: BlockTask, result: dict[str, Any]) -> None:
+            results.add(task.number, result)
+            shown.add(rows=result["rows"], size=0)
+
+        job.run(setup, _tasks(rows, chosen), take)
+    results.find_duplicates()
+    results.find_image_copies()
+    if "near_duplicate" in rules:
+        results.find_near_duplicates(executor, replace(setup, entry=linter.COMPARE))
+    return LintReport(
+        findings=tuple(results.findings()),
+        rows=len(rows),
+        rows_checked=ranks[-1],
+        rules=tuple(name for name in RULES if name in rules),
+        sample=described(chosen, places.counts),
+        near_duplicates=results.near_method(),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _absolute(source: str) -> str:
+    return source if "://" in source else os.path.abspath(source)
+
+
+def _tasks(rows: Rows, chosen: Choice) -> Iterator[BlockTask]:
+    for number, block in enumerate(rows.blocks()):
+        if number in chosen:
+            yield BlockTask(number, block, more={"rows": chosen[number]})
+
+
+class RowOrigins:
+    """Origins of opened rows by position among all rows; four integers are kept per block.
+
+    A columnar file has no index of lines, and one row of it would need a copy of the whole file,
+    so its origins come from the block.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._columnar: dict[int, str] = {}  # file → its path
+        self.counts: list[int] = []  # rows of every block
+        files, first_rows = [], []
+        for block in rows.blocks():
+            self.counts.append(block.rows)
+            files.append(block.file)
+            first_rows.append(block.first_row)
+            if block.kind in COLUMNAR:
+                self._columnar[block.file] = block.path
+        self._files = np.array(files, np.int32)
+        self._first_rows = np.array(first_rows, np.int64)
+        self._starts = np.concatenate(([0], np.cumsum(self.counts, dtype=np.int64)))
+
+    def start(self, block: int) -> int:
+        return int(self._starts[block])
+
+    def origin(self, position: int) -> Origin:
+        """Return file and line of a row, or file and row of one in a columnar file."""
+        block = int(np.searchsorted(self._starts, position, side="right")) - 1
+        path = self._columnar.get(int(self._files[block]))
+        if path is None:
+            return self._rows.origin(position)
+        row = int(self._first_rows[block]) + position - self.start(block)
+        return Origin(path, row, None, None, 0)
+
+    def shown(self, position: int) -> str:
+        value = self._rows.batch([position])[0]
+        return excerpt(json.dumps(value, ensure_ascii=False)[:SHOWN_CHARS])
+
+
+class _Results:
+    def __init__(self, rules: frozenset[str], places: RowOrigins, ranks: Sequence[int]) -> None:
+        self._rules = rules
+        self._places = places
+        self._ranks = ranks
+        self._found: dict[str, dict[str, Any]] = {}  # as `Collector.document`, over all blocks
+        self._about_tokenizer: dict[str, str] = {}
+        self._balance: Counter[str] = Counter()
+        self._arrays: dict[int, dict[str, npt.NDArray[Any]]] = {}  # by block
+        self._copies: Positions = np.zeros(0, np.int64)
+        self._compared = 0
+
+    def add(self, number: int, result: dict[str, Any]) -> None:
+        start = self._places.start(number)
+        for rule, found in result["findings"].items():
+            self._merge(rule, {**found, "rows": [start + row for row in found["rows"]]})
+        self._about_tokenizer.update(result["tokenizer"])
+        self._balance.update(result["balance"])
+        # By rank, so that the same rows are compared in whatever order blocks arrive.
+        most = max(0, minhash.MAX_ROWS - self._ranks[number])
+        bands = np.array(result["sketches"][:most], np.uint32)
+        images = np.array(result["pictures"], np.uint64).reshape(-1, 3)
+        self._arrays[number] = {
+            "rows": np.array(result["numbers"], np.int64) + start,
+            "digests": np.array(result["digests"], np.uint64),
+            "sketched": np.array(result["sketched"][:most], np.int64) + start,
+            "bands": bands.reshape(-1, minhash.BANDS),
+            "image_rows": images[:, 0].astype(np.int64) + start,
+            "images": images[:, 1:],
+        }
+
+    def _all(self, name: str) -> npt.NDArray[Any]:
+        """Return an array over all blocks, in the order of the rows, and forget its parts."""
+        return np.concatenate([self._arrays[number].pop(name) for number in sorted(self._arrays)])
+
+    def find_duplicates(self) -> None:
+        rows, first = self._all("rows"), first_equal(self._all("digests"))
+        again = np.flatnonzero(first != np.arange(len(first)))
+        self._copies = rows[again]
+        if len(again) and "duplicate" in self._rules:
+            original = self._places.origin(int(rows[first[again[0]]]))
+            self._add_rows("duplicate", self._copies, f"the same text as {original}")
+
+    def find_image_copies(self) -> None:
+        """Find rows with an image that an earlier row has under another name."""
+        found = image_copies(self._all("image_rows"), self._all("images"))
+        if found and "duplicate_picture" in self._rules:
+            detail = f"a picture of {self._places.origin(found[0][1])}, under another name"
+            rows = np.array(list(dict.fromkeys(row for row, _ in found)), np.int64)
+            self._add_rows("duplicate_picture", rows, detail)
+
+    def find_near_duplicates(self, executor: Executor, setup: Setup) -> None:
+        """Find rows that nearly repeat an earlier one, except exact copies."""
+        rows, bands = self._all("sketched"), self._all("bands")
+        once = ~np.isin(rows, self._copies)
+        rows, bands = rows[once], bands[once]
+        self._compared = len(rows)
+        found: list[tuple[int, int, float]] = []
+
+        def take(done: Done) -> None:
+            found.extend(tuple(entry) for entry in done.result["near"])
+
+        run_tasks(executor, setup, _comparisons(minhash.candidates(bands), rows), take)
+        if found:
+            found.sort()
+            _, other, index = found[0]
+            detail = f"{index:.0%} of its shingles are those of {self._places.origin(other)}"
+            self._add_rows("near_duplicate", np.array([entry[0] for entry in found]), detail)
+
+    def _add_rows(self, rule: str, positions: Positions, detail: str) -> None:
+        first = positions[:MAX_PLACES].tolist()
+        shown = self._places.shown(first[0])
+        found = {"count": len(positions), "rows": first, "detail": detail, "excerpt": shown}
+        self._merge(rule, found)
+
+    def _merge(self, rule: str, found: dict[str, Any]) -> None:
+        known = self._found.setdefault(rule, found)
+        if known is found:
+            return
+        first = min(known, found, key=lambda one: one["rows"][0])
+        self._found[rule] = {
+            **first,
+            "count": known["count"] + found["count"],
+            "rows": sorted([*known["rows"], *found["rows"]])[:MAX_PLACES],
+        }
+
+    def near_method(self) -> dict[str, Any] | None:
+        if "near_duplicate" not in self._rules:
+            return None
+        return {**minhash.method(), "rows_compared": self._compared}
+
+    def findings(self) -> list[Finding]:
+        found = [
+            Finding(rule, one["count"], tuple(map(self._places.origin, one["rows"])),
+                    one["detail"], one["excerpt"])
+            for rule, one in self._found.items()
+        ]  # fmt: skip
+        general = [*self._about_tokenizer.items(), *one_sided(self._balance)]
+        found += [Finding(rule, 1, (), detail) for rule, detail in general if rule in self._rules]
+        return in_order(found)
+
+
+def _comparisons(maybe: dict[int, list[int]], positions: Positions) -> Iterator[Task]:
+    numbers = sorted(maybe)
+    for number, first in enumerate(range(0, len(numbers), linter.ROWS_PER_TASK)):
+        some = [
+            [int(positions[row]), [int(positions[other]) for other in maybe[row]]]
+            for row in numbers[first : first + linter.ROWS_PER_TASK]
+        ]
+        yield Task(number, {"pairs": some}, f"near-duplicates, part {number}")
+
+
+# Sampling
+
+
+SAMPLE_BLOCKS = 32  # blocks of about 8 MiB that are read for a sample
+
+_ROWS, _BLOCKS = 1, 2  # streams of the seed: rows within, and blocks
+
+Choice = dict[int, list[int] | None]
+"""Number of the block → numbers of its rows, None for all of them."""
+
+
+def choose(rows: Sequence[int], wanted: int | None) -> Choice:
+    """Choose the rows to check."""
+    if wanted is not None and (isinstance(wanted, bool) or wanted < 1):
+        raise UsageError(f"sample is {wanted!r}; it is a positive number of rows")
+    filled = [number for number, count in enumerate(rows) if count]
+    if wanted is None or wanted >= sum(rows):
+        return dict.fromkeys(filled)
+    if len(filled) > SAMPLE_BLOCKS:
+        order = Permutation(len(filled), derive_key(0, _BLOCKS)).indices(np.arange(SAMPLE_BLOCKS))
+        filled = sorted(filled[place] for place in order.tolist())
+    starts = np.concatenate(([0], np.cumsum([rows[number] for number in filled], dtype=np.int64)))
+    total = int(starts[-1])
+    if wanted >= total:
+        return dict.fromkeys(filled)
+    places = np.sort(Permutation(total, derive_key(0, _ROWS)).indices(np.arange(wanted)))
+    owners = np.searchsorted(starts, places, side="right") - 1
+    return {
+        filled[owner]: (places[owners == owner] - starts[owner]).tolist()
+        for owner in np.unique(owners).tolist()
+    }
+
+
+def ranks_of(choice: Choice, rows: Sequence[int]) -> list[int]:
+    """Return for each block the checked rows before it, and finally their total."""
+    looked = [0] * len(rows)
+    for number, some in choice.items():
+        looked[number] = rows[number] if some is None else len(some)
+    return [0, *accumulate(looked)]
+
+
+def described(choice: Choice, rows: Sequence[int]) -> dict[str, Any] | None:
+    """Return the report's description of a sample; None if all rows are checked."""
+    looked = ranks_of(choice, rows)[-1]
+    if looked == sum(rows):
+        return None
+    return {"rows": looked, "blocks": len(choice), "of_blocks": len(rows), "seed": 0}

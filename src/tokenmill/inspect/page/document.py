@@ -1,0 +1,656 @@
+"""The page as one HTML file, and its rows.
+
+The client (`client/page.html`, `page.css`, `*.js`) is put together when a page is written or
+served. A content security policy allows exactly this style and program, by their hashes, so text of
+a row can never run as code. The data is JSON, compressed with gzip, as base64 in a script element
+that no browser runs.
+
+A page on disk carries its rows in blocks. Where not all rows of a store fit, it holds the longest,
+the shortest and the least trained ones and a random sample, and says so. A group that the store
+keeps is in the page whole or not at all.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import html
+import io
+import json
+import math
+import os
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib import resources
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenmill._core.publish import Staging, replace_file, writing_errors
+from tokenmill.data.order import FeistelOrder
+from tokenmill.data.packs import Pack
+from tokenmill.data.view import as_view
+from tokenmill.errors import SourceChanged, TokenmillError, UsageError
+from tokenmill.inspect.row import (
+    UNJUDGED,
+    Int64,
+    Rejected,
+    RowFacts,
+    SourceExcerpts,
+    answer_name,
+    attached_to,
+    findings_of,
+    group_name,
+    labelled,
+    media_document,
+    no_excerpt,
+    rejected_rows,
+    rows_by_rule,
+    store_tokenizer,
+)
+from tokenmill.inspect.stats import (
+    PACK_SEED,
+    length_histogram,
+    packing_preview,
+    per_role,
+    share_histogram,
+    store_stats,
+)
+from tokenmill.media import Limits, Pictures
+from tokenmill.rl.verdict import CLASSES
+from tokenmill.store import Media, Row, Store
+from tokenmill.store.sidecars import column_of
+from tokenmill.tokenizers.tokenizer import Tokenizer
+
+SCRIPTS = ("text.js", "data.js", "pictures.js", "rows.js", "list.js", "charts.js", "rollouts.js",
+           "panels.js", "compare.js", "groups.js", "main.js")  # fmt: skip
+GENERATOR = b'<meta name="generator" content="tokenmill inspect">'
+HEAD_BYTES = 2048  # of an existing file, to recognize one of our pages
+GZIP_LEVEL = 6  # 9 gains one percent for three times the time
+
+PAGE_BYTES = 14_500_000  # of a page on disk: small enough for mail
+MEDIA_SHARE = 0.4  # of the bytes for rows, where rows have images
+SENTENCE_BYTES = 1000  # of the sentence about the selection, and of brackets around the rows
+BLOCK_GROUPS = 256  # groups (or rows) that are compressed together
+MAX_TOKENS = 12_000_000  # a browser has to hold them
+EXTREMES = 20  # rows of each extreme in a sample
+
+
+@cache
+def client() -> tuple[str, str, str]:
+    """Return frame, style and program of the page."""
+    folder = resources.files("tokenmill.inspect.page") / "client"
+
+    def read(name: str) -> str:
+        return (folder / name).read_text(encoding="utf-8")
+
+    program = "\n".join(read(name) for name in SCRIPTS)
+    return read("page.html"), read("page.css"), f'"use strict";\n(() => {{\n{program}\n}})();'
+
+
+def security_policy(*, served: bool) -> str:
+    """Allow the page's own style and program, and requests to its own server."""
+    _, style, program = client()
+    connect = "'self'" if served else "'none'"
+    return (
+        f"default-src 'none'; script-src '{_hash(program)}'; style-src '{_hash(style)}'; "
+        f"connect-src {connect}; img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
+    return f"sha256-{digest}"
+
+
+def page(about: dict[str, Any], *, rows: dict[str, Any] | None = None) -> bytes:
+    """Return the page about ``overview``, ``selection`` (a sentence) and perhaps ``compare``.
+
+    ``rows`` are compressed ``blocks`` and ``pictures``; None where a server has the rows.
+    """
+    frame, style, program = client()
+    parts = {
+        "TITLE": html.escape(f"{about['overview']['name']} · tokenmill inspect"),
+        "POLICY": html.escape(security_policy(served=rows is None)),
+        "STYLE": style,
+        "DATA": json.dumps({"about": compressed(about), "rows": rows}, separators=(",", ":")),
+        "PROGRAM": program,
+    }
+    # Odd pieces are placeholders. Replacing one after the other could replace in data.
+    pieces = [parts[p] if n % 2 else p for n, p in enumerate(frame.split("%%"))]
+    return "".join(pieces).encode("utf-8", "replace")
+
+
+def compressed(value: Any) -> str:
+    """Return a value as JSON, compressed with gzip, in base64."""
+    try:
+        data = msgspec.json.encode(value)
+    except UnicodeEncodeError:  # lone surrogates in somebody's data
+        data = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+    return base64.b64encode(gzip.compress(data, GZIP_LEVEL, mtime=0)).decode("ascii")
+
+
+def make_page(
+    store: Store,
+    target: Path,
+    *,
+    rule: str | None = None,
+    rows: Sequence[int] | None = None,
+    count: int | None = None,
+    seed: int = 0,
+    cache_dir: str | None = None,
+    fetch: bool = False,
+    max_bytes: int = PAGE_BYTES,
+) -> dict[str, Any]:
+    """Write the page of a store, or of some of its rows; return what ``inspect --json`` prints.
+
+    An older page at the target is replaced, anything else refused. ``fetch`` allows remote sources
+    to be read for the text of rejected rows.
+    """
+    facts = RowFacts(store)
+    about: dict[str, Any] = {
+        "overview": overview(facts, SourceExcerpts(store, cache_dir, fetch=fetch))
+    }
+    left = max_bytes - len(page(about, rows={})) - SENTENCE_BYTES
+    wanted, how = select_rows(facts, rule=rule, rows=rows, count=count, seed=seed)
+    for_rows = left - int(MEDIA_SHARE * left) if store.has_media else left
+    taken, blocks = embed(facts, store_tokenizer(store), wanted, for_rows)
+    about["selection"] = _sentence(facts, len(taken), how)
+    left = max_bytes - len(page(about, rows={"blocks": blocks})) - SENTENCE_BYTES
+    pictures = compressed(thumbnails(store, taken, left))
+    content = page(about, rows={"blocks": blocks, "pictures": pictures})
+    write_page(target, content)
+    return {
+        "html": str(target),
+        "bytes": len(content),
+        "rows_in_page": len(taken),
+        "rows": len(store),
+        "selection": about["selection"],
+    }
+
+
+def select_rows(
+    facts: RowFacts,
+    *,
+    rule: str | None = None,
+    rows: Sequence[int] | None = None,
+    count: int | None = None,
+    seed: int = 0,
+) -> tuple[Int64, str]:
+    """Return the rows of a page, the most important first, and how they were chosen."""
+    store = facts.store
+    if rows is not None:
+        chosen, how = list(rows), "the rows asked for"
+    elif rule is not None:
+        if rule == "rejected":
+            raise UsageError("--rule rejected names no rows; every page lists the rejected ones")
+        chosen = rows_by_rule(store, rule, len(store) if count is None else count, seed)
+        how = f"by rule {rule}{f' with seed {seed}' if rule == 'random' else ''}"
+    else:
+        chosen = sampled_rows(store, seed)
+        how = (
+            f"the {EXTREMES} longest, the {EXTREMES} shortest and the {EXTREMES} with the smallest "
+            f"trained share first, then rows drawn at random with seed {seed}"
+        )
+    wanted = np.asarray(chosen, dtype=np.int64)
+    if facts.groups is not None:
+        wanted = facts.groups.whole(wanted)
+    if not len(wanted):
+        return wanted, how
+    ends = _group_ends(store, wanted)
+    tokens = np.cumsum(store.lengths[wanted], dtype=np.int64)[ends - 1]
+    fitting = (tokens <= MAX_TOKENS) & (ends <= (len(wanted) if count is None else count))
+    return wanted[: ends[max(0, int(fitting.sum()) - 1)]], how
+
+
+def sampled_rows(store: Store, seed: int) -> list[int]:
+    """Return extremes first, then rows in random order, twice as many tokens as a page holds."""
+    chosen: dict[int, None] = {}
+    for rule in ("longest", "shortest", "least-trained"):
+        chosen |= dict.fromkeys(rows_by_rule(store, rule, EXTREMES))
+    if len(store):
+        mean = max(1.0, store.manifest["totals"]["tokens"] / len(store))
+        drawn = min(len(store), int(2 * MAX_TOKENS / mean) + EXTREMES)
+        chosen |= dict.fromkeys(
+            FeistelOrder(len(store), seed).indices(0, np.arange(drawn)).tolist()
+        )
+    return list(chosen)
+
+
+def _group_ends(store: Store, rows: Int64) -> Int64:
+    """Return the positions behind every stored group of rows; behind every row without groups."""
+    groups = as_view(store).groups_of(rows)
+    ends: Int64 = np.flatnonzero(np.diff(groups, append=-1)) + 1
+    return ends
+
+
+def embed(
+    facts: RowFacts, tokenizer: Tokenizer, wanted: Int64, max_bytes: int
+) -> tuple[list[int], list[str]]:
+    """Compress rows block by block, as many whole groups as fit.
+
+    A block holds ``rows`` and the ``table`` of pieces that no earlier block has.
+    """
+    groups = np.split(wanted, _group_ends(facts.store, wanted)[:-1]) if len(wanted) else []
+    taken: list[int] = []
+    blocks: list[str] = []
+    known: set[int] = set()
+    at, size = 0, BLOCK_GROUPS
+    while at < len(groups):
+        numbers = np.concatenate(groups[at : at + size]).tolist()
+        rows = [row_document(facts, number, tokenizer) for number in numbers]
+        new = set().union(*(row["ids"] for row in rows)) - known
+        block = compressed({"rows": rows, "table": piece_table(tokenizer, new)})
+        if len(block) + 3 <= max_bytes:  # quotes and a comma
+            max_bytes -= len(block) + 3
+            blocks.append(block)
+            taken += numbers
+            known |= new
+            at += size
+        elif size > 1:
+            size //= 4
+        else:
+            break
+    return taken, blocks
+
+
+def _sentence(facts: RowFacts, taken: int, how: str) -> str:
+    total = len(facts.store)
+    if taken == total:
+        return f"All {total:,} rows of the store are in this page."
+    if facts.store.has_groups:
+        how += ", each with its whole group"
+    elif facts.groups is not None:
+        how += ", each with the others of its group as far as they fit"
+    return (
+        f"{taken:,} of {total:,} rows are in this page: {how}. {total - taken:,} rows are "
+        "not; tokenmill inspect STORE --serve shows every row."
+    )
+
+
+def write_page(target: Path, content: bytes) -> None:
+    """Publish a page; it replaces a page of ours and nothing else."""
+    if target.is_dir():
+        raise UsageError("--html names a file, this is a directory", path=target)
+    with writing_errors(target):
+        if target.exists():
+            with open(target, "rb") as file:
+                ours = GENERATOR in file.read(HEAD_BYTES)
+            if not ours:
+                raise UsageError(
+                    "this file is not a page of ours and is left alone; name another", path=target
+                )
+        with Staging(target.parent, beside=target) as staging:
+            replace_file(staging.write(target.name, content), target)
+
+
+# The overview: everything on the page except rows, of bounded size
+
+MAX_SOURCES = 5000
+MAX_REJECTED = 2000
+MAX_RAW_BYTES = 1 << 20  # of the texts of rejected rows in one page
+MAX_MASK_TOKENS = 100_000_000  # about 0.3 s of reading
+BINS_PER_DOUBLING = 6  # of row lengths
+SHARE_BINS = 20
+MAX_STEPS = 48
+QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
+SCALE_ROWS = 64  # rows that the ends of a colour scale are taken from
+SCALE_SHARE = 0.02  # of their values lie beyond each end
+PACK_LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
+DRAWN_PACKS = 24
+DRAWN_ROWS = 2000  # per preview: more are thinner than a pixel
+
+
+def overview(
+    facts: RowFacts, excerpts: SourceExcerpts | None, *, max_steps: int = MAX_STEPS
+) -> dict[str, Any]:
+    """Return the overview; without ``excerpts``, rejected rows have no text."""
+    store = facts.store
+    stats = store_stats(store)
+    known = store.manifest["totals"]["tokens"] <= MAX_MASK_TOKENS
+    roles = per_role(store, with_trained=True) if known else stats["roles"]
+    return {
+        "name": os.path.basename(os.path.abspath(store.path))[:16],
+        "path": str(store.path),
+        "key": store.key,
+        "totals": store.manifest["totals"],
+        "percentiles": stats["percentiles"],
+        "trained_percentiles": stats["trained_percentiles"],
+        "sources": stats["sources"][:MAX_SOURCES],
+        "sources_total": len(stats["sources"]),
+        "roles": [
+            {"role": role, "trained_tokens": None, **counts} for role, counts in roles.items()
+        ],
+        "lengths": length_histogram(np.asarray(store.lengths), BINS_PER_DOUBLING),
+        "shares": share_histogram(store.trained, store.lengths, SHARE_BINS),
+        "drift": drift_counts(facts, slice(None)),
+        "numbers": number_ranges(facts),
+        "scales": colour_scales(store),
+        "steps": over_steps(facts, max_steps),
+        "packing": packing_previews(store),
+        "rejected": rejected_document(store, excerpts),
+        "document": store.manifest["document"],
+        "tokenizer": store.manifest["tokenizer"],
+        "proof": store.proof,
+    }
+
+
+def drift_counts(facts: RowFacts, rows: Any) -> dict[str, int] | None:
+    """Return the rows of each drift class; None in a store without rollouts."""
+    if facts.drift is None:
+        return None
+    counts = np.bincount(facts.drift[rows] + 1, minlength=len(CLASSES) + 1).tolist()
+    return dict(zip((UNJUDGED, *CLASSES), counts, strict=True))
+
+
+def filter_names(store: Store) -> dict[str, str]:
+    """Return the sidecars per row that a filter can name, with the column of each."""
+    return {
+        label: column_of(sidecar.name, sidecar.made_by)
+        for label, sidecar in labelled(store.sidecars)
+        if sidecar.per == "row" and label.isidentifier()
+    }
+
+
+def number_ranges(facts: RowFacts) -> list[dict[str, Any]]:
+    """Return the range of every number per row, and what a filter calls it."""
+    attached = filter_names(facts.store)
+    found = []
+    for name, column in facts.numbers.items():
+        finite = column[np.isfinite(column)]
+        low, high = (
+            (float(f"{end:.6g}") for end in (finite.min(), finite.max()))
+            if len(finite)
+            else (None, None)
+        )
+        carried = f"carried[{json.dumps(name)}]" if name in facts.carried else None
+        filtered = carried or (name if name in attached else None)
+        found.append({"name": name, "low": low, "high": high, "filter": filtered})
+    return found
+
+
+def colour_scales(store: Store) -> list[dict[str, Any]]:
+    """Return the colour scale of every sidecar per token, log-probabilities first.
+
+    The ends are quantiles of trained tokens of some rows: outliers would make the rest pale.
+    """
+    rows = np.unique(np.linspace(0, len(store) - 1, SCALE_ROWS).astype(np.int64)).tolist()
+    found = []
+    for name, sidecar in labelled(store.sidecars):
+        if sidecar.per != "token" or not len(store):
+            continue
+        values = np.concatenate([sidecar[row][store[row].loss_mask == 1] for row in rows])
+        values = values[np.isfinite(values)]
+        low, high = (
+            np.quantile(values, [SCALE_SHARE, 1 - SCALE_SHARE]).tolist() if len(values) else (0, 0)
+        )
+        # Colour is the distance from 0, so 0 is on every scale.
+        low, high = min(low, 0), max(high, 0)
+        found.append({"name": name, "low": float(f"{low:.3g}"), "high": float(f"{high:.3g}")})
+    return sorted(found, key=lambda one: "logp" not in one["name"].lower())
+
+
+def over_steps(facts: RowFacts, max_steps: int) -> dict[str, Any] | None:
+    """Return rewards, lengths and drift classes by step, neighbouring steps joined if too many."""
+    steps = facts.numbers.get("step")
+    if steps is None:
+        return None
+    rows = np.flatnonzero(np.isfinite(steps))
+    distinct, place = np.unique(steps[rows], return_inverse=True)
+    bins = min(max_steps, len(distinct))
+    place = place * bins // max(1, len(distinct))
+    order = np.argsort(place, kind="stable")
+    rows, place = rows[order], place[order]
+    bounds = np.searchsorted(place, np.arange(bins + 1))
+    columns = {"length": facts.store.lengths.astype(np.float64)}
+    if "reward" in facts.numbers:
+        columns = {"reward": facts.numbers["reward"], **columns}
+    found = []
+    for start, stop in pairwise(bounds.tolist()):
+        here = rows[start:stop]
+        found.append(
+            {
+                "from": float(steps[here].min()),
+                "to": float(steps[here].max()),
+                "rows": len(here),
+                "drift": drift_counts(facts, here),
+                **{name: _quantiles(column[here]) for name, column in columns.items()},
+            }
+        )
+    return {"steps": len(distinct), "numbers": list(columns), "bins": found}
+
+
+def _quantiles(values: NDArray[np.float64]) -> list[float] | None:
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return None
+    return [float(f"{value:.6g}") for value in np.quantile(finite, QUANTILES)]
+
+
+def packing_previews(store: Store) -> dict[str, Any]:
+    """Return a preview of the first window for every pack length."""
+    lengths = PACK_LENGTHS if len(store) else ()
+    previews = [
+        packing_preview(store, Pack(length, oversize="drop"), windows=1) for length in lengths
+    ]
+    return {
+        "rows": previews[0].rows if previews else 0,
+        "of": len(store),
+        "seed": PACK_SEED,
+        "previews": [
+            {
+                **preview.document(),
+                "histogram": share_histogram(
+                    preview.filled, np.full(len(preview.packs), preview.pack.length), SHARE_BINS
+                ),
+                "drawn": preview.first_packs(DRAWN_PACKS, DRAWN_ROWS),
+            }
+            for preview in previews
+        ],
+    }
+
+
+def rejected_document(store: Store, excerpts: SourceExcerpts | None) -> dict[str, Any]:
+    """Return rejected rows up to a number, with texts up to a size."""
+    listed: list[dict[str, Any]] = []
+    spent = 0
+    for row in islice(rejected_rows(store), MAX_REJECTED):
+        document = rejected_row(row)
+        if excerpts is not None:
+            if spent < MAX_RAW_BYTES:
+                document["raw"] = excerpts.excerpt(row.origin)
+                spent += len(document["raw"]["text"] or "")
+            else:
+                note = "not in this page, which has excerpts up to a bound; --serve shows them all"
+                document["raw"] = no_excerpt(note)
+        listed.append(document)
+    return {"total": sum(store.rejected.values()), "reasons": store.rejected, "rows": listed}
+
+
+def rejected_row(row: Rejected) -> dict[str, Any]:
+    """Return one rejected row as the page lists it."""
+    return {
+        "number": row.number,
+        "origin": row.origin._asdict(),
+        "address": str(row.origin),
+        "reason": row.reason,
+        "detail": row.detail,
+    }
+
+
+# Rows: summaries for the list, and whole rows
+
+PREVIEW_TOKENS = 32
+PREVIEW_CHARACTERS = 80  # the list shows about half of them
+MAX_CARRIED = 2000  # characters of a row's carried columns
+THUMBNAIL_EDGE = 256  # pixels of the longer side
+MAX_THUMBNAIL_BYTES = 24 << 10
+JPEG_QUALITIES = (80, 55, 30)  # until the thumbnail fits
+MAX_PIXELS = 50_000_000  # of an image that is opened: 150 MB for a moment
+MAX_THUMBNAILS = 800  # in one page; each costs milliseconds of decoding
+THUMBNAIL_OVERHEAD = 120  # bytes of an entry beside the image
+
+
+def row_summary(facts: RowFacts, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return a row as the list shows it."""
+    row = facts.store[number]
+    return {
+        "row": number,
+        "length": len(row),
+        "trained": int(row.loss_mask.sum()),
+        "address": str(row.origin),
+        "preview": preview(row, tokenizer),
+        "group": group_document(facts, number),
+        "drift": facts.drift_of(number),
+        "numbers": facts.numbers_of(number),
+    }
+
+
+def row_document(facts: RowFacts, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return a whole row; the bytes of its tokens are in a `piece_table`."""
+    row = facts.store[number]
+    is_rollout = facts.drift is not None
+    return {
+        **row_summary(facts, number, tokenizer),
+        "origin": row.origin._asdict(),
+        "part": row.part,
+        "turns": row.turns,
+        "ids": row.input_ids.tolist(),
+        "mask": row.loss_mask.tolist(),
+        "carried": short_carried(row.carried, is_rollout=is_rollout),
+        "media": [media_document(media) for media in row.media],
+        "findings": findings_of(row.carried) if is_rollout else [],
+        "attached": shown_values(attached_to(facts.store.sidecars, number)),
+    }
+
+
+def piece_table(tokenizer: Tokenizer, ids: Iterable[int]) -> dict[str, tuple[str, int]]:
+    """Return by token id its bytes in hex, and whether it is a control token."""
+    used = sorted(set(ids))
+    special = tokenizer.is_special(used).tolist()
+    return {
+        str(token): (piece.hex(), int(control))
+        for token, piece, control in zip(used, tokenizer.pieces(used), special, strict=True)
+    }
+
+
+def row_with_pieces(facts: RowFacts, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return a whole row with its own piece table."""
+    row = row_document(facts, number, tokenizer)
+    return {**row, "table": piece_table(tokenizer, row["ids"])}
+
+
+def group_document(facts: RowFacts, number: int) -> dict[str, Any] | None:
+    """Return the group of a row, and which answer of it the row is."""
+    if facts.groups is None:
+        return None
+    row, group = facts.store[number], int(facts.groups.of(np.asarray([number]))[0])
+    rows = facts.groups.members(group).tolist()
+    found = {"number": group, "rows": rows}
+    if facts.store.has_groups:
+        return found | {
+            "name": None,
+            "answer": answer_name(row.label, number - rows[0], len(rows)),
+            "score": None if row.score is None else f"{row.score:g}",
+            "margin": None if row.margin is None else f"{row.margin:g}",
+            "prompt_tokens": row.prompt_tokens,
+        }
+    if len(rows) < 2:
+        return None
+    carried = row.carried
+    step = "" if carried["step"] is None else f" at step {carried['step']}"
+    return found | {
+        "name": group_name(carried["group"]) + step,
+        "answer": f"answer {rows.index(number) + 1}",
+        **dict.fromkeys(("score", "margin", "prompt_tokens")),
+    }
+
+
+def shown_values(
+    attached: dict[str, float | list[float]],
+) -> dict[str, float | str | list[float | str]]:
+    """Return sidecar values in four digits; infinite ones as text, for JSON has none."""
+
+    def shown(value: float) -> float | str:
+        return float(f"{value:.4g}") if math.isfinite(value) else str(value)
+
+    return {
+        name: [shown(value) for value in values] if isinstance(values, list) else shown(values)
+        for name, values in attached.items()
+    }
+
+
+def preview(row: Row, tokenizer: Tokenizer) -> str:
+    """Return the beginning of the first user turn, without control tokens and images."""
+    turns = row.turns
+    asked = [turn for turn in turns if turn[0] == "user"] or turns[:1]
+    role, start, end = asked[0] if asked else ("", 0, len(row))
+    places = np.arange(start, end)
+    for media in row.media:
+        places = places[(places < media.start) | (places >= media.start + media.count)]
+    ids = row.input_ids[places[:PREVIEW_TOKENS]].tolist()
+    control = tokenizer.is_special(ids).tolist()
+    pieces = [p for p, c in zip(tokenizer.pieces(ids), control, strict=True) if not c]
+    text = b"".join(pieces).decode("utf-8", "ignore").lstrip().removeprefix(role)
+    return " ".join(text.split())[:PREVIEW_CHARACTERS]
+
+
+def short_carried(carried: dict[str, Any], *, is_rollout: bool = False) -> dict[str, Any]:
+    """Return carried columns, or a note for each where they are too long.
+
+    Of a rollout, null columns are left out, and drift and findings are shown elsewhere.
+    """
+    if is_rollout:
+        hidden = ("drift", "findings")
+        carried = {k: v for k, v in carried.items() if v is not None and k not in hidden}
+    if not carried or len(json.dumps(carried, ensure_ascii=False)) <= MAX_CARRIED:
+        return carried
+    return {
+        name: f"({len(json.dumps(value)):,} characters; tokenmill inspect --row)"
+        for name, value in carried.items()
+    }
+
+
+# Images. Notes are the same whatever a file holds: a store may come from anybody and name any file
+# of this machine, and pages are handed on.
+
+
+def thumbnail(store: Store, media: Media) -> dict[str, str]:
+    """Return ``src``, a data URI, or a ``note`` that says why there is none."""
+    try:
+        data = store.picture(media)
+        image = Pictures(limits=Limits(pixels=MAX_PIXELS)).open(data, media.reference)
+    except SourceChanged:
+        return {"note": "changed since: what is there now is not what the row was prepared from"}
+    except (TokenmillError, OSError):
+        return {"note": "gone, or it cannot be read here; open_store(media_root=) says where it is"}
+    image.thumbnail((THUMBNAIL_EDGE, THUMBNAIL_EDGE))
+    for quality in JPEG_QUALITIES:
+        written = io.BytesIO()
+        image.save(written, "JPEG", quality=quality)
+        if written.tell() <= MAX_THUMBNAIL_BYTES:
+            coded = base64.b64encode(written.getvalue()).decode("ascii")
+            return {"src": f"data:image/jpeg;base64,{coded}"}
+    return {"note": "even a small picture of it is too large for a page"}
+
+
+def thumbnails(store: Store, rows: Sequence[int], max_bytes: int) -> dict[str, dict[str, str]]:
+    """Return thumbnails by digest, as many as fit into a page."""
+    found: dict[str, dict[str, str]] = {}
+    left = float(max_bytes)
+    for number in rows if store.has_media else ():
+        for media in store[number].media:
+            if media.digest in found:
+                continue
+            made = thumbnail(store, media)
+            # Base64 in compressed JSON in base64: a little more than the first base64 alone.
+            left -= 1.05 * sum(map(len, made.values())) + THUMBNAIL_OVERHEAD
+            if left < 0 or len(found) == MAX_THUMBNAILS:
+                return found
+            found[media.digest] = made
+    return found

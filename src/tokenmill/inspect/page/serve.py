@@ -1,0 +1,572 @@
+"""Serve the page over a whole store, to this machine only.
+
+`Viewer` answers the page's requests, `application` puts it behind HTTP, `serve` runs it. It listens
+on 127.0.0.1, and every path begins with a random token. Requests with another Host header are
+refused, nothing may be cached, nothing is sent to other origins, nothing is written.
+
+`StoreComparison` shows the same source row under two recipes. Rows are *partners* when they were
+made of the same bytes (the digest of the source row, and the turn number with ``expand``); equal
+rows are paired in order. Where no bytes agree, the row of the same file name and row number is the
+partner: its source was edited. Partners are aligned token by token, on ids where both stores have
+one tokenizer, else on the tokens' bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from functools import cached_property, lru_cache
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenmill._core.optional import optional
+from tokenmill.build.plan import differences
+from tokenmill.data.choices import rows_holding
+from tokenmill.errors import TokenmillError, UsageError
+from tokenmill.inspect.page.document import (
+    filter_names,
+    overview,
+    page,
+    rejected_row,
+    row_summary,
+    row_with_pieces,
+    security_policy,
+    thumbnail,
+)
+from tokenmill.inspect.row import (
+    Int64,
+    RowFacts,
+    SourceExcerpts,
+    rejected_rows,
+    row_weights,
+    rows_of_source_row,
+    store_tokenizer,
+)
+from tokenmill.store import Store
+from tokenmill.store.where import Where
+from tokenmill.tokenizers.tokenizer import Tokenizer
+
+HOST = "127.0.0.1"
+TOKEN_BYTES = 24
+MAX_ROWS = 500  # of one answer
+RAW_BYTES = 64 << 10
+SCANNED_TOKENS = 20_000_000  # of one search for text; about a second
+CACHED_QUERIES = 8  # so that paging does not filter again
+MAX_SEARCH_TEXT = 1000  # characters
+MAX_ALIGNED_TOKENS = 4000  # of a differing stretch; the work grows with its square
+MAX_SURVEYED_ROWS = 100_000  # some seconds
+ORDERS = ("row", "longest", "shortest", "least-trained", "most-trained", "drift")
+NUMBER_ORDERS = ("highest", "lowest")
+"""Of a number, as ``highest:reward``; rows without it come last in both."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """Which rows a list shows; the default is all."""
+
+    where: str = ""  # an expression of the filter language of views
+    role: str = ""  # rows with a turn of this role
+    changed: bool = False  # rows that a comparison found changed
+    text: str = ""  # rows whose text contains this, whatever the case
+    start: int = 0  # first row that is searched for text
+    order: str = "row"
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> Query:
+        order, text = given.get("order", "row"), given.get("text", "")
+        if order not in ORDERS and order.partition(":")[0] not in NUMBER_ORDERS:
+            known = [*ORDERS, *(f"{name}:NUMBER" for name in NUMBER_ORDERS)]
+            raise UsageError(f"order must be one of {', '.join(known)}")
+        if len(text) > MAX_SEARCH_TEXT:
+            raise UsageError(f"text has at most {MAX_SEARCH_TEXT} characters")
+        return cls(
+            where=given.get("where", "").strip(),
+            role=given.get("role", ""),
+            changed=given.get("changed") == "1",
+            text=text.lower(),
+            start=whole(given, "start", 0),
+            order=order,
+        )
+
+
+def whole(given: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """Parse an integer from 0 of a URL."""
+    text = given.get(name, "")
+    if not text and default is not None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) < 16):
+        raise UsageError(f"{name} is a whole number, not {text!r}")
+    return int(text)
+
+
+@dataclass(frozen=True)
+class FoundRows:
+    """Row numbers, and the row before which a search for text stopped."""
+
+    rows: Int64
+    searched: int
+
+
+class RowFinder:
+    """Finds the rows of a store that a query wants."""
+
+    def __init__(
+        self,
+        facts: RowFacts,
+        tokenizer: Tokenizer,
+        changed: Callable[[], list[int]] = list,  # rows that a comparison found changed
+        scanned_tokens: int = SCANNED_TOKENS,  # that one search for text reads
+    ) -> None:
+        self._facts = facts
+        self._store = facts.store
+        self._tokenizer = tokenizer
+        self._changed = changed
+        self._scanned_tokens = scanned_tokens
+        self.find = lru_cache(CACHED_QUERIES)(self._find)
+
+    def _find(self, query: Query) -> FoundRows:
+        kept = np.ones(len(self._store), bool)
+        if query.where:
+            # Each row by itself: a view would keep whole groups, and write an index.
+            where = Where(query.where, filter_names(self._store))
+            kept &= rows_holding(self._store, where)
+        if query.changed:
+            kept &= np.isin(np.arange(len(kept)), self._changed())
+        if query.role:
+            kept &= self._with_role(query.role)
+        searched = self._search(query, kept) if query.text else len(self._store)
+        rows: Int64 = np.flatnonzero(kept)
+        if query.order != "row":
+            rows = rows[np.argsort(self._weights(query.order)[rows], kind="stable")]
+        return FoundRows(rows, searched)
+
+    def _weights(self, order: str) -> NDArray[np.float64]:
+        """Return the sort key of every row, ascending; NaN comes last."""
+        direction, _, name = order.partition(":")
+        if direction in NUMBER_ORDERS:
+            known = self._facts.numbers
+            if name not in known:
+                names = ", ".join(known) or "none"
+                raise UsageError(f"no number {name!r} per row; there are {names}")
+            return -known[name] if direction == "highest" else known[name]
+        if order != "drift":
+            return row_weights(self._store, order)
+        if self._facts.drift is None:
+            raise UsageError("no drift classes: this is not a store of recorded rollouts")
+        return -self._facts.drift.astype(np.float64)
+
+    def _with_role(self, role: str) -> NDArray[np.bool_]:
+        having = np.zeros(len(self._store), bool)
+        for at, entry in enumerate(self._store.table):
+            reader = self._store.slice_at(at)
+            if role not in reader.record.roles:
+                continue
+            _, bounds, roles = reader.all_turns()
+            mine = np.flatnonzero(roles == reader.record.roles.index(role))
+            rows = np.searchsorted(bounds, mine, side="right") - 1
+            having[int(entry["first_row"]) + rows] = True
+        return having
+
+    def _search(self, query: Query, kept: NDArray[np.bool_]) -> int:
+        """Clear rows without the text; return the row before which the search stopped."""
+        kept[: query.start] = False
+        scanned = 0
+        for row in np.flatnonzero(kept).tolist():
+            if scanned > self._scanned_tokens:
+                kept[row:] = False
+                return row
+            ids = self._store[row].input_ids
+            scanned += len(ids)
+            kept[row] = query.text in self._text(ids).lower()
+        return len(self._store)
+
+    def _text(self, ids: NDArray[np.int32]) -> str:
+        table = self._tokenizer.table
+        if len(ids) and int(ids.max()) < len(table):
+            data = bytes(table.joined(ids)[1])
+        else:
+            data = b"".join(table.pieces(ids))
+        return data.decode("utf-8", "replace")
+
+
+class Partner(NamedTuple):
+    """The row of the other store."""
+
+    row: int
+    by: str  # ``content`` or ``origin``
+
+
+class _RowsByDigest:
+    def __init__(self, store: Store) -> None:
+        chunks = [columns for _, columns in store.columns(("digest", "part"))]
+        self.digests = np.concatenate([np.zeros(0, np.uint64), *(c["digest"] for c in chunks)])
+        self.parts = np.concatenate([np.zeros(0, np.int32), *(c["part"] for c in chunks)])
+        self.order = np.argsort(self.digests, kind="stable")
+        self.sorted = self.digests[self.order]
+
+    def rows(self, digest: np.uint64, part: int) -> NDArray[np.int64]:
+        first = np.searchsorted(self.sorted, digest, side="left")
+        last = np.searchsorted(self.sorted, digest, side="right")
+        rows: NDArray[np.int64] = self.order[first:last]
+        equal: NDArray[np.int64] = rows[self.parts[rows] == part]
+        return equal
+
+
+class StoreComparison:
+    """What changed between two stores."""
+
+    def __init__(self, ours: Store, theirs: Store, tokenizer: Tokenizer) -> None:
+        self.ours = ours
+        self.theirs = theirs
+        self._our_facts, self._their_facts = RowFacts(ours), RowFacts(theirs)
+        self._tokenizer = tokenizer
+        identities = {store.manifest["tokenizer"]["identity"] for store in (ours, theirs)}
+        self._one_tokenizer = len(identities) == 1
+
+    @cached_property
+    def _their_tokenizer(self) -> Tokenizer:
+        return self._tokenizer if self._one_tokenizer else store_tokenizer(self.theirs)
+
+    @cached_property
+    def _our_contents(self) -> _RowsByDigest:
+        return _RowsByDigest(self.ours)
+
+    @cached_property
+    def _their_contents(self) -> _RowsByDigest:
+        return _RowsByDigest(self.theirs)
+
+    def partner(self, row: int) -> Partner | None:
+        """The other store's row made of the same source row."""
+        digest, part = self._our_contents.digests[row], int(self._our_contents.parts[row])
+        equal = self._their_contents.rows(digest, part)
+        if len(equal):
+            place = int(np.searchsorted(self._our_contents.rows(digest, part), row))
+            return Partner(int(equal[place]), "content") if place < len(equal) else None
+        origin = self.ours[row].origin
+        name = os.path.basename(origin.path or "")
+        for source, path in enumerate(self.theirs.sources):
+            if path is None or os.path.basename(path) != name:
+                continue
+            for other in rows_of_source_row(self.theirs, source, origin.row, by_line=False):
+                taken = len(
+                    self._our_contents.rows(
+                        self._their_contents.digests[other], int(self._their_contents.parts[other])
+                    )
+                )
+                if int(self._their_contents.parts[other]) == part and not taken:
+                    return Partner(other, "origin")
+        return None
+
+    def row(self, number: int) -> dict[str, Any]:
+        ours = row_with_pieces(self._our_facts, number, self._tokenizer)
+        partner = self.partner(number)
+        if partner is None:
+            why = "no row of the other store was made of this source row"
+            return {"ours": ours, "theirs": None, "note": why}
+        theirs = row_with_pieces(self._their_facts, partner.row, self._their_tokenizer)
+        mine, other = self.ours[number], self.theirs[partner.row]
+        our_ids, their_ids = mine.input_ids.tolist(), other.input_ids.tolist()
+        our_pieces = self._tokenizer.pieces(our_ids)
+        their_pieces = self._their_tokenizer.pieces(their_ids)
+        if self._one_tokenizer:
+            steps, aligned = align(our_ids, their_ids)
+        else:
+            steps, aligned = align(our_pieces, their_pieces)
+        mask_tokens = sum(
+            int(np.count_nonzero(mine.loss_mask[a0:a1] != other.loss_mask[b0:b1]))
+            for kind, a0, a1, b0, b1 in steps
+            if kind == "equal"
+        )
+        return {
+            "ours": ours,
+            "theirs": theirs,
+            "by": partner.by,
+            "steps": steps,
+            "aligned": aligned,
+            "changed": {
+                "text": b"".join(our_pieces) != b"".join(their_pieces),
+                "ids": our_ids != their_ids,
+                "mask": mask_tokens > 0,  # of tokens that both have; new ones are changed ids
+                "mask_tokens": mask_tokens,
+            },
+            "note": "" if partner.by == "content" else "same place, other bytes: it was edited",
+        }
+
+    @cached_property
+    def survey(self) -> dict[str, Any]:
+        surveyed = min(len(self.ours), MAX_SURVEYED_ROWS)
+        counts = dict.fromkeys(("same", "ids", "mask_only", "missing"), 0)
+        changed = []
+        for number in range(surveyed):
+            kind = self._change(number)
+            counts[kind] += 1
+            if kind != "same":
+                changed.append(number)
+        matched = surveyed - counts["missing"]
+        whole = surveyed == len(self.ours)
+        return {
+            **counts,
+            "surveyed": surveyed,
+            "of": len(self.ours),
+            "only_theirs": len(self.theirs) - matched if whole else None,
+            "rows": changed,
+        }
+
+    def _change(self, number: int) -> str:
+        partner = self.partner(number)
+        if partner is None:
+            return "missing"
+        mine, other = self.ours[number], self.theirs[partner.row]
+        if not np.array_equal(mine.input_ids, other.input_ids):
+            return "ids"
+        return "same" if np.array_equal(mine.loss_mask, other.loss_mask) else "mask_only"
+
+    def document(self) -> dict[str, Any]:
+        """What a page says of the comparison as a whole; the survey is asked for apart."""
+        return {
+            "path": str(self.theirs.path),
+            "key": self.theirs.key,
+            "totals": self.theirs.manifest["totals"],
+            "one_tokenizer": self._one_tokenizer,
+            "differs": differences(
+                self.ours.manifest["document"], self.theirs.manifest["document"]
+            ),
+        }
+
+
+def align(ours: list[Any], theirs: list[Any]) -> tuple[list[list[Any]], bool]:
+    """Edit steps ``[kind, a0, a1, b0, b1]`` between two sequences, and whether all was aligned.
+
+    A differing middle that is too long to be aligned stays one step.
+    """
+    shorter = min(len(ours), len(theirs))
+    head = next((n for n in range(shorter) if ours[n] != theirs[n]), shorter)
+    tail = 0
+    while tail < shorter - head and ours[-1 - tail] == theirs[-1 - tail]:
+        tail += 1
+    a_end, b_end = len(ours) - tail, len(theirs) - tail
+    steps: list[list[Any]] = [["equal", 0, head, 0, head]] if head else []
+    aligned = max(a_end, b_end) - head <= MAX_ALIGNED_TOKENS
+    if a_end > head or b_end > head:
+        if aligned:
+            matcher = SequenceMatcher(None, ours[head:a_end], theirs[head:b_end], autojunk=False)
+            steps += [
+                [kind, a0 + head, a1 + head, b0 + head, b1 + head]
+                for kind, a0, a1, b0, b1 in matcher.get_opcodes()
+            ]
+        else:
+            steps.append(["replace", head, a_end, head, b_end])
+    if tail:
+        steps.append(["equal", a_end, len(ours), b_end, len(theirs)])
+    return steps, aligned
+
+
+class Viewer:
+    """Answers the page's requests."""
+
+    def __init__(
+        self,
+        store: Store,
+        other: Store | None = None,  # to compare it with
+        cache_dir: str | None = None,
+        *,
+        fetch: bool = False,  # read remote sources for the text of rejected rows
+    ) -> None:
+        self.store = store
+        self.tokenizer = store_tokenizer(store)
+        self._excerpts = SourceExcerpts(store, cache_dir, fetch=fetch)
+        self._facts = RowFacts(store)
+        self._finder = RowFinder(
+            self._facts, self.tokenizer, lambda: self._compared_stores.survey["rows"]
+        )
+        self.comparison = None if other is None else StoreComparison(store, other, self.tokenizer)
+
+    @cached_property
+    def page(self) -> bytes:
+        return page(
+            {
+                "overview": overview(self._facts, None),
+                "selection": f"All {len(self.store):,} rows of the store, asked for as you look.",
+                "compare": None if self.comparison is None else self.comparison.document(),
+            }
+        )
+
+    def rows(self, given: Mapping[str, str]) -> dict[str, Any]:
+        first, count = whole(given, "first", 0), min(whole(given, "count", 50), MAX_ROWS)
+        found = self._finder.find(Query.parse(given))
+        shown = found.rows[first : first + count].tolist()
+        return {
+            "total": len(found.rows),
+            "searched": found.searched,
+            "of": len(self.store),
+            "first": first,
+            "rows": [row_summary(self._facts, number, self.tokenizer) for number in shown],
+        }
+
+    def place(self, given: Mapping[str, str]) -> dict[str, Any]:
+        """Return the position of a row in the answer to a query, or -1."""
+        rows = self._finder.find(Query.parse(given)).rows
+        found = (rows == whole(given, "row", 0)).nonzero()[0]
+        return {"place": int(found[0]) if len(found) else -1}
+
+    def row(self, given: Mapping[str, str]) -> dict[str, Any]:
+        return row_with_pieces(self._facts, self._row_number(given), self.tokenizer)
+
+    def picture(self, given: Mapping[str, str]) -> dict[str, str]:
+        media = self.store[self._row_number(given)].media
+        place = whole(given, "picture", 0)
+        if place >= len(media):
+            raise UsageError(f"picture {place}: the row has {len(media)}")
+        return thumbnail(self.store, media[place])
+
+    def raw(self, given: Mapping[str, str]) -> dict[str, Any]:
+        return self._excerpts.excerpt(self.store[self._row_number(given)].origin, RAW_BYTES)
+
+    def rejected(self, given: Mapping[str, str]) -> dict[str, Any]:
+        first, count = whole(given, "first", 0), min(whole(given, "count", 50), MAX_ROWS)
+        reason = given.get("reason")
+        wanted = (row for row in rejected_rows(self.store) if not reason or row.reason == reason)
+        shown = islice(wanted, first, first + count)
+        return {"first": first, "rows": [rejected_row(row) for row in shown]}
+
+    def rejected_raw(self, given: Mapping[str, str]) -> dict[str, Any]:
+        number = whole(given, "number")
+        row = next(rejected_rows(self.store, number), None)
+        if row is None:
+            raise UsageError(f"no rejected row {number}")
+        return self._excerpts.excerpt(row.origin, RAW_BYTES)
+
+    def compared(self, given: Mapping[str, str]) -> dict[str, Any]:
+        return self._compared_stores.row(self._row_number(given))
+
+    def survey(self, _: Mapping[str, str]) -> dict[str, Any]:
+        survey = self._compared_stores.survey
+        return {name: value for name, value in survey.items() if name != "rows"}
+
+    @property
+    def _compared_stores(self) -> StoreComparison:
+        if self.comparison is None:
+            raise UsageError("nothing to compare with: start with --compare OTHER")
+        return self.comparison
+
+    def _row_number(self, given: Mapping[str, str]) -> int:
+        number = whole(given, "number")
+        if number >= len(self.store):
+            raise UsageError(f"row {number}: the store has {len(self.store):,} rows")
+        return number
+
+
+def application(viewer: Viewer, token: str, port: int) -> Any:
+    """Return the viewer as a starlette application."""
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    hosts = {f"{HOST}:{port}", f"localhost:{port}"}
+    secret = token.encode()
+    headers = {
+        "Cache-Control": "no-store",
+        "Content-Security-Policy": f"{security_policy(served=True)}; frame-ancestors 'none'",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+        "X-Frame-Options": "DENY",
+    }
+    requests: dict[str, Callable[[Mapping[str, str]], dict[str, Any]]] = {
+        "rows": viewer.rows,
+        "place": viewer.place,
+        "rejected": viewer.rejected,
+        "picture": viewer.picture,
+        "row": viewer.row,
+        "raw": viewer.raw,
+        "rejected-raw": viewer.rejected_raw,
+        "compared": viewer.compared,
+        "survey": viewer.survey,
+    }
+
+    def plain(text: str, status: int) -> Response:
+        return Response(text, status, headers, "text/plain; charset=utf-8")
+
+    # Starlette runs plain functions in threads, so a search does not block other requests.
+    def answer(request: Request) -> Response:
+        if request.headers.get("host") not in hosts:
+            return plain("not this host", 421)
+        given = request.path_params.get("token", "").encode("utf-8", "replace")
+        if not secrets.compare_digest(given, secret):
+            return plain("not found", 404)
+        name = request.path_params.get("name")
+        if name is None:
+            return Response(viewer.page, 200, headers, "text/html; charset=utf-8")
+        if name not in requests:
+            return plain("not found", 404)
+        try:
+            document, status = requests[name](request.query_params), 200
+        except UsageError as error:
+            document, status = {"error": error.as_dict()}, 400
+        except TokenmillError as error:  # a damaged slice, say: the page shows it where it is
+            document, status = {"error": error.as_dict()}, 500
+        body = json.dumps(document, ensure_ascii=False).encode("utf-8", "replace")
+        return Response(body, status, headers, "application/json")
+
+    def nowhere(request: Request, error: Exception) -> Response:
+        return plain("not found", 404)
+
+    made = Starlette(
+        routes=[
+            Route("/{token}/", answer, methods=["GET"]),
+            Route("/{token}/api/{name}", answer, methods=["GET"]),
+        ],
+        exception_handlers={404: nowhere, 405: nowhere},
+    )
+    made.router.redirect_slashes = False  # a redirect would reveal valid prefixes
+    return made
+
+
+def listen(port: int) -> socket.socket:
+    """Return a socket on the loopback interface; port 0 takes a free one."""
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((HOST, port))
+    except (OSError, OverflowError) as error:
+        listening.close()
+        raise UsageError(f"--port {port} cannot be used: {error}; 0 takes a free one") from error
+    return listening
+
+
+def serve(viewer: Viewer, port: int, ready: Callable[[str, int], None]) -> None:
+    """Serve until interrupted; ``ready`` gets the page's address and port."""
+    with optional("starlette", "--serve"):
+        import starlette.applications  # noqa: F401
+    with optional("uvicorn", "--serve"):
+        import uvicorn
+    with listen(port) as listening:
+        bound = listening.getsockname()[1]
+        token = secrets.token_urlsafe(TOKEN_BYTES)
+        config = uvicorn.Config(
+            application(viewer, token, bound),
+            log_level="error",
+            access_log=False,  # it would print the token
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            date_header=False,
+            timeout_graceful_shutdown=2,
+        )
+        server = uvicorn.Server(config)
+        listening.listen()  # from now on a browser waits instead of being refused
+        ready(f"http://{HOST}:{bound}/{token}/", bound)
+        # Ctrl-C is how this ends: uvicorn closes everything, then hands the signal on.
+        with suppress(KeyboardInterrupt):
+            server.run(sockets=[listening])

@@ -1,0 +1,478 @@
+r"""Rows prepared for display, and columns of facts over all rows of a store.
+
+A `RowView` holds a row's tokens with the text of each, its turns and its origin. Bytes of a token
+that are no whole character are written ``\xe4\xbd``. `RowFacts` reads what filters and charts need
+of every row: numbers, drift classes of recorded rollouts, and groups.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenmill._core.origin import Origin
+from tokenmill.build.plan import SliceKeys
+from tokenmill.data.order import FeistelOrder
+from tokenmill.data.view import as_view
+from tokenmill.errors import TokenmillError, UsageError
+from tokenmill.rl.verdict import CLASSES
+from tokenmill.sources.rows import Rows, open_rows
+from tokenmill.store import CARRIED, Media, Sidecar, Store
+from tokenmill.tokenizers.loading import load
+from tokenmill.tokenizers.tokenizer import Tokenizer
+
+MAX_REFERENCE = 200  # characters of an image's reference
+MAX_GROUP_ROWS = 256  # rows of one recorded group; more rows share a label, not a prompt
+MAX_GROUP_NAME = 80  # characters
+MAX_FINDINGS = 40  # of one row
+MAX_FINDING_TEXT = 400  # characters
+UNJUDGED = "unjudged"
+
+Int64 = NDArray[np.int64]
+Float64 = NDArray[np.float64]
+
+_numbers = msgspec.json.Decoder(list[float | None])
+
+
+@dataclass(frozen=True)
+class RowView:
+    """One row, ready to be printed."""
+
+    number: int
+    ids: list[int]
+    pieces: list[str]  # text of each token
+    mask: list[int]
+    kinds: list[str]  # see `token_kinds`
+    turns: list[tuple[str, int, int]]  # role, first token, end
+    origin: Origin
+    carried: dict[str, Any]
+    sidecars: dict[str, float | list[float]]  # one number, or one per token; loss weights, too
+    media: list[Media]
+
+    def document(self) -> dict[str, Any]:
+        """Return the object that ``tokenmill inspect --json`` prints."""
+        return {
+            **{name: value for name, value in vars(self).items() if name != "number"},
+            "row": self.number,
+            "turns": [list(turn) for turn in self.turns],
+            "origin": self.origin._asdict(),
+            "media": [media_document(media) for media in self.media],
+        }
+
+
+def store_tokenizer(store: Store) -> Tokenizer:
+    """Load the tokenizer of a store from the store's own copy."""
+    return load(str(store.tokenizer_path), backend="file")
+
+
+def view_row(store: Store, number: int, tokenizer: Tokenizer) -> RowView:
+    """Prepare one row for display."""
+    row = store[number]
+    ids, mask = row.input_ids.tolist(), row.loss_mask.tolist()
+    special = tokenizer.is_special(ids).tolist()
+    return RowView(
+        number=number if number >= 0 else len(store) + number,
+        ids=ids,
+        pieces=[piece.decode("utf-8", "backslashreplace") for piece in tokenizer.pieces(ids)],
+        mask=mask,
+        kinds=token_kinds(mask, special),
+        turns=row.turns,
+        origin=row.origin,
+        carried=row.carried,
+        sidecars=attached_to(store.sidecars, number)
+        | ({"loss_weights": row.weights.tolist()} if store.has_weights else {}),
+        media=row.media,
+    )
+
+
+def token_kinds(mask: Sequence[int], special: Sequence[bool]) -> list[str]:
+    """Return how to show each token.
+
+    ``trained`` and ``untrained`` text, ``special`` (an untrained control token), ``closer`` (a
+    trained control token at the end of a trained stretch), ``control`` (any other trained one).
+    """
+    kinds = []
+    for at, (trained, control) in enumerate(zip(mask, special, strict=True)):
+        if not control:
+            kinds.append("trained" if trained else "untrained")
+        elif not trained:
+            kinds.append("special")
+        else:
+            kinds.append("closer" if at + 1 == len(mask) or not mask[at + 1] else "control")
+    return kinds
+
+
+def media_document(media: Media) -> dict[str, Any]:
+    """Return size and token positions of one image."""
+    names = ("start", "count", "width", "height", "digest")
+    return {
+        **{name: getattr(media, name) for name in names},
+        "grid": None if media.grid is None else list(media.grid),
+        "reference": media.reference[:MAX_REFERENCE],
+    }
+
+
+def attached_to(sidecars: Sequence[Sidecar], number: int) -> dict[str, float | list[float]]:
+    """Return a row's values of all sidecars, by the names of `labelled`."""
+    found = {}
+    for label, sidecar in labelled(sidecars):
+        values = sidecar[number]
+        found[label] = values if isinstance(values, float) else values.tolist()
+    return found
+
+
+def labelled(sidecars: Sequence[Sidecar]) -> list[tuple[str, Sidecar]]:
+    """Return sidecars by name; several of one name are told apart by their producer."""
+    named = Counter(sidecar.name for sidecar in sidecars)
+    return [
+        (one.name if named[one.name] == 1 else f"{one.name} {one.made_by}", one) for one in sidecars
+    ]
+
+
+def answer_name(label: bool | None, place: int, size: int) -> str:
+    """Return what an answer of a group is called; nothing for a row without group."""
+    if label is None:
+        return f"rank {place + 1}" if size > 1 else ""
+    wanted, unwanted = ("chosen", "rejected") if size == 2 else ("wanted", "unwanted")
+    return wanted if label else unwanted
+
+
+class RowGroups:
+    """Groups of rows, from the group number of every row; one above ``max_rows`` counts as none."""
+
+    def __init__(self, group_of: Int64, max_rows: int | None = None) -> None:
+        self._of = group_of
+        self._max_rows = len(group_of) if max_rows is None else max_rows
+        self._order = np.argsort(group_of, kind="stable")
+        count = int(group_of.max(initial=-1)) + 1
+        self._bounds = np.searchsorted(group_of[self._order], np.arange(count + 1))
+
+    @classmethod
+    def stored(cls, store: Store) -> RowGroups:
+        view = as_view(store)
+        starts = view.group_starts(np.arange(view.group_count + 1, dtype=np.int64))
+        return cls(np.repeat(np.arange(view.group_count), np.diff(starts)))
+
+    @classmethod
+    def recorded(cls, names: Sequence[str], steps: Sequence[str]) -> RowGroups:
+        """Return rollouts with the same ``group`` and ``step``, given as JSON texts."""
+        known: dict[tuple[str, str] | int, int] = {}
+        found = (
+            known.setdefault(row if name == "null" else (name, step), len(known))
+            for row, (name, step) in enumerate(zip(names, steps, strict=True))
+        )
+        return cls(np.fromiter(found, np.int64, len(names)), MAX_GROUP_ROWS)
+
+    def of(self, rows: Int64) -> Int64:
+        return self._of[rows]
+
+    def members(self, group: int) -> Int64:
+        """Return the rows of a group; none if it is too large."""
+        found: Int64 = self._order[self._bounds[group] : self._bounds[group + 1]]
+        return found if len(found) <= self._max_rows else found[:0]
+
+    def whole(self, rows: Int64) -> Int64:
+        """Return rows with all others of their groups, each row once."""
+        found: dict[int, None] = {}
+        for row, group in zip(rows.tolist(), self._of[rows].tolist(), strict=True):
+            if row not in found:
+                found |= dict.fromkeys(self.members(group).tolist() or [row])
+        return np.fromiter(found, np.int64, len(found))
+
+
+class RowFacts:
+    """Columns over all rows of a store, each read on first use."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    @cached_property
+    def carried(self) -> tuple[str, ...]:
+        return tuple(self.store.slice_at(0).record.carried) if len(self.store.table) else ()
+
+    @cached_property
+    def numbers(self) -> dict[str, Float64]:
+        """Carried columns and sidecars per row that hold numbers only; NaN where null."""
+        found = {}
+        first = self.store[0].carried_json if len(self.store) else {}
+        for name, text in first.items():
+            # The first row rules out most columns of text without reading them.
+            column = self._number(name) if _as_numbers([text]) is not None else None
+            if column is not None and not np.isnan(column).all():
+                found[name] = column
+        for label, sidecar in labelled(self.store.sidecars):
+            if sidecar.per == "row" and label not in found:
+                found[label] = np.asarray(sidecar.values, np.float64)
+        return found
+
+    @cached_property
+    def drift(self) -> NDArray[np.int8] | None:
+        """Index of each row's class in `CLASSES`, -1 without one; None without rollouts."""
+        if not {"drift", "findings"} <= set(self.carried):
+            return None
+        known = {json.dumps(name): place for place, name in enumerate(CLASSES)}
+        return np.array([known.get(text, -1) for text in self._texts("drift")], np.int8)
+
+    @cached_property
+    def groups(self) -> RowGroups | None:
+        if self.store.has_groups:
+            return RowGroups.stored(self.store)
+        if self.drift is None or not {"group", "step"} <= set(self.carried):
+            return None
+        return RowGroups.recorded(self._texts("group"), self._texts("step"))
+
+    def drift_of(self, number: int) -> str | None:
+        place = -1 if self.drift is None else int(self.drift[number])
+        return None if place < 0 else CLASSES[place]
+
+    def numbers_of(self, number: int) -> dict[str, float | None]:
+        """Return the numbers of one row; None where not finite, which JSON cannot hold."""
+        found = {name: float(column[number]) for name, column in self.numbers.items()}
+        return {name: value if np.isfinite(value) else None for name, value in found.items()}
+
+    def _texts(self, name: str) -> list[str]:
+        column = CARRIED + name
+        return [text for _, found in self.store.columns([column]) for text in found[column]]
+
+    def _number(self, name: str) -> Float64 | None:
+        column = CARRIED + name
+        parts = [np.empty(0)]
+        for _, found in self.store.columns([column]):
+            values = _as_numbers(found[column])
+            if values is None:
+                return None
+            parts.append(values)
+        return np.concatenate(parts)
+
+
+def _as_numbers(texts: Sequence[str]) -> Float64 | None:
+    try:
+        return np.array(_numbers.decode(f"[{','.join(texts)}]"), np.float64)
+    except (msgspec.ValidationError, msgspec.DecodeError):
+        return None
+
+
+def findings_of(carried: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the findings of a rollout, the most severe first, bounded and of known types.
+
+    Rows may carry anything under this name; what is not a finding is left out.
+    """
+    listed = carried.get("findings")
+    found = []
+    for one in listed if isinstance(listed, list) else []:
+        if not isinstance(one, dict):
+            continue
+        texts = {
+            name: value[:MAX_FINDING_TEXT] if isinstance(value := one.get(name), str) else ""
+            for name in ("kind", "expected", "found", "detail")
+        }
+        places = {
+            name: value if type(value := one.get(name)) is int and value >= 0 else None
+            for name in ("turn", "token")
+        }
+        drift = one.get("class")
+        found.append({"class": drift if drift in CLASSES else None, **texts, **places})
+    severity = {name: place for place, name in enumerate(CLASSES)}
+    found.sort(key=lambda one: -severity.get(str(one["class"]), -1))
+    return found[:MAX_FINDINGS]
+
+
+def group_name(value: Any) -> str:
+    """Return the displayed name of a recorded group."""
+    return (value if isinstance(value, str) else json.dumps(value))[:MAX_GROUP_NAME]
+
+
+# Rows by rule or by address. A *rule* is ``longest``, ``shortest`` (in tokens), ``least-trained``
+# (smallest trained share), ``rejected`` or ``random``, which draws with a seed from the permutation
+# that training uses. An *address* is what an `Origin` prints: ``file:line``, or ``file#row`` for
+# formats without lines; the file may be named by the end of its path.
+
+RULES = ("longest", "shortest", "least-trained", "rejected", "random")
+EXCERPT_BYTES = 2048
+
+
+class Rejected(NamedTuple):
+    """One rejected row."""
+
+    number: int  # among the rejected
+    origin: Origin
+    reason: str
+    detail: str
+
+
+class Addressed(NamedTuple):
+    """The rows at an address."""
+
+    rows: list[int]  # several with ``expand``
+    rejected: list[Rejected]
+
+
+def rows_by_rule(store: Store, rule: str, count: int, seed: int = 0) -> list[int]:
+    """Return row numbers by a rule, except ``rejected``."""
+    if rule not in RULES or rule == "rejected":
+        raise UsageError(f"--rule {rule!r}: choose one of {', '.join(RULES)}")
+    rows = len(store)
+    count = min(count, rows)
+    if rule == "random":
+        if not rows:
+            return []
+        return [int(n) for n in FeistelOrder(rows, seed).indices(0, np.arange(count))]
+    return [int(n) for n in np.argsort(row_weights(store, rule), kind="stable")[:count]]
+
+
+def row_weights(store: Store, order: str) -> NDArray[np.float64]:
+    """Return the sort key of every row, ascending."""
+    shares = order in ("least-trained", "most-trained")
+    weights = trained_shares(store) if shares else store.lengths.astype(np.float64)
+    return -weights if order in ("longest", "most-trained") else weights
+
+
+def trained_shares(store: Store) -> NDArray[np.float64]:
+    """Return trained tokens of every row over all its tokens."""
+    shares: NDArray[np.float64] = store.trained / np.maximum(store.lengths, 1)
+    return shares
+
+
+def rejected_rows(store: Store, first: int = 0) -> Iterator[Rejected]:
+    """Yield rejected rows in the order of the sources."""
+    for number, (origin, reason, detail) in enumerate(store.rejected_rows()):
+        if number >= first:
+            yield Rejected(number, origin, reason, detail)
+
+
+def row_at_address(store: Store, address: str) -> Addressed:
+    """Return the rows made of the source row at ``file:line`` or ``file#row``.
+
+    Raises:
+        UsageError: The address is malformed, its file is not of this store, or nothing is there.
+    """
+    found = re.fullmatch(r"(.+?)([:#])(\d+)", address, re.DOTALL)
+    if found is None:
+        raise UsageError(f"--origin {address!r}: write file:line, or file#row (rows count from 0)")
+    sources = sources_named(store, found[1])
+    wanted, by_line = int(found[3]), found[2] == ":"
+    rows = [
+        row
+        for source in sources
+        for row in rows_of_source_row(store, source, wanted, by_line=by_line)
+    ]
+    path = store.sources[sources[0]]
+    rejected = [
+        row
+        for row in rejected_rows(store)
+        if row.origin.path == path and (row.origin.line if by_line else row.origin.row) == wanted
+    ]
+    if not rows and not rejected:
+        what = "line" if by_line else "row"
+        raise UsageError(f"--origin {address!r}: nothing in this store comes from that {what}")
+    return Addressed(rows, rejected)
+
+
+def sources_named(store: Store, name: str) -> list[int]:
+    """Return numbers of the source whose path is, or ends with, a name."""
+    paths = [path or "" for path in store.sources]
+    exact = [number for number, path in enumerate(paths) if path == name]
+    ending = [number for number, path in enumerate(paths) if path.endswith(f"/{name}")]
+    for numbers in (exact, ending):
+        distinct = sorted({paths[number] for number in numbers})
+        if len(distinct) == 1:
+            return numbers
+        if distinct:
+            raise UsageError(f"{name!r} is the end of several sources: {', '.join(distinct[:5])}")
+    known = ", ".join(paths[:5]) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
+    raise UsageError(f"no source {name!r} in this store; there are {known}")
+
+
+def rows_of_source_row(store: Store, source: int, wanted: int, *, by_line: bool) -> list[int]:
+    """Return the rows made of one row (from 0) or line (from 1) of a source."""
+    first, column = ("line", "line_in_slice") if by_line else ("source_row", "row_in_slice")
+    mine = np.flatnonzero(store.table["source"] == source)
+    starts = store.table[first][mine]
+    rows: list[int] = []
+    # A source may be listed twice, so its slices need not be sorted.
+    for at in mine[(starts <= wanted) & (starts > 0 if by_line else True)]:
+        entry = store.table[at]
+        here = store.slice_at(int(at)).column(column) == wanted - int(entry[first])
+        rows += (int(entry["first_row"]) + np.flatnonzero(here)).tolist()
+    return rows
+
+
+class SourceExcerpts:
+    """Reads excerpts of a store's source rows; ``fetch`` allows remote sources.
+
+    A store may come from anybody and names its sources, so only local files are opened (unless the
+    caller allows more), and nothing is shown but bytes that a slice of the store was made of: the
+    slice's key holds their digest.
+    """
+
+    def __init__(self, store: Store, cache_dir: str | None = None, *, fetch: bool = False) -> None:
+        self._store = store
+        self._cache_dir = cache_dir
+        self._fetch = fetch
+        # By path the rows, the first row of every block and whether a slice was made of it.
+        self._opened: dict[str, tuple[Rows, list[int], list[bool]] | str] = {}
+
+    def excerpt(self, origin: Origin, max_bytes: int = EXCERPT_BYTES) -> dict[str, Any]:
+        """Return ``{text, bytes, cut, note}``; where text is None the note says why."""
+        if origin.path is None:
+            return no_excerpt("the paths of this store's source files are unknown")
+        # What is no local file may be a URL or the name of a hub dataset.
+        if not self._fetch and not os.path.lexists(origin.path):
+            return no_excerpt(
+                "the source cannot be read here; if it is elsewhere, --fetch-sources asks for it "
+                "there"
+            )
+        opened = self._open(origin.path)
+        if isinstance(opened, str):
+            return no_excerpt(opened)
+        rows, firsts, known = opened
+        try:
+            there = rows.origin(origin.row)
+            raw = rows.raw(origin.row)
+        except (TokenmillError, IndexError) as error:
+            return no_excerpt(f"the source has no such row any more: {error}")
+        same = len(raw) == origin.length and there.offset == origin.offset
+        if not same or not known[bisect_right(firsts, origin.row) - 1]:
+            return no_excerpt(
+                "the source changed since, or only a part of it was prepared: what stands here now "
+                "is not shown"
+            )
+        text = raw[:max_bytes].decode("utf-8", "backslashreplace")
+        return {"text": text, "bytes": len(raw), "cut": max(0, len(raw) - max_bytes), "note": ""}
+
+    def _open(self, path: str) -> tuple[Rows, list[int], list[bool]] | str:
+        if path not in self._opened:
+            try:
+                rows = open_rows(path, cache_dir=self._cache_dir)
+                blocks = list(rows.blocks())
+                keys = map(self._made_of.in_store, blocks)
+                known = [not self._keys.isdisjoint(possible) for possible in keys]
+                self._opened[path] = rows, [block.first_row for block in blocks], known
+            except (TokenmillError, OSError) as error:
+                self._opened[path] = f"the source cannot be read here: {error}"
+        return self._opened[path]
+
+    @cached_property
+    def _made_of(self) -> SliceKeys:
+        manifest = self._store.manifest
+        return SliceKeys(manifest["document"].get("recipe", {}), manifest["tokenizer"]["identity"])
+
+    @cached_property
+    def _keys(self) -> set[str]:
+        return set(self._store.slice_keys())
+
+
+def no_excerpt(note: str) -> dict[str, Any]:
+    """Return an excerpt that is only a note."""
+    return {"text": None, "bytes": 0, "cut": 0, "note": note}

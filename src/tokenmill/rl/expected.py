@@ -1,0 +1,391 @@
+r"""What a template prints for a recorded conversation, and which part of it a model would sample.
+
+For every assistant turn there is the *render at its time*: the conversation up to and including it.
+Of these, two texts follow, either of which a sound recording may hold:
+
+- *whole*: the render at the time of the last turn. The template may have rewritten history in it.
+- *appended*: at each turn, the new messages and the generation prompt are put behind what was
+  there, and what was sampled stays as it was sampled. So a rollout looks that hands ids from turn
+  to turn, and thoughts stay where a whole render would drop them::
+
+      at turn 1   <user>Hi<assistant>▏<think>hm</think>Hello<end>
+      at turn 2   <user>Hi<assistant>Hello<end>\n<user>And?<assistant>▏Fine<end>
+      appended    <user>Hi<assistant>▏<think>hm</think>Hello<end>▏\n<user>And?<assistant>▏Fine<end>
+
+For a template that only appends, both are the same text. `Expectations.of` gives an `Expected` for
+each, encoded as a whole, with the tokens that belong to each turn.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenmill.chat import ChatSpec, Renderer
+from tokenmill.chat.append import extended
+from tokenmill.chat.template import ReferenceTemplate
+from tokenmill.chat.turns import Span
+from tokenmill.errors import RowError
+from tokenmill.rl.align import same_until
+from tokenmill.rl.trajectory import Ids, Trajectory
+from tokenmill.tokenizers.encoder import Encoder
+from tokenmill.tokenizers.pieces import PieceTable
+from tokenmill.tokenizers.tokenizer import Tokenizer
+
+_GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
+_AFTER = {"role": "assistant", "content": "."}
+"""Stands for the turn that a model would write after a conversation that ends with others."""
+_OF_TRAINING = ("weight", "train", "step_loss_mask")
+
+
+@dataclass(frozen=True, slots=True)
+class Spelled:
+    """Ids with the bytes that they stand for."""
+
+    ids: Ids
+    starts: NDArray[np.int64]  # where the bytes of each id start, and the total
+    data: bytes
+
+    def token_at(self, place: int) -> int:
+        return int(np.searchsorted(self.starts, place, side="right")) - 1
+
+    def between(self, start: int, end: int) -> bytes:
+        return self.data[int(self.starts[start]) : int(self.starts[end])]
+
+
+def spell(table: PieceTable, ids: Ids) -> Spelled:
+    """The bytes of ids, all of which are in the vocabulary."""
+    numbers = table.twins(ids, np.array([0, len(ids)], np.int64))
+    starts, data = table.joined(numbers)
+    return Spelled(ids, starts.astype(np.int64), data.to_pybytes())
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message's part of an expected text, in tokens."""
+
+    role: str
+    start: int
+    end: int
+    sampled: Span | None = None  # what the model wrote
+    wrote: Span | None = None  # the same in bytes; a token at either end may reach beyond
+    rewritten: bool = False  # whether the model wrote something else at its time
+
+
+@dataclass(frozen=True)
+class Expected:
+    """One text that a sound recording may hold."""
+
+    spelled: Spelled  # its canonical ids
+    turns: tuple[Turn, ...]  # one for each message
+    open: bool  # whether it ends with a generation prompt
+
+    @cached_property
+    def required(self) -> int:
+        """Tokens up to the end of the last sampled turn; what follows need not be recorded."""
+        return max((turn.sampled[1] for turn in self.turns if turn.sampled), default=0)
+
+    @cached_property
+    def doubtful(self) -> list[Span]:
+        """Tokens that may have been sampled or not.
+
+        Whitespace that ends a turn in place of a token, and a token that the template prints behind
+        the last turn's end: some samplers stop before it, some behind.
+        """
+        found = []
+        for turn in self.turns:
+            if turn.sampled is None:
+                continue
+            first, last = turn.sampled
+            end = last
+            while end > first and not self.spelled.between(end - 1, end).strip():
+                end -= 1
+            if end < last:
+                found.append((end, last))
+        size = len(self.spelled.ids)
+        if not self.open and self.spelled.between(self.required, size).strip():
+            found.append((self.required, size))
+        return found
+
+    def turn_at(self, token: int) -> int:
+        for number, turn in enumerate(self.turns):
+            if token < turn.end:
+                return number
+        return len(self.turns) - 1
+
+
+@dataclass(slots=True)
+class _Text:
+    """A text in characters."""
+
+    text: str
+    ends: list[int]  # of turns
+    roles: Sequence[str]
+    sampled: dict[int, Span]  # by turn
+    rewritten: frozenset[int] = frozenset()
+
+
+class Expectations:
+    """Makes what is expected of trajectories; engine and renderer never change the result."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        spec: ChatSpec,
+        engine: str = "auto",
+        renderer: str = "auto",
+    ) -> None:
+        self.tokenizer = tokenizer
+        spec = ChatSpec(
+            format="messages",
+            template_kwargs=spec.template_kwargs,
+            date=spec.date,
+            thinking_opener=spec.thinking_opener,
+        )
+        template = _without_generation(tokenizer.template)
+        self.renderer = Renderer(spec, template, tokenizer.special_tokens, renderer=renderer)
+        self.encoder = Encoder(tokenizer, engine)
+
+    def of(self, trajectories: Sequence[Trajectory]) -> list[list[Expected] | RowError]:
+        """What each trajectory may hold, the appended text first, or why that is not known."""
+        rows: list[dict[str, Any]] = []
+        runs: list[Span] = []
+        for trajectory in trajectories:
+            first = len(rows)
+            rows += _prefixes(trajectory)
+            runs.append((first, len(rows)))
+        rendered = self._render(rows)
+        found: list[list[_Text] | RowError] = []
+        for trajectory, (first, last) in zip(trajectories, runs, strict=True):
+            found.append(_texts(trajectory, rows[first:last], rendered[first:last]))
+        return self._encoded(trajectories, found)
+
+    def by_reference(self, trajectory: Trajectory) -> Expected | None:
+        """What an append-only sampler would be given and write, by the reference alone.
+
+        Slow, and the last word before something is called wrong. None where the template does not
+        only append.
+        """
+        messages = trajectory.messages or []
+        try:
+            text = _asked(self.renderer.reference(trajectory.tools), messages, trajectory.tools)
+        except (RowError, TypeError, ValueError):
+            return None
+        if text is None:
+            return None
+        found = self._encoded([trajectory], [[text]])[0]
+        return None if isinstance(found, RowError) else found[0]
+
+    def _render(self, rows: list[dict[str, Any]]) -> list[_Text | RowError]:
+        rendering = self.renderer.render(rows)
+        found: list[_Text | RowError] = [RowError("not rendered")] * len(rows)
+        for number, _, error in rendering.rejected:
+            found[number] = error
+        texts = zip(
+            rendering.source, rendering.texts, rendering.ends, rendering.roles, rendering.spans,
+            strict=True,
+        )  # fmt: skip
+        for number, text, ends, roles, spans in texts:
+            sampled = _by_turn(spans or [], ends, roles)
+            found[number] = _Text(text, ends, roles, sampled)
+        return found
+
+    def _encoded(
+        self, trajectories: Sequence[Trajectory], found: list[list[_Text] | RowError]
+    ) -> list[list[Expected] | RowError]:
+        flat = [text for texts in found if not isinstance(texts, RowError) for text in texts]
+        encoded = self.encoder.encode(
+            [text.text for text in flat],
+            [[text.sampled[turn] for turn in sorted(text.sampled)] for text in flat],
+            [text.ends for text in flat],
+        )
+        refused = dict(encoded.rejected)
+        table = self.tokenizer.table
+        answers: list[list[Expected] | RowError] = []
+        number = 0
+        for trajectory, texts in zip(trajectories, found, strict=True):
+            if isinstance(texts, RowError):
+                answers.append(texts)
+                continue
+            expected: list[Expected] = []
+            answer: list[Expected] | RowError = expected
+            for text in texts:
+                if number in refused:
+                    answer = refused[number]
+                else:
+                    ids, mask, ends = encoded.row(number)
+                    spelled = spell(table, ids)
+                    turns = _turns(text, spelled, mask, ends.tolist())
+                    messages = trajectory.messages or []
+                    ends_open = bool(messages) and messages[-1]["role"] != "assistant"
+                    expected.append(Expected(spelled, turns, ends_open))
+                number += 1
+            answers.append(answer)
+        return answers
+
+
+def _asked(
+    reference: ReferenceTemplate, messages: list[dict[str, Any]], tools: list[Any] | None
+) -> _Text | None:
+    """The prompt of each assistant turn and what follows it, as long as one continues the other."""
+    before = text = ""
+    ends: list[int] = []
+    sampled: dict[int, Span] = {}
+    turns = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
+    if len(messages) - 1 not in turns:
+        turns.append(len(messages))
+    for k in turns:
+        prompt = reference.render(messages[:k], tools, add_generation_prompt=True)
+        if not prompt.startswith(before):
+            return None
+        for m in range(len(ends), k):
+            try:
+                printed = reference.render(messages[: m + 1], tools)
+            except RowError:  # a template may refuse a conversation that ends here
+                printed = before
+            ends.append(max(same_until(prompt, 0, printed, 0), len(before)))
+        if k == len(messages):
+            text = prompt
+            break
+        text = reference.render(messages[: k + 1], tools)
+        wrote = text[len(prompt) :].rstrip()
+        if not text.startswith(prompt) or not wrote:
+            return None
+        before = prompt + wrote
+        sampled[k] = (len(prompt), len(before))
+        ends.append(len(before))
+    ends[-1] = len(text)
+    return _Text(text, ends, [message["role"] for message in messages], sampled)
+
+
+def _without_generation(template: Any) -> Any:
+    """A template without its author's word on what is trained: here it matters what is sampled."""
+    if isinstance(template, Mapping):
+        return {name: _without_generation(source) for name, source in template.items()}
+    if not isinstance(template, str):
+        return template
+    return _GENERATION.sub(lambda m: f"{m[1]}{'endif' if m[2] else 'if true'}{m[3]}", template)
+
+
+def _prefixes(trajectory: Trajectory) -> list[dict[str, Any]]:
+    """The conversation at the time of each assistant turn, and behind its end if it is not one."""
+    messages = trajectory.messages
+    if messages is None:
+        return []
+    messages = [
+        {key: value for key, value in message.items() if key not in _OF_TRAINING}
+        for message in messages
+    ]
+    if messages[-1]["role"] != "assistant":
+        messages.append(_AFTER)
+    return [
+        {"messages": messages[: k + 1], "tools": trajectory.tools}
+        for k, message in enumerate(messages)
+        if message["role"] == "assistant"
+    ]
+
+
+def _by_turn(spans: Sequence[Span], ends: Sequence[int], roles: Sequence[str]) -> dict[int, Span]:
+    sampled: dict[int, Span] = {}
+    turn = 0
+    for start, end in spans:
+        while turn < len(ends) - 1 and (ends[turn] <= start or roles[turn] != "assistant"):
+            turn += 1
+        known = sampled.get(turn)
+        sampled[turn] = (known[0] if known else start, end)
+    return sampled
+
+
+def _texts(
+    trajectory: Trajectory,
+    rows: Sequence[dict[str, Any]],
+    rendered: Sequence[_Text | RowError],
+) -> list[_Text] | RowError:
+    """The appended text and the whole one, or only one where they are the same."""
+    if not rows:
+        return []
+    last = rendered[-1]
+    if isinstance(last, RowError):
+        return last
+    whole: _Text | None = last
+    messages = rows[-1]["messages"]
+    turns = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
+    is_open = trajectory.messages is not None and len(messages) > len(trajectory.messages)
+    appended = _append(turns, rendered)
+    if is_open:
+        whole = _cut_open(last, turns[-1])
+        appended = None if appended is None else _cut_open(appended, turns[-1])
+    if whole is None:
+        return RowError("what comes after the last message is not told", reason="mask_unproven")
+    if appended is None:
+        return [whole]
+    if appended.text == whole.text and appended.sampled == whole.sampled:
+        return [whole]
+    own = {k: appended.text[slice(*span)] for k, span in appended.sampled.items()}
+    rewritten = frozenset(
+        k for k, span in whole.sampled.items() if own.get(k) != whole.text[slice(*span)]
+    )
+    rewritten |= {k for k in own if k not in whole.sampled}
+    return [appended, replace(whole, rewritten=rewritten)]
+
+
+def _append(turns: Sequence[int], rendered: Sequence[_Text | RowError]) -> _Text | None:
+    """Every turn as it was at its time, behind what was there; None where that is not known."""
+    text, ends, tail = "", [0], ""
+    roles: Sequence[str] = ()
+    sampled: dict[int, Span] = {}
+    for k, at_its_time in zip(turns, rendered, strict=True):
+        if isinstance(at_its_time, RowError) or k not in at_its_time.sampled:
+            return None
+        seam = 0
+        if sampled:
+            before = max(sampled)
+            if before not in at_its_time.sampled:
+                return None
+            seam = at_its_time.sampled[before][1]
+        start, end = at_its_time.sampled[k]
+        cut_ends = [*at_its_time.ends[:k], end]
+        text, ends, shift = extended(text, ends, at_its_time.text[:end], cut_ends, seam)
+        sampled[k] = (start + shift, end + shift)
+        roles, tail = at_its_time.roles, at_its_time.text[end:]
+    ends[-1] += len(tail)
+    return _Text(text + tail, ends, roles, sampled)
+
+
+def _cut_open(text: _Text, turn: int) -> _Text | None:
+    """Up to where the model would go on."""
+    if turn not in text.sampled:
+        return None
+    start, _ = text.sampled[turn]
+    sampled = {k: span for k, span in text.sampled.items() if k != turn}
+    return _Text(text.text[:start], [*text.ends[:turn], start], text.roles, sampled)
+
+
+def _turns(
+    text: _Text, spelled: Spelled, mask: NDArray[np.uint8], ends: Sequence[int]
+) -> tuple[Turn, ...]:
+    exact = len(spelled.data) == len(text.text) or spelled.data == text.text.encode()
+    plain = len(spelled.data) == len(text.text)
+    turns = []
+    start = 0
+    for k, end in enumerate(ends):
+        sampled: Span | None = None
+        wrote: Span | None = None
+        own = np.flatnonzero(mask[start:end] if k in text.sampled else mask[:0])
+        if len(own):
+            sampled = (start + int(own[0]), start + int(own[-1]) + 1)
+            wrote = (int(spelled.starts[sampled[0]]), int(spelled.starts[sampled[1]]))
+        if sampled is not None and exact:
+            wrote = text.sampled[k]
+            if not plain:
+                first, last = wrote
+                wrote = (len(text.text[:first].encode()), len(text.text[:last].encode()))
+        turns.append(Turn(text.roles[k], start, end, sampled, wrote, k in text.rewritten))
+        start = end
+    return tuple(turns)

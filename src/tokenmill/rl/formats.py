@@ -1,0 +1,541 @@
+"""From a row to trajectories, in whichever format a trainer or a server recorded it.
+
+`read_rollouts` looks at a row's columns and reads it as one of `FORMATS`; a row of none of them is
+a `RowError` that names its columns. What is not understood is kept as metadata, and nothing is
+executed. The formats and what cannot be checked in each stand in docs/rollouts.md.
+
+    rollout     our own: token_ids, loss_mask, messages …; ``trajectories`` or ``tree`` for many
+    miles       samples of miles and slime: tokens, response_length, loss_mask of the response
+    skyrl       prompt_token_ids, response_ids; or decoded: input_prompt, output_response
+    verl        decoded: input, output, score
+    trl         prompt, completion, advantage; ids where the columns are there
+    openai      a chat completion with ``choices``, as vLLM and SGLang answer it with token ids
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenmill.errors import RowError, UsageError
+from tokenmill.rl.trajectory import Bits, Ids, Recording, Trajectory
+
+Row = dict[str, Any]
+
+
+def read_rollouts(row: Any, format: str = "auto") -> Recording:  # noqa: A002 - as in the contract
+    """Read one row, in one of `FORMATS` or, with ``auto``, the one its columns tell.
+
+    Raises:
+        RowError: The row is no rollout of that format.
+    """
+    if isinstance(row, RowError):
+        raise row
+    if format != "auto" and format not in FORMATS:
+        raise UsageError(f"format={format!r}: choose one of auto, {', '.join(FORMATS)}")
+    if not isinstance(row, dict):
+        raise RowError(f"a rollout is an object, not {type(row).__name__}")
+    for name, (recognised, read) in FORMATS.items():
+        if format == name or (format == "auto" and recognised(row)):
+            return read(row)
+    known = ", ".join(sorted(map(str, row))[:8]) or "none"
+    raise RowError(f"no rollout of a known format; the columns of this row are {known}")
+
+
+def reread(value: Any, raw: bytes) -> Any:
+    """Read a row with NaN or infinities as Python does, so that a check can name the number."""
+    if not isinstance(value, RowError) or value.reason != "bad_json":
+        return value
+    if b"NaN" not in raw and b"Infinity" not in raw:
+        return value
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError):
+        return value
+    return found if isinstance(found, dict) else value
+
+
+# Our own form
+
+_OWN = (
+    "messages", "tools", "token_ids", "loss_mask", "logprobs", "prompt_length", "prompt",
+    "response", "finish_reason", "reward", "advantage", "advantages", "group", "step", "version",
+    "trajectories", "tree",
+)  # fmt: skip
+
+
+def _is_own(row: Row) -> bool:
+    return any(row.get(name) is not None for name in ("token_ids", "trajectories", "tree"))
+
+
+def _own(row: Row) -> Recording:
+    if row.get("tree") is not None:
+        return _tree(row)
+    if row.get("trajectories") is not None:
+        members = _objects(row, "trajectories")
+        outer = _others(row, ("trajectories",))
+        found = [_one({**outer, **member}) for member in members]
+        for trajectory in found:
+            trajectory.among = len(found) > 1
+        return Recording(found)
+    return Recording([_one(row)])
+
+
+def _one(row: Row) -> Trajectory:
+    return Trajectory(
+        "rollout",
+        ids=_ids(row, "token_ids"),
+        mask=_mask(row, "loss_mask"),
+        given_logprobs=_numbers(row, "logprobs"),
+        prompt_length=_whole(row, "prompt_length"),
+        messages=_messages(row, "messages"),
+        tools=_tools(row),
+        prompt=_text(row, "prompt"),
+        response=_text(row, "response"),
+        finish=_text(row, "finish_reason"),
+        reward=_number(row.get("reward"), "reward"),
+        advantages=_advantages(_first(row, "advantages", "advantage")),
+        group=row.get("group"),
+        step=_whole(row, "step"),
+        version=row.get("version"),
+        metadata=_others(row, _OWN),
+    )
+
+
+def _tree(row: Row) -> Recording:
+    """A tree of nodes, each with what it adds; one trajectory for every leaf.
+
+    Siblings are different samples even where their ids are the same, so what two trajectories share
+    is said by the nodes and not by the ids.
+    """
+    nodes = _objects(row, "tree")
+    outer = _others(row, ("tree",))
+    parents: list[int | None] = []
+    for number, node in enumerate(nodes):
+        parent = node.get("parent")
+        if parent is not None and (type(parent) is not int or not 0 <= parent < number):
+            raise RowError(f"tree[{number}]: 'parent' must be the number of an earlier node")
+        parents.append(parent)
+    inner = {parent for parent in parents if parent is not None}
+    trajectories, paths = [], []
+    for leaf in range(len(nodes)):
+        if leaf in inner:
+            continue
+        branch: list[int] = []
+        step: int | None = leaf
+        while step is not None:
+            branch.append(step)
+            step = parents[step]
+        branch.reverse()
+        joined, path = _join(nodes, branch)
+        trajectory = _one({**outer, **joined})
+        trajectory.among = True
+        trajectories.append(trajectory)
+        paths.append(path)
+    return Recording(trajectories, paths)
+
+
+def _join(nodes: list[Row], branch: list[int]) -> tuple[Row, list[tuple[int, int]]]:
+    """What the nodes of a branch add up to, and how many ids there are after each."""
+    joined: Row = {"messages": [], "token_ids": [], "loss_mask": [], "logprobs": []}
+    path, scored, told = [], False, True
+    for number in branch:
+        node = nodes[number]
+        ids = _ids(node, "token_ids")
+        if ids is None:
+            raise RowError(f"tree[{number}] has no 'token_ids'")
+        mask = node.get("loss_mask")
+        if mask in (0, 1):  # also False and True: all of it or nothing
+            mask = [int(mask)] * len(ids)
+        if not isinstance(mask, list) or len(mask) != len(ids):
+            raise RowError(f"tree[{number}]: 'loss_mask' must be 0, 1, or one of them per token")
+        logprobs = node.get("logprobs")
+        scored |= logprobs is not None
+        spread: list[Any] = [None] * len(ids)
+        if logprobs is not None:
+            if not isinstance(logprobs, list):
+                raise RowError(f"tree[{number}]: 'logprobs' must be a list of numbers")
+            if len(logprobs) == len(ids):
+                spread = logprobs
+            elif len(logprobs) == sum(map(bool, mask)):
+                given = iter(logprobs)
+                spread = [next(given) if bit else None for bit in mask]
+            else:
+                raise RowError(f"tree[{number}]: {len(logprobs)} logprobs for {len(ids)} tokens")
+        joined["token_ids"] += ids.tolist()
+        joined["loss_mask"] += mask
+        joined["logprobs"] += spread
+        messages = node.get("messages") or ([node["message"]] if node.get("message") else None)
+        if messages is not None and not isinstance(messages, list):
+            raise RowError(f"tree[{number}]: 'messages' must be a list of messages")
+        told &= messages is not None
+        joined["messages"] += messages or []
+        structure = ("parent", "message", "messages", "token_ids", "loss_mask", "logprobs")
+        joined.update({name: node[name] for name in node if name not in structure})
+        path.append((number, len(joined["token_ids"])))
+    if not scored:
+        joined["logprobs"] = None
+    if not told:
+        joined["messages"] = None
+    return joined, path
+
+
+# Those of others
+
+
+def _is_miles(row: Row) -> bool:
+    return row.get("tokens") is not None and row.get("response_length") is not None
+
+
+def _miles(row: Row) -> Recording:
+    """A sample of miles or slime, as `dump_details` and `save_debug_rollout_data` keep it."""
+    names = (
+        "tokens", "response_length", "loss_mask", "rollout_log_probs", "reward", "group_index",
+        "weight_versions", "prompt", "response", "status", "rollout_id", "tools", "metadata",
+    )  # fmt: skip
+    ids = _ids(row, "tokens")
+    size = _whole(row, "response_length")
+    if ids is None or size is None or not 0 <= size <= len(ids):
+        raise RowError(f"'response_length' is {size}, of {0 if ids is None else len(ids)} tokens")
+    metadata = _inner(row, "metadata", {})
+    versions = row.get("weight_versions") or [None]
+    mask = _mask(row, "loss_mask")
+    trajectory = _prompt_and_response(
+        "miles", ids[: len(ids) - size], ids[len(ids) - size :], mask,
+        _numbers(row, "rollout_log_probs"),
+    )  # fmt: skip
+    trajectory.response = _text(row, "response")
+    trajectory.finish = _text(row, "status")
+    reward = row.get("reward")
+    trajectory.reward = _number(_chosen(reward), "reward")
+    trajectory.group = row.get("group_index")
+    trajectory.step = _whole(row, "rollout_id")
+    trajectory.version = versions[-1] if isinstance(versions, list) else versions
+    trajectory.metadata = {**metadata, **_others(row, names)}
+    if isinstance(reward, dict):
+        trajectory.metadata["reward"] = reward
+    trajectory.tools = metadata.get("tools") or _tools(row)
+    _say(trajectory, row.get("prompt"), metadata.get("messages"))
+    return Recording([trajectory])
+
+
+def _is_skyrl(row: Row) -> bool:
+    ids = row.get("prompt_token_ids") is not None and row.get("response_ids") is not None
+    return ids or (row.get("input_prompt") is not None and row.get("output_response") is not None)
+
+
+def _skyrl(row: Row) -> Recording:
+    """A row of SkyRL's generator output, or of its evaluation dumps, which are decoded."""
+    names = (
+        "prompt_token_ids", "response_ids", "loss_mask", "loss_masks", "rollout_logprobs", "score",
+        "reward", "rewards", "trajectory_id", "trajectory_ids", "stop_reason", "stop_reasons",
+        "input_prompt", "output_response", "step", "global_step",
+    )  # fmt: skip
+    prompt, response = _ids(row, "prompt_token_ids"), _ids(row, "response_ids")
+    if prompt is not None and response is not None:
+        mask = _mask(row, "loss_mask" if row.get("loss_mask") is not None else "loss_masks")
+        logprobs = _numbers(row, "rollout_logprobs")
+        trajectory = _prompt_and_response("skyrl", prompt, response, mask, logprobs)
+    else:
+        trajectory = Trajectory("skyrl")
+    trajectory.prompt = _text(row, "input_prompt")
+    trajectory.response = _text(row, "output_response")
+    trajectory.finish = _text(row, "stop_reason") or _text(row, "stop_reasons")
+    reward = _first(row, "score", "reward", "rewards")
+    if isinstance(reward, list):  # one per token: what the whole earned is their sum
+        trajectory.metadata["token_rewards"] = reward
+        reward = sum(_number(value, "rewards") or 0.0 for value in reward)
+    trajectory.reward = _number(reward, "reward")
+    identity = _first(row, "trajectory_id", "trajectory_ids")
+    trajectory.group = identity.get("instance_id") if isinstance(identity, dict) else identity
+    trajectory.step = _whole(row, "global_step") if "global_step" in row else _whole(row, "step")
+    trajectory.metadata |= _others(row, names)
+    return Recording([trajectory])
+
+
+def _is_verl(row: Row) -> bool:
+    return isinstance(row.get("input"), str) and isinstance(row.get("output"), str)
+
+
+def _verl(row: Row) -> Recording:
+    """A row of verl's ``trainer.rollout_data_dir``: texts, decoded without special tokens."""
+    trajectory = Trajectory(
+        "verl",
+        prompt=_text(row, "input"),
+        response=_text(row, "output"),
+        reward=_number(row.get("score"), "score"),
+        step=_whole(row, "step"),
+        group=_first(row, "uid", "request_id"),
+        metadata=_others(row, ("input", "output", "score", "step", "uid")),
+    )
+    return Recording([trajectory])
+
+
+def _is_trl(row: Row) -> bool:
+    return row.get("prompt") is not None and row.get("completion") is not None
+
+
+def _trl(row: Row) -> Recording:
+    """A row of TRL's logged completions; rewards stand under the names of their functions."""
+    names = ("prompt", "completion", "step", "advantage", "prompt_ids", "completion_ids",
+             "completion_mask", "logprobs", "sampling_per_token_logps", "reward")  # fmt: skip
+    prompt, response = _ids(row, "prompt_ids"), _ids(row, "completion_ids")
+    if not _is_trl(row):
+        raise RowError("a row of TRL's completions has 'prompt' and 'completion'")
+    if prompt is not None and response is not None:
+        logprobs = _numbers(row, "logprobs")
+        if logprobs is None:
+            logprobs = _numbers(row, "sampling_per_token_logps")
+        mask = _mask(row, "completion_mask")
+        trajectory = _prompt_and_response("trl", prompt, response, mask, logprobs)
+    else:
+        trajectory = Trajectory("trl")
+    completion = row["completion"]
+    if isinstance(completion, str):
+        trajectory.response = completion
+    if isinstance(row["prompt"], list) and isinstance(completion, list):
+        _say(trajectory, row["prompt"], [*row["prompt"], *completion])
+    else:
+        _say(trajectory, row["prompt"], None)
+    rewards = [row[name] for name in row if name.endswith(("reward", "reward_func"))]
+    rewards = [value for value in rewards if isinstance(value, int | float)]
+    if rewards:
+        trajectory.reward = _number(sum(rewards, 0.0), "reward")
+    trajectory.advantages = _number(row.get("advantage"), "advantage")
+    trajectory.step = _whole(row, "step")
+    trajectory.metadata = _others(row, names)
+    return Recording([trajectory])
+
+
+def _is_openai(row: Row) -> bool:
+    return isinstance(_inner(row, "response", row).get("choices"), list)
+
+
+def _openai(row: Row) -> Recording:
+    """A chat completion: alone, beside its messages, or as ``{"request": …, "response": …}``."""
+    request, answer = _inner(row, "request", row), _inner(row, "response", row)
+    choices = _objects(answer, "choices")
+    asked = _messages(request, "messages")
+    names = ("request", "response", "choices", "messages", "tools", "prompt_token_ids")
+    found = []
+    for choice in choices:
+        prompt = _ids(answer, "prompt_token_ids")
+        if prompt is None:
+            prompt = _ids(choice, "prompt_token_ids")
+        ids, logprobs = _answered(choice)
+        if prompt is None or ids is None:
+            trajectory = Trajectory("openai")
+        else:
+            trajectory = _prompt_and_response("openai", prompt, ids, None, logprobs)
+        message = choice.get("message")
+        if isinstance(message, dict):
+            # Servers write every field they know, null where there is nothing.
+            message = {key: value for key, value in message.items() if value not in (None, [])}
+            trajectory.response = _text(message, "content")
+            if asked is not None:
+                trajectory.messages = [*asked, {"role": "assistant", "content": "", **message}]
+        trajectory.tools = _tools(request)
+        trajectory.finish = _text(choice, "finish_reason")
+        rewarded = row if choice.get("reward") is None else choice
+        trajectory.reward = _number(rewarded.get("reward"), "reward")
+        trajectory.group = answer.get("id") if row.get("group") is None else row["group"]
+        trajectory.step, trajectory.version = _whole(row, "step"), row.get("version")
+        trajectory.metadata = _others(row, names)
+        found.append(trajectory)
+    return Recording(found, [[(number, 0)] for number in range(len(found))])
+
+
+def _answered(choice: Row) -> tuple[Ids | None, NDArray[np.float64] | None]:
+    told = choice.get("logprobs")
+    content = told.get("content") if isinstance(told, dict) else None
+    logprobs, ids = None, _ids(choice, "token_ids")
+    if isinstance(content, list) and all(isinstance(token, dict) for token in content):
+        logprobs = _numbers({"logprobs": [token.get("logprob") for token in content]}, "logprobs")
+        tokens = [str(token.get("token", "")) for token in content]
+        if ids is None and tokens and all(token.startswith("token_id:") for token in tokens):
+            numbers = [token.removeprefix("token_id:") for token in tokens]
+            if not all(number.isdecimal() for number in numbers):
+                raise RowError("a token of 'logprobs' says token_id: and no number")
+            ids = _ids({"token_ids": list(map(int, numbers))}, "token_ids")
+    return ids, logprobs
+
+
+def _prompt_and_response(
+    name: str,
+    prompt: Ids,
+    response: Ids,
+    mask: Bits | None,
+    logprobs: NDArray[np.float64] | None,
+) -> Trajectory:
+    """A trajectory of which mask and log-probabilities speak of the response alone."""
+    if mask is None:
+        mask = np.ones(len(response), np.uint8)
+    if logprobs is not None and len(logprobs) == len(response):
+        logprobs = np.concatenate([np.zeros(len(prompt)), logprobs])
+    if len(mask) == len(response):  # else it stays wrong, for `Trajectory.faults` to say
+        mask = np.concatenate([np.zeros(len(prompt), np.uint8), mask])
+    return Trajectory(
+        name,
+        ids=np.concatenate([prompt, response]),
+        mask=mask,
+        given_logprobs=logprobs,
+        prompt_length=len(prompt),
+    )
+
+
+def _say(trajectory: Trajectory, prompt: Any, messages: Any) -> None:
+    """Set the prompt as text, or the messages where all of them are known."""
+    if isinstance(prompt, str):
+        trajectory.prompt = prompt
+    if isinstance(messages, list) and messages:
+        trajectory.messages = _messages({"messages": messages}, "messages")
+    elif isinstance(prompt, list) and trajectory.response is not None:
+        mask = trajectory.mask
+        whole = mask is None or (
+            trajectory.prompt_length is not None and bool(mask[trajectory.prompt_length :].all())
+        )
+        if whole:  # one answer; what environments said in between is not told
+            answer = {"role": "assistant", "content": trajectory.response}
+            trajectory.messages = _messages({"messages": [*prompt, answer]}, "messages")
+
+
+FORMATS: dict[str, tuple[Callable[[Row], bool], Callable[[Row], Recording]]] = {
+    "openai": (_is_openai, _openai),
+    "rollout": (_is_own, _own),
+    "miles": (_is_miles, _miles),
+    "skyrl": (_is_skyrl, _skyrl),
+    "verl": (_is_verl, _verl),
+    "trl": (_is_trl, _trl),
+    "slime": (lambda row: False, _miles),  # only by name: such a row is recognised as of miles
+}
+"""Of each format, whether a row is of it, and what reads it; asked in this order."""
+
+
+# Columns
+
+
+def _ids(row: Row, name: str) -> Ids | None:
+    values = row.get(name)
+    if values is None:
+        return None
+    try:
+        ids = np.array(values)
+    except (ValueError, OverflowError) as error:
+        raise RowError(f"{name!r} must be a list of token ids") from error
+    if ids.ndim == 1 and not ids.size:
+        return np.zeros(0, np.int32)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise RowError(f"{name!r} must be a list of token ids")
+    if int(ids.min()) < 0 or int(ids.max()) > np.iinfo(np.int32).max:
+        raise RowError(f"{name!r} holds a number that is no token id")
+    return ids.astype(np.int32)
+
+
+def _mask(row: Row, name: str) -> Bits | None:
+    """A mask; what is neither 0 nor 1 becomes 2, for `Trajectory.faults` to name."""
+    mask = _numbers(row, name, "0 and 1")
+    if mask is None:
+        return None
+    return np.where((mask == 0) | (mask == 1), mask, 2).astype(np.uint8)
+
+
+def _numbers(row: Row, name: str, kind: str = "numbers") -> NDArray[np.float64] | None:
+    values = row.get(name)
+    if values is None:
+        return None
+    try:
+        numbers = np.array(values, dtype=np.float64)  # None becomes NaN
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RowError(f"{name!r} must be a list of {kind}") from error
+    if numbers.ndim != 1:
+        raise RowError(f"{name!r} must be a list of {kind}")
+    return numbers
+
+
+def _messages(row: Row, name: str) -> list[dict[str, Any]] | None:
+    values = row.get(name)
+    if values is None:
+        return None
+    if not isinstance(values, list) or not values or not all(_is_message(one) for one in values):
+        raise RowError(f"{name!r} must be a list of messages with roles")
+    return values
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("role"), str)
+
+
+def _tools(row: Row) -> list[Any] | None:
+    tools = row.get("tools")
+    if tools is not None and not isinstance(tools, list):
+        raise RowError(f"'tools' must be a list, not {type(tools).__name__}")
+    return tools or None
+
+
+def _objects(row: Row, name: str) -> list[Row]:
+    values = row.get(name)
+    if not isinstance(values, list) or not values or not all(isinstance(v, dict) for v in values):
+        raise RowError(f"{name!r} must be a list of objects, and not empty")
+    return values
+
+
+def _inner(row: Row, name: str, otherwise: Row) -> Row:
+    value = row.get(name)
+    return value if isinstance(value, dict) else otherwise
+
+
+def _text(row: Row, name: str) -> str | None:
+    value = row.get(name)
+    return value if isinstance(value, str) else None
+
+
+def _whole(row: Row, name: str) -> int | None:
+    value = row.get(name)
+    if value is None:
+        return None
+    whole = value.is_integer() if isinstance(value, float) else type(value) is int
+    if not whole:
+        raise RowError(f"{name!r} must be a whole number, not {value!r:.40}")
+    return int(value)
+
+
+def _number(value: Any, name: str) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RowError(f"{name!r} must be a number, not {value!r:.40}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise RowError(f"{name!r} is {value!r:.40}, which no reward can be")
+    return number
+
+
+def _advantages(value: Any) -> list[float] | float | None:
+    if isinstance(value, list):
+        return [_number(one, "advantages") or 0.0 for one in value]
+    return _number(value, "advantage")
+
+
+def _chosen(reward: Any) -> Any:
+    if not isinstance(reward, dict):
+        return reward
+    for name in ("score", "reward"):
+        if isinstance(reward.get(name), int | float):
+            return reward[name]
+    return None
+
+
+def _first(row: Row, *names: str) -> Any:
+    return next((row[name] for name in names if row.get(name) is not None), None)
+
+
+def _others(row: Row, names: tuple[str, ...]) -> Row:
+    return {name: value for name, value in row.items() if name not in names}

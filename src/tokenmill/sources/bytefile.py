@@ -1,0 +1,265 @@
+"""Source files: bytes by offset, the state in which they were seen, what is known about each.
+
+A `SourceBytes` reads at an offset without a shared position, so threads and forked processes need
+no lock. A `Signature` is what a stat says about a file. Two equal ones mean "the same bytes" only
+when the file was last written some time before it was read, which `settled` decides as git does for
+its index. Remote objects are read through `tokenmill._core.ranged.RemoteFile`.
+
+A `SeenFile` says where a file is and which state of it was seen. A `FileEntry` adds its row index
+and seekable copy; notes and pickles contain it, so a worker neither scans nor lists again. A
+`SourceFile` is the part that callers see.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+from weakref import ref
+
+import msgspec
+import xxhash
+
+from tokenmill._core.process import ProcessLock
+from tokenmill._core.ranged import RemoteFile
+from tokenmill._core.remote import Version, is_remote
+from tokenmill.errors import SourceChanged, SourceError, SourceMissing, UsageError
+from tokenmill.sources.limits import MIB, OPEN_FILES, RACY_COARSE_NS, RACY_NS
+
+
+class SourceBytes(Protocol):
+    """Anything that gives bytes by offset."""
+
+    path: str
+    size: int
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """Up to ``length`` bytes from ``offset``; fewer only at the end."""
+        ...
+
+    def read_into(self, target: memoryview, offset: int) -> int:
+        """Fill a buffer from ``offset``; how many bytes were there."""
+        ...
+
+    def check(self) -> None:
+        """Raise `SourceChanged` unless this is still the file that was opened."""
+        ...
+
+
+class Signature(NamedTuple):
+    """What a stat says about the state of a file."""
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Signature:
+        return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+
+    def settled(self, now_ns: int) -> bool:
+        """Whether any write after ``now_ns``, when reading began, changes the signature.
+
+        A file can be written twice within one tick of its clock, without a trace.
+        """
+        coarse = self.mtime_ns % 1_000_000 == 0 and self.ctime_ns % 1_000_000 == 0
+        margin = RACY_COARSE_NS if coarse else RACY_NS
+        return max(self.mtime_ns, self.ctime_ns) + margin < now_ns
+
+    def lies_ahead(self, now_ns: int) -> bool:
+        """Whether a timestamp is of a clock ahead of this one, or was set by hand."""
+        return max(self.mtime_ns, self.ctime_ns) > now_ns + RACY_COARSE_NS
+
+
+class LocalFile:
+    """A local file, read with pread; `SourceChanged` when it is not in the expected state."""
+
+    def __init__(self, path: str, expected: Signature | None = None) -> None:
+        self.path = path
+        self.fd = -1
+        self.opened_ns = time.time_ns()
+        try:
+            # Not blocking: a pipe given by mistake must be refused, not waited for.
+            self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            status = os.fstat(self.fd)
+        except FileNotFoundError as error:
+            if expected is not None:
+                raise SourceChanged("the file is gone", path=path) from error
+            raise SourceMissing("no such file", path=path) from error
+        except OSError as error:
+            raise SourceError(f"cannot be opened: {error.strerror}", path=path) from error
+        if not stat.S_ISREG(status.st_mode):
+            raise UsageError("not a regular file: rows need random access", path=path)
+        self.signature = Signature.of(status)
+        self.size = status.st_size
+        if expected is not None and self.signature != expected:
+            raise SourceChanged(_difference(expected, self.signature), path=path)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # Bound early: at the interpreter's end this module may be emptied before its last file.
+        if self.fd >= 0:
+            close(self.fd)
+
+    def pread(self, length: int, offset: int) -> bytes:
+        try:
+            data = os.pread(self.fd, length, offset)
+            while len(data) < length:
+                more = os.pread(self.fd, length - len(data), offset + len(data))
+                if not more:
+                    break
+                data += more
+        except OSError as error:
+            raise SourceError(
+                f"cannot be read: {error.strerror}", path=self.path, offset=offset
+            ) from error
+        return data
+
+    def read_into(self, target: memoryview, offset: int) -> int:
+        done = 0
+        try:
+            while done < len(target):
+                step = os.preadv(self.fd, [target[done:]], offset + done)
+                if step == 0:
+                    break
+                done += step
+        except OSError as error:
+            raise SourceError(
+                f"cannot be read: {error.strerror}", path=self.path, offset=offset
+            ) from error
+        return done
+
+    def now(self) -> Signature:
+        """What the stat of the open file says now; a removed file is `SourceChanged`."""
+        status = os.fstat(self.fd)
+        if status.st_nlink == 0:
+            raise SourceChanged("the file was removed or replaced", path=self.path)
+        return Signature.of(status)
+
+    def check(self) -> None:
+        now = self.now()
+        if now != self.signature:
+            raise SourceChanged(_difference(self.signature, now), path=self.path)
+
+
+def _difference(before: Signature, after: Signature) -> str:
+    parts = [
+        f"{name} was {old}, is {new}"
+        for name, old, new in zip(before._fields, before, after, strict=True)
+        if old != new
+    ]
+    return f"the file changed since it was indexed ({', '.join(parts)}); open it again"
+
+
+def digest_of(file: SourceBytes, offset: int, length: int) -> str:
+    """The xxh3-128 of a span, read in pieces."""
+    hashed, done = xxhash.xxh3_128(), 0
+    while done < length:
+        data = file.pread(min(MIB, length - done), offset + done)
+        if not data:
+            raise SourceChanged("the file became shorter", path=file.path, offset=offset + done)
+        hashed.update(data)
+        done += len(data)
+    return hashed.hexdigest()
+
+
+# --- what is known about a file ------------------------------------------------------------------
+
+
+class Span(NamedTuple):
+    """A record batch of a remote Arrow file; the first span is the schema, without rows."""
+
+    rows: int
+    bytes: int  # decoded
+    start: int
+    stop: int
+
+
+class SeenFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file in the state that was seen.
+
+    Attributes:
+        path: The file as the caller names it.
+        location: The same as an absolute path, or a URL.
+        kind: "lines", "array", "parquet" or "arrow".
+        signature: Its stat when it was read; of a remote object only the size.
+        settled: Whether an equal signature or version proves equal bytes.
+        version: Version of a remote object.
+        spans: Of a remote Arrow file: where the schema and the batches concerned are.
+    """
+
+    path: str
+    location: str
+    kind: str
+    signature: tuple[int, int, int, int]
+    settled: bool
+    version: str = ""
+    spans: tuple[Span, ...] = ()
+
+    @property
+    def is_remote(self) -> bool:
+        return is_remote(self.location)
+
+    def open(self) -> LocalFile | RemoteFile:
+        """Open the file itself; `SourceChanged` when it is in another state."""
+        if self.is_remote:
+            return self.open_remote()
+        return LocalFile(self.location, Signature(*self.signature))
+
+    def open_remote(self) -> RemoteFile:
+        """Open a remote object; every range that is read is compared with the state."""
+        size = self.signature[0]
+        file = RemoteFile(self.location, Version(size, self.version, self.settled))
+        file.path = self.path
+        return file
+
+
+class FileEntry(SeenFile, frozen=True, kw_only=True, omit_defaults=True):
+    """One file of an opened source."""
+
+    rows: int
+    bytes: int  # of the content, decompressed
+    digest: str = ""  # of the content; empty for columnar files until it is needed
+    index: str = ""  # key of the row index; empty for columnar files
+    copy: str = ""  # key of the seekable copy of a compressed file or an array
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """What `Rows.files` says about a file."""
+
+    path: str
+    kind: str  # "lines", "array", "parquet" or "arrow"
+    bytes: int  # of the content; decompressed for .gz and .zst
+    rows: int
+    digest: str  # 40 hex digits that name the content, whatever its path, time or compression
+
+
+# --- a bound on open files -----------------------------------------------------------------------
+
+
+class Closable(Protocol):
+    """A reader that holds descriptors."""
+
+    def close(self) -> None: ...
+
+
+_order: deque[ref[Closable]] = deque()
+_lock = ProcessLock()
+
+
+def bound_open_files(reader: Closable) -> None:
+    """Register a reader that has opened its file; beyond the bound, the oldest readers close.
+
+    A thread that is reading keeps its descriptor: descriptors close when their last user is gone.
+    """
+    with _lock:
+        _order.append(ref(reader))
+        while len(_order) > OPEN_FILES:
+            oldest = _order.popleft()()
+            if oldest is not None and oldest is not reader:
+                oldest.close()

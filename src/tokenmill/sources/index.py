@@ -1,0 +1,347 @@
+"""The row index of a line file, and the cache directory that holds it.
+
+A `Shelf` is the ``rows/`` part of a cache directory: row indexes, seekable copies, and *notes*,
+which say that a file in a given state has a given index. Each is a function of its key. Where the
+cache cannot be written, a private directory of the process takes its place.
+
+An index is a sealed directory (`tokenmill._core.sealed`): ``starts.bin`` (where each row starts,
+and the end of the file, eight bytes each), ``table.bin`` (the blocks, then one xxh3-64 per page of
+starts) and ``index.json``. Its key is the digest of the content alone, so the same lines as .jsonl,
+.jsonl.gz and .jsonl.zst, under any name, share one. The bytes of a row are what stands between its
+start and the next one's, without the line break and the blank lines after it.
+
+Opening reads json and table. Starts are mapped when the first row is read; on network file systems,
+where a map can end the process, they are read instead.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import struct
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from tokenmill._core.fingerprint import canonical, checksum, key, key_of_pieces
+from tokenmill._core.paths import is_network, require_inside
+from tokenmill._core.process import has_process_directory, process_directory
+from tokenmill._core.sealed import SealedKind
+from tokenmill.errors import CacheError, CorruptionError
+from tokenmill.sources.limits import INDEX_FORMAT, STARTS_PER_PAGE
+
+Integers = npt.NDArray[np.int64]
+_FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
+_NOTE = SealedKind("note", "note.json")
+_KIND = SealedKind(
+    "row index", "index.json", ("table.bin", "starts.bin"),
+    remedy="open with rehash=True to have it made again",
+)  # fmt: skip
+_PAGE = 8 * STARTS_PER_PAGE  # bytes
+
+BLOCK_TABLE = np.dtype(
+    [
+        ("offset", "<i8"),
+        ("length", "<i8"),
+        ("first_row", "<i8"),
+        ("rows", "<i8"),
+        ("first_line", "<i8"),
+        ("lines", "<i8"),
+        ("digest", "u1", (16,)),
+    ]
+)
+_LINE = struct.Struct("<6q16s")  # one line of `BLOCK_TABLE`
+_DIGESTS = 4096  # digests written out at once
+
+
+class Shelf:
+    """The ``rows/`` part of one cache directory."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def place(self, key: str) -> Path:
+        """The directory of a key; CacheError when a link leads out of the cache."""
+        if not (len(key) == 40 and set(key) <= set("0123456789abcdef")):
+            raise CorruptionError(f"not a key: {key[:60]!r}", path=self.root)
+        place = self.root / "rows" / key
+        require_inside(place, self.root)
+        return place
+
+    def has(self, key: str) -> bool:
+        return self.place(key).is_dir()
+
+    def note(self, key: str) -> dict[str, Any] | None:
+        """The note of a key; None when it is missing or damaged."""
+        note: dict[str, Any] | None = _NOTE.admit_or_none(self.place(key), self.root)
+        return note
+
+    def write_note(self, key: str, note: dict[str, Any]) -> None:
+        """Publish a note, unless an undamaged one exists."""
+        _NOTE.write(self.root, self.place(key), note)
+
+
+def private_shelf() -> Shelf:
+    """A shelf that ends with this process."""
+    return Shelf(process_directory())
+
+
+def existing_private_shelf() -> Shelf | None:
+    """The private shelf, if this process has one."""
+    return private_shelf() if has_process_directory() else None
+
+
+def is_forbidden(error: CacheError) -> bool:
+    """Whether this user cannot write the cache at all (rather than: it is full, or broken)."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in _FORBIDDEN
+
+
+class BlockEntry(NamedTuple):
+    """One block of a file."""
+
+    offset: int
+    length: int
+    first_row: int
+    rows: int
+    first_line: int  # 1 + line breaks before the block
+    lines: int  # lines that start in it
+    digest: str
+
+
+@dataclass
+class Blocks:
+    """The table of blocks as it grows, packed: a file may have a million of them."""
+
+    packed: bytearray = field(default_factory=bytearray)
+
+    def append(self, entry: BlockEntry) -> None:
+        self.packed += _LINE.pack(*entry[:6], bytes.fromhex(entry.digest))
+
+    def __len__(self) -> int:
+        return len(self.packed) // _LINE.size
+
+    def digests(self) -> Iterator[list[str]]:
+        """The blocks' digests in order, some thousands at a time."""
+        table = np.frombuffer(bytes(self.packed), dtype=BLOCK_TABLE)["digest"]
+        for first in range(0, len(table), _DIGESTS):
+            digits = table[first : first + _DIGESTS].tobytes().hex()
+            yield [digits[at : at + 32] for at in range(0, len(digits), 32)]
+
+
+class Assembler:
+    """Count, hash and cut what a scan finds; `blocks` is complete after `finish`."""
+
+    def __init__(self) -> None:
+        self.blocks = Blocks()
+        self.rows = 0
+        self._offset = 0  # of the open block
+        self._first_row = 0
+        self._first_line = 1
+        self._lines = 0
+        self._hash = xxhash.xxh3_128()
+
+    def feed(
+        self, data: memoryview, base: int, starts: Integers, lines: Integers, cuts: Sequence[int]
+    ) -> None:
+        """Take the next portion of the file.
+
+        Args:
+            data: The bytes of the portion; every byte of the file is fed once.
+            base: Offset of the portion.
+            starts: Offset of each row that starts here, ascending.
+            lines: Offset of each line that starts here, blank ones included.
+            cuts: Offsets at which a block begins.
+        """
+        before = self.rows
+        self.rows += len(starts)
+        position, line = base, 0
+        for cut in cuts:
+            self._hash.update(data[position - base : cut - base])
+            lines_before = int(np.searchsorted(lines, cut))
+            self._lines += lines_before - line
+            self._close(cut, before + int(np.searchsorted(starts, cut)))
+            position, line = cut, lines_before
+        self._hash.update(data[position - base :])
+        self._lines += len(lines) - line
+
+    def finish(self, end: int) -> None:
+        self._close(end, self.rows)
+
+    def _close(self, end: int, rows: int) -> None:
+        self.blocks.append(
+            BlockEntry(
+                offset=self._offset,
+                length=end - self._offset,
+                first_row=self._first_row,
+                rows=rows - self._first_row,
+                first_line=self._first_line,
+                lines=self._lines,
+                digest=self._hash.hexdigest(),
+            )
+        )
+        self._offset, self._first_row = end, rows
+        self._first_line += self._lines
+        self._lines = 0
+        self._hash = xxhash.xxh3_128()
+
+
+def lines_digest(blocks: Blocks) -> str:
+    """The digest of the lines of a file: the key of ``{"blocks": [digest, …]}``, in pieces."""
+
+    def document() -> Iterator[bytes]:
+        before = b'{"blocks":['
+        for digests in blocks.digests():
+            yield before + canonical(digests)[1:-1]
+            before = b","
+        yield (b"" if len(blocks) else before) + b"]}"
+
+    return key_of_pieces(document())
+
+
+def index_key(digest: str) -> str:
+    """The key of the index of some lines."""
+    return key({"what": "row index", "format": INDEX_FORMAT, "digest": digest})
+
+
+class IndexDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """index.json."""
+
+    format: int
+    bytes: int
+    rows: int
+    blocks: int
+    digest: str
+    table: str  # checksum of table.bin
+
+
+def write_index(shelf: Shelf, scan: Any, *, repair: bool = False) -> IndexDocument:
+    """Run a `LineScan` and publish its index.
+
+    With ``repair``, an existing index is checked, and replaced if it is damaged.
+    """
+    assembler: Assembler = scan.assembler
+    checks = array("Q")
+    with _KIND.stage(shelf.root) as draft:
+        draft.write("starts.bin", _paged(scan.starts(), checks))
+        table = assembler.blocks.packed + np.array(checks, dtype="<u8").tobytes()
+        document = IndexDocument(
+            format=INDEX_FORMAT,
+            bytes=scan.bytes,
+            rows=assembler.rows,
+            blocks=len(assembler.blocks),
+            digest=lines_digest(assembler.blocks),
+            table=checksum(table),
+        )
+        draft.write("table.bin", table)
+        place = shelf.place(index_key(document.digest))
+        is_whole = partial(_is_whole, place) if repair else None
+        draft.publish(place, msgspec.to_builtins(document), is_whole=is_whole)
+    return document
+
+
+def _is_whole(place: Path) -> bool:
+    try:
+        index = Index(place)
+        for page in range(index.pages):
+            index.check_page(page)
+    except CorruptionError:
+        return False
+    return True
+
+
+def _paged(starts: Iterator[Integers], checks: array[int]) -> Iterator[bytes]:
+    """The bytes of the starts in pages; the checksum of each page is appended to ``checks``."""
+    held = bytearray()
+    for portion in starts:
+        held += portion.astype("<i8", copy=False).tobytes()
+        while len(held) >= _PAGE:
+            page = bytes(held[:_PAGE])
+            checks.append(xxhash.xxh3_64_intdigest(page))
+            yield page
+            del held[:_PAGE]
+    if held:
+        checks.append(xxhash.xxh3_64_intdigest(held))
+        yield bytes(held)
+
+
+class Index:
+    """An opened index; `first_rows` has the first row of each block, as Python integers."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._sealed = sealed = _KIND.admit(directory)
+        self.document = document = sealed.convert(IndexDocument)
+        table = sealed.read("table.bin", document.table)
+        sealed.require("starts.bin", size=8 * (document.rows + 1))
+        lines = np.frombuffer(table, BLOCK_TABLE, document.blocks)
+        self._table = memoryview(table)[: lines.nbytes]
+        self._checks = np.frombuffer(table, "<u8", offset=lines.nbytes)
+        # Of a memory view, because that gives Python's integers without making a list of them.
+        self.first_rows = np.ascontiguousarray(lines["first_row"]).data
+        self.pages = len(self._checks)
+
+    @cached_property
+    def starts(self) -> memoryview | PreadStarts:
+        """The starts of all rows and the end of the file."""
+        path, size = self.directory / "starts.bin", 8 * (self.document.rows + 1)
+        try:
+            if size <= _PAGE:
+                return memoryview(path.read_bytes()).cast("q")  # not worth a descriptor
+            if is_network(path):
+                return PreadStarts(path)
+            with open(path, "rb") as file:
+                mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise self._sealed.refusal(f"cannot be read: {error}", "starts.bin") from error
+        return memoryview(mapped).cast("q")
+
+    def check_page(self, page: int) -> None:
+        """Check a page of starts, and the next, which the page's last row looks into."""
+        for number in range(page, min(page + 2, self.pages)):
+            data = self.starts[number * STARTS_PER_PAGE : (number + 1) * STARTS_PER_PAGE]
+            found = xxhash.xxh3_64_intdigest(data)
+            if found != self._checks[number]:
+                message = f"page {number} has checksum {found}, expected {self._checks[number]}"
+                raise self._sealed.refusal(message, "starts.bin")
+
+    def block(self, number: int) -> BlockEntry:
+        return next(self.blocks_from(number))
+
+    def blocks_from(self, number: int) -> Iterator[BlockEntry]:
+        for *numbers, digest in _LINE.iter_unpack(self._table[number * _LINE.size :]):
+            yield BlockEntry._make((*numbers, digest.hex()))
+
+    def locate(self, rows: Integers) -> tuple[Integers, Integers]:
+        """Where each of some rows starts, and where the next row does; pages are not checked."""
+        if isinstance(self.starts, PreadStarts):
+            pairs = [(self.starts[row], self.starts[row + 1]) for row in rows.tolist()]
+            both = np.array(pairs, dtype=np.int64)
+            return both[:, 0].copy(), both[:, 1].copy()
+        starts = np.frombuffer(self.starts, dtype=np.int64)
+        return starts[rows], starts[rows + 1]
+
+
+class PreadStarts:
+    """Starts read on demand, for file systems where maps are unsafe."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        os.close(self._fd)
+
+    def __getitem__(self, wanted: Any) -> Any:
+        if isinstance(wanted, slice):
+            length = 8 * (wanted.stop - wanted.start)
+            return memoryview(os.pread(self._fd, length, 8 * wanted.start)).cast("q")
+        return int.from_bytes(os.pread(self._fd, 8, 8 * wanted), "little")

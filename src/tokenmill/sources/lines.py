@@ -1,0 +1,355 @@
+"""Rows of one indexed file by number: lines, or the lines of a seekable copy.
+
+A `LineReader` opens nothing until a row is read, and closes when too many files are open. What it
+has open is a `LineHandle`: the file (or its copy) with its `Index`. Any thread and any forked
+process may use them: reads carry their offset, and what is open is replaced, never changed.
+
+The index knows where a row starts. The bytes up to the start of the next row are its *stretch*: the
+row, its line break, and blank lines.
+
+A file that changes while it is open is noticed by its stat: when a page of the index (8,192 rows)
+is first used, after each batch or portion of a stream, and before a row is called bad. Another size
+or a removed file is `SourceChanged`. If only the times differ, the blocks concerned are hashed: a
+touch, a chmod or a new hard link is no change.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from tokenmill._core.origin import Origin
+from tokenmill.errors import RowError, SourceChanged
+from tokenmill.sources.block import Block, Part, Value
+from tokenmill.sources.bytefile import (
+    FileEntry,
+    LocalFile,
+    Signature,
+    SourceBytes,
+    SourceFile,
+    bound_open_files,
+    digest_of,
+)
+from tokenmill.sources.index import BlockEntry, Index, Integers, Shelf
+from tokenmill.sources.limits import (
+    COALESCE_GAP,
+    COALESCE_MAX,
+    LARGE_ROW,
+    MAX_ROW,
+    STARTS_PER_PAGE,
+    STREAM_BYTES,
+)
+from tokenmill.sources.parse import PARSING, SHALLOW, decode, over_limit, parse, parse_many
+
+_STREAM_ROWS = 1 << 14  # rows located at once
+_LINE_STEP = 1 << 16  # bytes of a long line read at once
+PAGE_SHIFT = STARTS_PER_PAGE.bit_length() - 1
+
+
+class LineHandle:
+    """An open file or copy with its index.
+
+    `Rows` reads short rows of a local file through `fd`, `starts` and `checked` directly.
+    """
+
+    def __init__(self, file: SourceBytes, index: Index) -> None:
+        self.file = file
+        self.index = index
+        self.starts = index.starts
+        self.checked = bytearray(index.pages)  # pages of `starts` that may be used
+        self.fd = file.fd if isinstance(file, LocalFile) else -1
+        self._touched: Signature | None = None  # other times than those indexed, and ...
+        self._unchanged: set[int] = set()  # ... blocks that are the same nevertheless
+
+    def stretch(self, row: int) -> tuple[int, int]:
+        """Where a row starts, and where the next one does."""
+        if not self.checked[row >> PAGE_SHIFT]:
+            self._check_page(row >> PAGE_SHIFT)
+        return self.starts[row], self.starts[row + 1]
+
+    def stretches(self, rows: Integers) -> tuple[Integers, Integers]:
+        for page in np.unique(rows >> PAGE_SHIFT).tolist():
+            if not self.checked[page]:
+                self._check_page(page)
+        return self.index.locate(rows)
+
+    def _check_page(self, page: int) -> None:
+        self.index.check_page(page)
+        first = page << PAGE_SHIFT
+        self.require_unchanged(range(first, min(first + STARTS_PER_PAGE, self.index.document.rows)))
+        self.checked[page] = 1
+
+    def require_unchanged(self, rows: Sequence[int] | Integers) -> None:
+        """Raise `SourceChanged` unless the blocks of these rows are what was indexed."""
+        if not isinstance(self.file, LocalFile):
+            return  # a copy checks its frames, a remote object each range
+        seen = self.file.now()
+        if seen == self.file.signature:
+            return
+        if seen.size != self.file.signature.size:
+            self.file.check()
+        if seen != self._touched:
+            self._touched, self._unchanged = seen, set()
+        numbers = np.searchsorted(np.asarray(self.index.first_rows), rows, side="right") - 1
+        for number in set(numbers.tolist()) - self._unchanged:
+            block = self.index.block(number)
+            if digest_of(self.file, block.offset, block.length) != block.digest:
+                raise SourceChanged(
+                    f"bytes {block.offset} to {block.offset + block.length} are not what was "
+                    "indexed; open the file again",
+                    path=self.file.path,
+                    offset=block.offset,
+                )
+            self._unchanged.add(number)
+
+    def span(self, row: int) -> tuple[int, int]:
+        """Where a row starts and ends."""
+        start, stop = self.stretch(row)
+        if stop - start > LARGE_ROW:
+            return start, _end_of_line(self.file, start, stop)
+        return start, start + len(_line_of(self.pread(start, stop)))
+
+    def pread(self, start: int, stop: int) -> bytes:
+        data = self.file.pread(stop - start, start)
+        if len(data) != stop - start:
+            raise SourceChanged("the file became shorter", path=self.file.path, offset=start)
+        return data
+
+
+class LineReader:
+    """Random access to the rows of one line or array file."""
+
+    def __init__(self, entry: FileEntry, shelf: Shelf, number: int = 0) -> None:
+        self.entry = entry
+        self.number = number
+        self.rows = entry.rows
+        self._shelf = shelf
+        self._handle: LineHandle | None = None
+
+    def open_file(self) -> SourceBytes:
+        if self.entry.copy:
+            from tokenmill.sources.copy import CopyFile
+
+            return CopyFile(self._shelf.place(self.entry.copy), self.entry.path)
+        return self.entry.open()
+
+    def _open_index(self) -> Index:
+        return Index(self._shelf.place(self.entry.index))
+
+    def open(self) -> LineHandle:
+        handle = self._handle
+        if handle is None:
+            handle = self._handle = LineHandle(self.open_file(), self._open_index())
+            bound_open_files(self)
+        return handle
+
+    def close(self) -> None:
+        """Release descriptors and maps; the next access opens them again."""
+        self._handle = None
+
+    # --- one row ---------------------------------------------------------------------------
+
+    def value(self, row: int) -> dict[str, Any]:
+        handle = self._handle or self.open()
+        start, stop = handle.stretch(row)
+        if stop - start <= SHALLOW:
+            try:
+                # Line breaks and blank lines are white space to the parser.
+                return decode(handle.file.pread(stop - start, start))
+            except PARSING:
+                pass  # said below
+        raw = self.raw(row)
+        try:
+            return parse(raw)
+        except RowError as error:
+            raise self._located(row, error) from error
+
+    def raw(self, row: int) -> bytes:
+        handle = self._handle or self.open()
+        start, stop = handle.stretch(row)
+        if stop - start <= LARGE_ROW:
+            return _line_of(handle.pread(start, stop))
+        stop = handle.span(row)[1]
+        if stop - start > MAX_ROW:
+            raise self._located(row, RowError(over_limit(stop - start), reason="limit"))
+        return handle.pread(start, stop)
+
+    def origin(self, row: int, value: dict[str, Any] | None = None) -> Origin:
+        start, stop = self.open().span(row)
+        return Origin(self.entry.path, row, self._line(row, start), start, stop - start)
+
+    def _line(self, row: int, offset: int) -> int | None:
+        """The line of a row; None in an array, whose lines are those of its copy."""
+        if self.entry.kind == "array":
+            return None
+        handle = self.open()
+        block = handle.index.block(bisect_right(handle.index.first_rows, row) - 1)
+        if block.lines == block.rows:
+            return block.first_line + row - block.first_row
+        # The block has blank lines: count line breaks rather than store a number per row.
+        line, position = block.first_line, block.offset
+        while position < offset:
+            data = handle.pread(position, min(offset, position + STREAM_BYTES))
+            line += data.count(b"\n")
+            position += len(data)
+        return line
+
+    def _located(self, row: int, error: RowError) -> RowError:
+        """The same error with its origin, unless the file changed."""
+        handle = self.open()
+        handle.require_unchanged([row])
+        offset = handle.stretch(row)[0]
+        return RowError(
+            error.message,
+            reason=error.reason,
+            path=self.entry.path,
+            row=row,
+            line=self._line(row, offset),
+            offset=offset,
+        )
+
+    # --- many rows -------------------------------------------------------------------------
+
+    def values(self, rows: Sequence[int] | Integers) -> list[Value]:
+        """Rows in the given order, or the errors that they raise; neighbours are read together."""
+        values = parse_many(self._texts(np.asarray(rows, dtype=np.int64)) if len(rows) else [])
+        if RowError in set(map(type, values)):
+            for place, value in enumerate(values):
+                if isinstance(value, RowError):
+                    values[place] = self._value_or_error(int(rows[place]))
+        return values
+
+    def _value_or_error(self, row: int) -> Value:
+        try:
+            return self.value(row)
+        except RowError as error:
+            return error
+
+    def _texts(self, rows: Integers) -> list[bytes]:
+        """The stretch of each row; nothing for a large one, which is read alone."""
+        handle = self.open()
+        order = np.argsort(rows, kind="stable")
+        starts, stops = handle.stretches(rows[order])
+        small = np.flatnonzero(stops - starts <= LARGE_ROW)
+        starts, stops, places = starts[small], stops[small], order[small].tolist()
+        texts = [b""] * len(rows)
+        for first, last, begin, end in coalesce(starts, stops):
+            data = handle.pread(begin, end)
+            froms = (starts[first:last] - begin).tolist()
+            tos = (stops[first:last] - begin).tolist()
+            for place, a, b in zip(places[first:last], froms, tos, strict=True):
+                texts[place] = data[a:b]
+        handle.require_unchanged(rows)
+        return texts
+
+    def stream(self, first: int, last: int) -> Iterator[tuple[int, list[Value]]]:
+        """The rows ``first:last`` in order, a portion at a time."""
+        while first < last:
+            upto = min(last, first + _STREAM_ROWS)
+            starts, stops = self.open().stretches(np.arange(first, upto))
+            while len(starts):
+                count = max(1, int(np.searchsorted(stops, starts[0] + STREAM_BYTES)))
+                yield first, self.values(np.arange(first, first + count))
+                starts, stops = starts[count:], stops[count:]
+                first += count
+
+    # --- blocks ----------------------------------------------------------------------------
+
+    def source_file(self) -> SourceFile:
+        entry = self.entry
+        return SourceFile(entry.path, entry.kind, entry.bytes, entry.rows, entry.digest)
+
+    def blocks(self, part: Part) -> Iterator[Block]:
+        """The blocks of a run of rows; the first and last may be cut down to its rows."""
+        # Not kept: a plan goes over thousands of files, and must not hold all their tables.
+        index = self._handle.index if self._handle else self._open_index()
+        whole = part.first == 0 and part.last == self.rows
+        number = bisect_right(index.first_rows, part.first) - 1 if not whole else 0
+        entry = self.entry
+        copy = str(self._shelf.place(entry.copy)) if entry.copy else ""
+        for block in index.blocks_from(number):
+            if block.first_row >= part.last and not whole:
+                return
+            first = max(part.first, block.first_row)
+            last = min(part.last, block.first_row + block.rows)
+            if block.rows and last - first < block.rows:
+                block = self._cut_down(block, first, last)
+            yield Block(
+                file=self.number,
+                path=entry.path,
+                kind=entry.kind,
+                first_row=block.first_row,
+                rows=block.rows,
+                first_line=None if entry.kind == "array" else block.first_line,
+                offset=block.offset,
+                length=block.length,
+                digest=block.digest,
+                location=entry.location,
+                copy=copy,
+                signature=entry.signature,
+                settled=entry.settled,
+                version=entry.version,
+            )
+
+    def _cut_down(self, block: BlockEntry, first: int, last: int) -> BlockEntry:
+        """The rows ``first:last`` of a block as a block of its own."""
+        handle = self.open()
+        offset, line = block.offset, block.first_line
+        if first > block.first_row:
+            offset = handle.stretch(first)[0]
+            line = self._line(first, offset) or 0
+        end = block.offset + block.length
+        if last < block.first_row + block.rows:
+            end = handle.stretch(last)[0]
+        digest = digest_of(self.open_file(), offset, end - offset)
+        return BlockEntry(offset, end - offset, first, last - first, line, 0, digest)
+
+
+def coalesce(starts: Integers, stops: Integers) -> Iterator[tuple[int, int, int, int]]:
+    """Join neighbouring spans into reads.
+
+    Args:
+        starts: Where each span begins, ascending; spans may be equal but do not overlap else.
+        stops: Where each span ends.
+
+    Yields:
+        (first span, behind the last span, offset of the read, end of the read).
+    """
+    far = np.flatnonzero(starts[1:] - stops[:-1] > COALESCE_GAP) + 1
+    bounds = [0, *far.tolist(), len(starts)]
+    begins, ends = starts.tolist(), stops.tolist()
+    for first, behind in pairwise(bounds):
+        while first < behind:
+            last = behind
+            if ends[behind - 1] - begins[first] > COALESCE_MAX:
+                fits = int(np.searchsorted(stops, begins[first] + COALESCE_MAX, side="right"))
+                last = min(max(fits, first + 1), behind)
+            yield first, last, begins[first], ends[last - 1]
+            first = last
+
+
+def _line_of(stretch: bytes) -> bytes:
+    """The row of a stretch."""
+    found = stretch.find(b"\n")
+    if found < 0:
+        return stretch
+    return stretch[: found - 1] if stretch[found - 1 : found] == b"\r" else stretch[:found]
+
+
+def _end_of_line(file: SourceBytes, offset: int, limit: int) -> int:
+    """Where the line of any length that begins at ``offset`` ends, at most at ``limit``."""
+    position, before = offset, b""
+    while position < limit:
+        data = file.pread(min(_LINE_STEP, limit - position), position)
+        if not data:
+            break
+        found = data.find(b"\n")
+        if found >= 0:
+            return position + found - (before + data[:found]).endswith(b"\r")
+        before = data[-1:]
+        position += len(data)
+    return position

@@ -1,0 +1,140 @@
+"""The one parser: bytes of a row to a dict, or a reason why not.
+
+msgspec decides what JSON is, everywhere: strict UTF-8, no NaN, no number beyond a double, no lone
+surrogate, exact integers of any size up to 4,300 digits, the last of duplicate keys wins. A row is
+one object; anything else is "bad_json". Values come out verbatim: strings that hold JSON stay
+strings, explicit nulls stay None.
+
+Nesting is limited here and not by the parser's recursion, because that depends on how deep the
+caller's stack happens to be: what is accepted must be a function of the bytes.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tokenmill.errors import RowError
+from tokenmill.sources.limits import MAX_NESTING, MAX_ROW
+
+decode = msgspec.json.Decoder(dict[str, Any]).decode  # for `parse`, and rows known to be short
+SHALLOW = 2 * MAX_NESTING  # bytes: fewer cannot nest too deeply, each level takes two
+PARSING = (msgspec.MsgspecError, ValueError, RecursionError)
+"""What decoding a row can raise."""
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+
+
+def parse(raw: bytes) -> dict[str, Any]:
+    """Parse one row.
+
+    Raises:
+        RowError: Without a place; the caller knows it and adds it.
+    """
+    if len(raw) > MAX_ROW:
+        raise RowError(over_limit(len(raw)), reason="limit")
+    # Counting brackets is memory speed and settles nearly all rows.
+    if len(raw) > SHALLOW and raw.count(b"{") + raw.count(b"[") > MAX_NESTING:
+        return _parse_bracketed(raw)
+    return _parse(raw)
+
+
+def parse_many(rows: Iterable[bytes]) -> list[dict[str, Any] | RowError]:
+    """What `parse` gives or raises for each row."""
+    values: list[dict[str, Any] | RowError] = []
+    for raw in rows:
+        try:
+            # `parse` for the usual row, written out: the calls would cost a third of it.
+            if len(raw) <= SHALLOW or (
+                raw.count(b"{") + raw.count(b"[") <= MAX_NESTING and len(raw) <= MAX_ROW
+            ):
+                values.append(decode(raw))
+                continue
+        except PARSING:
+            pass
+        try:
+            values.append(parse(raw))
+        except RowError as error:
+            values.append(error)
+    return values
+
+
+def _parse(raw: bytes) -> dict[str, Any]:
+    try:
+        return decode(raw)
+    except RecursionError:
+        return _parse_on_fresh_stack(raw)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise _refusal(error) from error
+
+
+def _parse_bracketed(raw: bytes) -> dict[str, Any]:
+    """A row with many brackets: long agent runs have them, and few of them nest."""
+    try:
+        value = decode(raw)
+        deepest = _valid_nesting(raw)
+    except PARSING:
+        value, deepest = None, nesting(raw)  # what is no JSON has no strings to cut out simply
+    if deepest > MAX_NESTING:
+        raise RowError(f"nested more than {MAX_NESTING} levels deep", reason="limit")
+    return _parse(raw) if value is None else value
+
+
+def _valid_nesting(raw: bytes) -> int:
+    """`nesting` of valid JSON, or less where that is within the limit anyway."""
+    # Quotes that are left without these pairs open and close strings.
+    bare = raw.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in raw else raw
+    structure = b"".join(bare.split(b'"')[::2])
+    openers = structure.count(b"{") + structure.count(b"[")
+    return openers if openers <= MAX_NESTING else _deepest(structure)
+
+
+def over_limit(length: int) -> str:
+    """What is said about a row that is too long to be read."""
+    return f"the row has {length} bytes, more than the limit of {MAX_ROW}"
+
+
+def nesting(raw: bytes) -> int:
+    """Deepest level of brackets outside strings; malformed text may say more."""
+    return _deepest(_STRINGS.sub(b"", raw))
+
+
+def _deepest(structure: bytes) -> int:
+    bare = np.frombuffer(structure, dtype=np.uint8)
+    steps = np.zeros(len(bare), dtype=np.int8)
+    steps[(bare == ord("{")) | (bare == ord("["))] = 1
+    steps[(bare == ord("}")) | (bare == ord("]"))] = -1
+    return int(np.cumsum(steps, dtype=np.int64).max(initial=0))
+
+
+def _parse_on_fresh_stack(raw: bytes) -> dict[str, Any]:
+    """The caller's stack is nearly used up; the row is within its limit all the same."""
+    outcome: list[dict[str, Any] | Exception] = []
+
+    def work() -> None:
+        try:
+            outcome.append(decode(raw))
+        except PARSING as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    result = outcome[0]
+    if isinstance(result, RecursionError):
+        raise RowError(f"nested more than {MAX_NESTING} levels deep", reason="limit") from result
+    if isinstance(result, Exception):
+        raise _refusal(result) from result
+    return result
+
+
+def _refusal(error: Exception) -> RowError:
+    if isinstance(error, UnicodeDecodeError):
+        return RowError(f"not UTF-8: {error.reason}", reason="bad_json")
+    if isinstance(error, msgspec.ValidationError) and "Expected `object`" in str(error):
+        return RowError(f"not a JSON object: {error}", reason="bad_json")
+    return RowError(f"not valid JSON: {error}", reason="bad_json")

@@ -1,0 +1,1 @@
+"""Load a tokenizer, identify it, and encode texts with proven masks."""

@@ -1,0 +1,377 @@
+"""The encoder: texts and trained spans in, ids and proven masks out.
+
+Each text is encoded once, whole, without added special tokens, by whichever engine was chosen.
+Then every row must show where its tokens lie. Where the tokens' bytes, joined, are the text's
+bytes, the running sum of their lengths says it; the other rows are encoded again by the
+reference, whose offsets say it; where those make no sense either, the row is rejected.
+
+Three guards keep a fast engine honest: a sample of the rows of every call, chosen by their
+content, is compared with the reference; so is every row that needs the reference's offsets; and
+a row on which the engine itself fails goes to the reference. One difference and the whole call is
+done again by the reference, `Encoded.notes` says so, and the engine is not asked again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from tokenmill.errors import RowError
+from tokenmill.tokenizers import masks
+from tokenmill.tokenizers.encoded import Encoded, starts_of
+from tokenmill.tokenizers.engines import Engine, HfEngine, choose_engine, refuse_interrupts
+from tokenmill.tokenizers.tokenizer import Tokenizer
+
+AUDIT_SHARE = 1024  # one byte of this many is encoded a second time by the reference …
+AUDIT_LEAST = 4096  # … but at least this many bytes per call, the size of one or two rows
+AUDIT_CANDIDATES = 64  # rows of which the shortest is audited where chance picks none
+_LARGEST_HASH = (1 << 64) - 1
+CHUNK_CHARS = 1 << 19  # all but the engine works on this much text at a time: it stays in the cache
+
+TurnEnds = Sequence[Sequence[int]]
+
+
+class _MismatchError(Exception):
+    """The engine's ids differ from the reference's; the argument is how many rows did."""
+
+
+class Encoder:
+    """Encodes batches with one tokenizer; which engine does it changes the speed only."""
+
+    def __init__(self, tokenizer: Tokenizer, engine: str = "auto") -> None:
+        self.tokenizer = tokenizer
+        self.reference = HfEngine(tokenizer)
+        self.engine, self.engine_reason = choose_engine(tokenizer, engine)
+        self.table = tokenizer.table  # made here, so that the first batch costs what others do
+        self.engine_seconds = 0.0
+        """Time spent encoding by the engine; the rest of `encode` audits, proves and masks."""
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        spans: masks.Spans | None = None,
+        turn_ends: TurnEnds | None = None,
+        digests: np.ndarray | None = None,
+    ) -> Encoded:
+        """Encode a batch.
+
+        Args:
+            texts: One rendered text per row.
+            spans: Per row the trained spans in characters, sorted and disjoint, or None for a
+                row that is trained whole. None: all rows are.
+            turn_ends: Per row where its turns end, in characters, rising. None: no turns.
+            digests: uint64 per row, of what it was made of: they choose what is audited. None:
+                the texts are hashed for it.
+        """
+        spans = [None] * len(texts) if spans is None else spans
+        turn_ends = [()] * len(texts) if turn_ends is None else turn_ends
+        if not len(texts) == len(spans) == len(turn_ends):
+            raise ValueError(
+                f"{len(texts)} texts, {len(spans)} lists of spans, {len(turn_ends)} of turns"
+            )
+        batch = _Batch(texts, spans, turn_ends, digests)
+        notes: dict[str, Any] = {"engine": self.engine.name, "audited": 0, "mismatches": 0,
+                                    "engine_failures": 0, "reference_rows": 0}  # fmt: skip
+        try:
+            return self._encode(batch, self.engine, notes)
+        except _MismatchError as mismatch:
+            self.engine = self.reference
+            notes.update(engine=self.reference.name, mismatches=mismatch.args[0])
+            return self._encode(batch, self.reference, notes)
+
+    def _encode(self, batch: _Batch, engine: Engine, notes: dict[str, Any]) -> Encoded:
+        offsets = None
+        if engine.name == self.reference.name and self.table.hopeless:
+            # Most rows will ask for offsets: get them now instead of encoding twice.
+            ids, row_starts, offsets = self.reference.encode_with_offsets(batch.texts)
+        elif engine.name == self.reference.name:
+            ids, row_starts = self.reference.encode(batch.texts)
+        else:
+            start = time.perf_counter()
+            ids, row_starts, failures = self._encode_surely(engine, batch.texts)
+            self.engine_seconds += time.perf_counter() - start
+            notes["engine_failures"] = failures
+            self._audit(batch, ids, row_starts, notes)
+        mask = np.zeros(len(ids), dtype=np.uint8)
+        ends = np.zeros(len(batch.end_rows), dtype=np.int64)
+        proven = np.ones(len(batch.texts), dtype=bool)
+        for first, last, utf8 in batch.chunks:
+            self._place_proven(batch, first, last, utf8, ids, row_starts, mask, ends, proven)
+        rest = np.flatnonzero(~proven)
+        notes["reference_rows"] = len(rest)
+        if len(rest):
+            if offsets is None:
+                wanted, starts, offsets = self.reference.encode_with_offsets(
+                    [batch.texts[row] for row in rest]
+                )
+                notes["audited"] += len(rest) if engine.name != self.reference.name else 0
+                _refuse_mismatch(rest, ids, row_starts, wanted, starts)
+            else:
+                starts = row_starts[rest]
+            self._place_by_offsets(batch, rest, starts, offsets, ids, row_starts, mask, ends)
+        for row in batch.whole:
+            mask[row_starts[row] : row_starts[row + 1]] = 1
+        encoded = Encoded(
+            ids=ids,
+            row_starts=row_starts,
+            mask=mask,
+            turn_ends=ends.astype(np.int32),
+            turn_starts=starts_of(batch.turn_counts),
+            notes=dict(notes),
+        )
+        return encoded.rejecting(batch.rejected)
+
+    def _encode_surely(
+        self, engine: Engine, texts: Sequence[str]
+    ) -> tuple[np.ndarray, np.ndarray, int]:
+        """Encode by the engine, and by the reference what the engine fails on."""
+        try:
+            return *engine.encode(texts), 0
+        except BaseException as error:
+            refuse_interrupts(error)
+            if len(texts) <= 1:
+                return *self.reference.encode(texts), len(texts)
+        half = len(texts) // 2  # find the texts it fails on by halving: they are few
+        ids, starts, failures = self._encode_surely(engine, texts[:half])
+        more_ids, more_starts, more_failures = self._encode_surely(engine, texts[half:])
+        joined = np.concatenate((starts, more_starts[1:] + starts[-1]))
+        return np.concatenate((ids, more_ids)), joined, failures + more_failures
+
+    def _audit(
+        self, batch: _Batch, ids: np.ndarray, row_starts: np.ndarray, notes: dict[str, Any]
+    ) -> None:
+        """Compare a sample with the reference; the same rows for the same texts, always."""
+        rows = batch.audit_sample()
+        wanted, starts = self.reference.encode([batch.texts[row] for row in rows])
+        notes["audited"] += len(rows)
+        _refuse_mismatch(rows, ids, row_starts, wanted, starts)
+
+    def _place_proven(
+        self,
+        batch: _Batch,
+        first: int,
+        last: int,
+        utf8: bytes,
+        ids: np.ndarray,
+        row_starts: np.ndarray,
+        mask: np.ndarray,
+        ends: np.ndarray,
+        proven: np.ndarray,
+    ) -> None:
+        """Masks and turn ends of rows first..last-1, as far as their bytes prove them."""
+        begin, end = int(row_starts[first]), int(row_starts[last])
+        local_starts = row_starts[first : last + 1] - begin
+        byte_starts = batch.byte_starts[first : last + 1] - batch.byte_starts[first]
+        char_starts = batch.char_starts[first : last + 1] - batch.char_starts[first]
+        offsets, known = masks.prove(self.table, ids[begin:end], local_starts, utf8, byte_starts)
+        proven[first:last] = known
+        starts, stops = offsets[:-1], offsets[1:]
+        if self.table.prefix != "never":  # an invented space belongs to the character after it
+            stops = np.maximum(stops, starts + 1)
+        spans, turns = batch.spans_of(first, last), batch.turns_of(first, last)
+        span_rows, turn_rows = batch.span_rows[spans] - first, batch.end_rows[turns] - first
+        rows = np.concatenate((span_rows, span_rows, turn_rows))
+        places = char_starts[rows] + np.concatenate(
+            (batch.span_starts[spans], batch.span_ends[spans], batch.end_chars[turns])
+        )
+        if len(utf8) != char_starts[-1]:
+            places = masks.byte_places(utf8, places)
+        # Behind a row that is unproven the pieces of a row start elsewhere than its text.
+        places += (offsets[local_starts] - byte_starts)[rows]
+        places = places.astype(offsets.dtype)
+        span_starts, span_ends, turn_ends = np.split(places, [len(span_rows), 2 * len(span_rows)])
+        if not known.all():
+            some = known[span_rows]
+            span_starts, span_ends, span_rows = span_starts[some], span_ends[some], span_rows[some]
+        mask[begin:end] = masks.trained_tokens(
+            starts, stops, local_starts, span_starts, span_ends, span_rows
+        )
+        ends[turns] = masks.tokens_before(starts, local_starts, turn_ends, turn_rows)
+
+    def _place_by_offsets(
+        self,
+        batch: _Batch,
+        rows: np.ndarray,
+        starts: np.ndarray,
+        offsets: np.ndarray,
+        ids: np.ndarray,
+        row_starts: np.ndarray,
+        mask: np.ndarray,
+        ends: np.ndarray,
+    ) -> None:
+        """Masks and turn ends of the other rows, by the reference's offsets in characters."""
+        for place, row in enumerate(rows.tolist()):
+            begin, end = int(row_starts[row]), int(row_starts[row + 1])
+            opens, closes = offsets[starts[place] : starts[place] + end - begin].T
+            one = np.array([0, end - begin], dtype=np.int64)
+            spans, turns = batch.spans_of(row, row + 1), batch.turns_of(row, row + 1)
+            if not _sensible(opens, closes, len(batch.texts[row])):
+                if row not in batch.whole:
+                    batch.reject(row, "the tokenizer's offsets do not say where its tokens lie")
+                opens = np.maximum.accumulate(opens)  # good enough to show where turns end
+            else:
+                opens, closes = self._unswallowed(batch.texts[row], ids[begin:end], opens, closes)
+            closes = np.maximum(closes, opens + 1)
+            zeros = np.zeros(spans.stop - spans.start, dtype=np.int64)
+            mask[begin:end] = masks.trained_tokens(
+                opens, closes, one, batch.span_starts[spans], batch.span_ends[spans], zeros
+            )
+            zeros = np.zeros(turns.stop - turns.start, dtype=np.int64)
+            ends[turns] = masks.tokens_before(opens, one, batch.end_chars[turns], zeros)
+
+    def _unswallowed(
+        self, text: str, ids: np.ndarray, opens: np.ndarray, closes: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Offsets in which an added token is its own text, without white space it swallows.
+
+        The offsets of `tokenizers` count that as part of the token: a header's last token would
+        reach into an answer that begins with a blank, and be trained with it.
+        """
+        swallowing = np.flatnonzero(self.table.is_added[ids])
+        pieces = self.table.pieces(ids[swallowing])
+        opens, closes = opens.copy(), closes.copy()
+        for place, piece in zip(swallowing.tolist(), pieces, strict=True):
+            own = piece.decode("utf-8", "replace")
+            at = text.find(own, opens[place], closes[place])
+            if at >= 0:
+                opens[place], closes[place] = at, at + len(own)
+        return opens, closes
+
+
+class _Batch:
+    """The rows of one call in the shapes that the steps need, and the rejections so far."""
+
+    def __init__(
+        self,
+        texts: Sequence[str],
+        spans: masks.Spans,
+        turn_ends: TurnEnds,
+        digests: np.ndarray | None = None,
+    ) -> None:
+        self.rejected: dict[int, RowError] = {}
+        self._digests = digests
+        self.texts = list(texts)
+        self.whole = {row for row, given in enumerate(spans) if given is None}
+        self.span_starts, self.span_ends, self.span_rows = masks.flatten_spans(spans)
+        self.turn_counts = np.fromiter(map(len, turn_ends), dtype=np.int64, count=len(turn_ends))
+        self.end_rows = np.repeat(np.arange(len(self.texts)), self.turn_counts)
+        flat = itertools.chain.from_iterable(turn_ends)
+        self.end_chars = np.fromiter(flat, dtype=np.int64, count=len(self.end_rows))
+        try:
+            self._lay_out()
+        except UnicodeEncodeError:
+            self._refuse_half_pairs()
+        self._refuse_bad_places()
+        if self.rejected:
+            for row in self.rejected:
+                self.texts[row] = ""
+            self._lay_out()
+            gone = np.zeros(len(self.texts), dtype=bool)
+            gone[list(self.rejected)] = True
+            stay = ~gone[self.span_rows]
+            self.span_starts, self.span_ends = self.span_starts[stay], self.span_ends[stay]
+            self.span_rows = self.span_rows[stay]
+            self.end_chars = np.where(gone[self.end_rows], 0, self.end_chars)
+
+    def _lay_out(self) -> None:
+        """Encode the texts chunk by chunk, and measure each while it is in the cache."""
+        rows = len(self.texts)
+        self.char_starts = starts_of(np.fromiter(map(len, self.texts), np.int64, rows))
+        self.byte_starts = np.zeros(rows + 1, dtype=np.int64)
+        self.chunks: list[tuple[int, int, bytes]] = []
+        cuts = np.flatnonzero(np.diff(self.char_starts // CHUNK_CHARS)).tolist()
+        for first, last in itertools.pairwise(sorted({0, *cuts, rows})):
+            utf8 = list(map(str.encode, self.texts[first:last]))
+            self.byte_starts[first + 1 : last + 1] = list(map(len, utf8))
+            self.chunks.append((first, last, b"".join(utf8)))
+        np.cumsum(self.byte_starts, out=self.byte_starts)
+
+    def _refuse_half_pairs(self) -> None:
+        """Texts that have no UTF-8 hold half of a surrogate pair."""
+        for row, text in enumerate(self.texts):
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                self.rejected[row] = RowError(
+                    f"half of a surrogate pair at character {error.start}", reason="bad_json"
+                )
+
+    def _refuse_bad_places(self) -> None:
+        """Spans and turns that lie outside their text or go backwards prove nothing."""
+        chars = np.diff(self.char_starts)
+        bad = (self.span_starts < 0) | (self.span_ends < self.span_starts)
+        bad |= self.span_ends > chars[self.span_rows]
+        for row in np.unique(self.span_rows[bad]).tolist():
+            self.reject(row, "a trained span lies outside the text")
+        bad = (self.end_chars < 0) | (self.end_chars > chars[self.end_rows])
+        same_row = self.end_rows[1:] == self.end_rows[:-1]
+        bad[1:] |= same_row & (self.end_chars[1:] < self.end_chars[:-1])
+        for row in np.unique(self.end_rows[bad]).tolist():
+            self.reject(row, "a turn ends outside the text or before it starts")
+
+    def reject(self, row: int, message: str) -> None:
+        """Reject a row whose mask cannot be proven."""
+        self.rejected.setdefault(row, RowError(message, reason="mask_unproven"))
+
+    def spans_of(self, first: int, last: int) -> slice:
+        """The spans of rows first..last-1."""
+        start, stop = np.searchsorted(self.span_rows, [first, last])
+        return slice(int(start), int(stop))
+
+    def turns_of(self, first: int, last: int) -> slice:
+        """The turn ends of rows first..last-1."""
+        start, stop = np.searchsorted(self.end_rows, [first, last])
+        return slice(int(start), int(stop))
+
+    def digests(self) -> np.ndarray:
+        """A number per row that nothing but its content decides."""
+        if self._digests is None:
+            utf8 = map(str.encode, self.texts)
+            found = map(xxhash.xxh3_64_intdigest, utf8)
+            self._digests = np.fromiter(found, np.uint64, len(self.texts))
+        return self._digests
+
+    def audit_sample(self) -> np.ndarray:
+        """Rows that the digest of their whole content picks, long ones as often as short ones.
+
+        About `AUDIT_SHARE` of the bytes; where that is no row at all, one of the shorter ones.
+        """
+        total = int(self.byte_starts[-1])
+        share = min(1.0, max(AUDIT_LEAST, total // AUDIT_SHARE) / max(total, 1))
+        digests = self.digests()
+        chosen = np.flatnonzero(digests <= np.uint64(min(int(share * 2.0**64), _LARGEST_HASH)))
+        if len(chosen):
+            return chosen
+        order = np.argsort(digests, kind="stable")[:AUDIT_CANDIDATES]
+        lengths = np.diff(self.byte_starts)[order]
+        return order[np.argsort(lengths, kind="stable")[:1]]
+
+
+def _refuse_mismatch(
+    rows: np.ndarray,
+    ids: np.ndarray,
+    row_starts: np.ndarray,
+    wanted: np.ndarray,
+    starts: np.ndarray,
+) -> None:
+    different = sum(
+        not np.array_equal(
+            ids[row_starts[row] : row_starts[row + 1]], wanted[starts[place] : starts[place + 1]]
+        )
+        for place, row in enumerate(rows.tolist())
+    )
+    if different:
+        raise _MismatchError(different)
+
+
+def _sensible(opens: np.ndarray, closes: np.ndarray, chars: int) -> bool:
+    """Whether offsets lie in the text and do not go backwards."""
+    if len(opens) == 0:
+        return True
+    inside = int(opens.min()) >= 0 and int(closes.max()) <= chars and bool((opens <= closes).all())
+    return inside and bool((np.diff(opens) >= 0).all()) and bool((np.diff(closes) >= 0).all())

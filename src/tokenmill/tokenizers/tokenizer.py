@@ -1,0 +1,255 @@
+"""A loaded tokenizer: the backend that encodes, with its template and special tokens.
+
+`load` makes a `Tokenizer`, whoever encodes or shows tokens uses it. It holds the bytes of one
+tokenizer.json and makes everything else from them when it is first asked for: the reference
+(`tokenizers.Tokenizer`), the piece table, the identity. The first two are shared by all of the
+process that hold the same bytes (`cache.once`). So it costs little to make, and little to send to
+another process: one read from a file travels as the file's path and checksum, and is refused there
+if the file has changed meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tokenmill._core import fingerprint
+from tokenmill._core.collector import without_collector
+from tokenmill._core.sealed import SealedKind
+from tokenmill.errors import TokenizerError
+from tokenmill.tokenizers.cache import once
+from tokenmill.tokenizers.identity import (
+    IdentityCard,
+    Template,
+    added_tokens,
+    backend_digest,
+    identity_document,
+    parse_backend,
+    read_head,
+    refuse_randomness,
+    vocabulary,
+)
+from tokenmill.tokenizers.parity_texts import probe_text
+from tokenmill.tokenizers.pieces import PieceTable
+
+COPY = SealedKind(
+    "copy of a tokenizer", "tokenmill_checksums.json",
+    remedy="remove this directory and prepare again",
+)  # fmt: skip
+"""A directory of ours with a tokenizer in it; its summary holds the checksums of its files."""
+
+
+def check_copy(directory: Path) -> None:
+    """Raise `CorruptionError` if a copy is not as it was made; a flipped bit would be other ids."""
+    # Of any cache or of none: links within it are its owner's choice.
+    sealed = COPY.admit(directory, root=Path(directory.anchor))
+    for name, expected in sealed.convert(dict[str, str]).items():
+        sealed.require(os.path.basename(name), checksum=expected)
+
+
+class Tokenizer:
+    """One tokenizer, by the bytes of the tokenizer.json that encodes.
+
+    Args:
+        data: The tokenizer.json.
+        template: Chat template source, several by name, or None.
+        special_tokens: Named special tokens (``eos_token`` …) as text.
+        backend: Who encodes: ``file`` or ``transformers``.
+        path: The file that ``data`` was read from, if any; a pickle then holds only the path.
+        notes: What was found while loading, for people.
+    """
+
+    def __init__(
+        self,
+        data: bytes,
+        *,
+        template: Template = None,
+        special_tokens: dict[str, str] | None = None,
+        backend: str = "file",
+        path: str | os.PathLike[str] | None = None,
+        notes: dict[str, str] | None = None,
+    ) -> None:
+        self.data = data
+        self.template = template
+        self.special_tokens = dict(special_tokens or {})
+        self.backend = backend
+        self.path = None if path is None else os.path.abspath(path)
+        self.notes = dict(notes or {})
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({self.path or 'in memory'}, backend={self.backend!r})"
+
+    @cached_property
+    def checksum(self) -> str:
+        return fingerprint.checksum(self.data)
+
+    @cached_property
+    def reference(self) -> Any:
+        """The `tokenizers.Tokenizer` whose ids are the truth; it neither truncates nor pads."""
+        return once(self.checksum, "reference", self._load_reference)
+
+    def _load_reference(self) -> Any:
+        try:
+            import tokenizers
+
+            reference = tokenizers.Tokenizer.from_buffer(self.data)
+        except Exception as error:
+            raise TokenizerError(f"tokenizers cannot load it: {error}", path=self.path) from error
+        reference.no_truncation()
+        reference.no_padding()
+        # A post-processor could only trim offsets here, and a mask needs them whole.
+        reference.post_processor = tokenizers.processors.Sequence([])
+        return reference
+
+    @cached_property
+    def table(self) -> PieceTable:
+        return once(self.checksum, "table", self.make_table)
+
+    @without_collector()
+    def make_table(self) -> PieceTable:
+        """Make the table of the tokenizer.json, which takes a while; `table` gives it."""
+        return PieceTable(parse_backend(self.data, path=self.path))
+
+    @cached_property
+    def _added(self) -> list[dict[str, Any]]:
+        return added_tokens(read_head(self.data, path=self.path))
+
+    @cached_property
+    def added_contents(self) -> tuple[str, ...]:
+        """The added tokens as text, by id."""
+        return tuple(token["content"] for token in self._added)
+
+    @cached_property
+    def left_stripping(self) -> frozenset[int]:
+        """Ids of the added tokens that take the white space before them."""
+        return frozenset(int(token["id"]) for token in self._added if token["lstrip"])
+
+    @cached_property
+    def _ids_of_special_tokens(self) -> dict[str, int]:
+        wanted = set(self.special_tokens.values())
+        found = {token["content"]: int(token["id"]) for token in self._added}
+        if not wanted <= set(found):
+            document = parse_backend(self.data, path=self.path)
+            found = {token: n for token, n in vocabulary(document) if token in wanted} | found
+        return {name: found[token] for name, token in self.special_tokens.items() if token in found}
+
+    @property
+    def pad_id(self) -> int | None:
+        return self._ids_of_special_tokens.get("pad_token")
+
+    @property
+    def eos_id(self) -> int | None:
+        return self._ids_of_special_tokens.get("eos_token")
+
+    @property
+    def bos_id(self) -> int | None:
+        return self._ids_of_special_tokens.get("bos_token")
+
+    @cached_property
+    def backend_digest(self) -> str:
+        """What it encodes with, as one name for all spellings of one tokenizer.json."""
+        return once(self.checksum, "digest", self._make_digest)
+
+    @without_collector()
+    def _make_digest(self) -> str:
+        return backend_digest(parse_backend(self.data, path=self.path))
+
+    @cached_property
+    def card(self) -> IdentityCard:
+        """Identity and all that can be known without loading an engine."""
+        refuse_randomness(read_head(self.data, path=self.path), path=self.path)
+        probe = probe_text(self.added_contents)
+        identity = identity_document(
+            backend=self.backend_digest,
+            template=self.template,
+            special_tokens=self.special_tokens,
+            probe=fingerprint.key(self.reference.encode(probe, add_special_tokens=False).ids),
+        )
+        return IdentityCard(
+            identity=identity,
+            key=fingerprint.key(identity),
+            template=self.template,
+            special_tokens=self.special_tokens,
+            control_tokens=[token["content"] for token in self._added if token["special"]],
+            pad_id=self.pad_id,
+            eos_id=self.eos_id,
+            bos_id=self.bos_id,
+            backend=self.backend,
+            checksum=self.checksum,
+            notes=self.notes,
+        )
+
+    @property
+    def key(self) -> str:
+        return self.card.key
+
+    def files(self) -> dict[str, bytes]:
+        """A tokenizer directory: enough to encode, decode and render elsewhere, and alike."""
+        config: dict[str, Any] = dict(self.special_tokens)
+        if isinstance(self.template, dict):
+            config["chat_template"] = [
+                {"name": name, "template": source} for name, source in self.template.items()
+            ]
+        elif self.template is not None:
+            # Not as a .jinja file: reading one back would turn \r\n into \n.
+            config["chat_template"] = self.template
+        files = {
+            "tokenizer.json": self.data,
+            "tokenizer_config.json": msgspec.json.format(fingerprint.canonical(config), indent=1),
+        }
+        sums = {name: fingerprint.checksum(data) for name, data in files.items()}
+        return {**files, COPY.summary: COPY.encode(sums)}
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of ids, as the tokenizer's own decoder prints it."""
+        numbers = [int(number) for number in ids]
+        return str(self.reference.decode(numbers, skip_special_tokens=skip_special_tokens))
+
+    def pieces(self, ids: Iterable[int]) -> list[bytes]:
+        """The bytes that each id stands for; joined, they are the text where nothing was lost."""
+        return self.table.pieces(ids)
+
+    def is_special(self, ids: Iterable[int]) -> np.ndarray:
+        """Per id, whether it is a special (control) token."""
+        numbers = np.asarray(list(ids), dtype=np.int64)
+        inside = (numbers >= 0) & (numbers < len(self.table))
+        return inside & self.table.is_special[np.where(inside, numbers, 0)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = {
+            "template": self.template,
+            "special_tokens": self.special_tokens,
+            "backend": self.backend,
+            "path": self.path,
+            "notes": self.notes,
+        }
+        if self.path is None:
+            state["data"] = self.data
+        else:
+            state["checksum"] = self.checksum
+        if "card" in self.__dict__:  # computing it needs an engine; carrying it does not
+            state["card"] = self.card
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        checksum = state.pop("checksum", None)
+        self.__dict__.update(state)
+        if checksum is not None:
+            self.data = _read_unchanged(str(self.path), checksum)
+
+
+def _read_unchanged(path: str, checksum: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError as error:
+        raise TokenizerError(f"cannot read it any more: {error.strerror}", path=path) from error
+    if fingerprint.checksum(data) != checksum:
+        raise TokenizerError("it changed since this tokenizer was loaded", path=path)
+    return data

@@ -1,0 +1,309 @@
+"""The contract of every executor, tried on each by one harness."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.build import entries
+from tokenmill.build import executors, wire
+from tokenmill.build.executors import LocalExecutor, core_of_worker, cpu_quota
+from tokenmill.build.process import WorkerProcess
+from tokenmill.build.tasks import Executor, InlineExecutor, Setup, Task
+from tokenmill.errors import RowError, TokenmillError, UsageError, WorkerError
+
+ENTRY = f"{entries.__name__}:open_worker"
+SETUP = Setup(ENTRY, {})
+
+
+@pytest.fixture(params=["inline", "local1", "local3"])
+def executor(request: pytest.FixtureRequest) -> Executor:
+    if request.param == "inline":
+        return InlineExecutor()
+    return LocalExecutor(int(request.param[-1]))
+
+
+def squares(count: int, **more: object) -> Iterator[Task]:
+    return (Task(n, {"do": "square", "value": n, **more}) for n in range(count))
+
+
+in_rest_or_not = pytest.mark.parametrize("in_rest", [False, True], ids=["at once", "in a rest"])
+
+
+@in_rest_or_not
+def test_results_of_every_executor_are_equal(executor: Executor, in_rest: bool) -> None:
+    done = sorted(executor.run(SETUP, squares(40, in_rest=in_rest)), key=lambda d: d.number)
+    assert [d.number for d in done] == list(range(40))
+    # Tuples come back as lists, in this process as from another.
+    assert [d.result for d in done] == [
+        {"value": n * n, "pair": [n * n, [str(n * n)]]} for n in range(40)
+    ]
+    assert all(d.attempts == 1 and d.seconds >= 0 for d in done)
+
+
+def test_no_tasks_load_and_start_nothing(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executors, "WorkerProcess", None)
+    assert list(executor.run(Setup("no.such.module:x"), [])) == []
+
+
+@in_rest_or_not
+def test_tasks_are_pulled_lazily_and_a_bounded_number_ahead(
+    executor: Executor, in_rest: bool
+) -> None:
+    pulled = 0
+
+    def endless() -> Iterator[Task]:
+        nonlocal pulled
+        for task in squares(10**9, in_rest=in_rest):
+            pulled += 1
+            yield task
+
+    run = executor.run(SETUP, endless())
+    assert pulled == 0
+    with contextlib.closing(run):
+        for taken, _ in enumerate(itertools.islice(run, 200), start=1):
+            # Three workers: at most two tasks each and a few results not yet taken.
+            assert pulled - taken <= 10
+            if taken < 20:
+                time.sleep(0.01)  # workers are faster than this consumer
+
+
+def test_error_of_the_task_iterable_passes(executor: Executor) -> None:
+    def failing() -> Iterator[Task]:
+        yield from squares(3)
+        raise LookupError("the plan broke")
+
+    with pytest.raises(LookupError, match="the plan broke"):
+        list(executor.run(SETUP, failing()))
+
+
+@in_rest_or_not
+def test_typed_error_travels_with_type_attributes_and_notes(
+    executor: Executor, in_rest: bool
+) -> None:
+    with pytest.raises(RowError, match="bad row") as caught:
+        list(executor.run(SETUP, [Task(5, {"do": "raise_row_error", "in_rest": in_rest})]))
+    error = caught.value
+    assert type(error) is RowError
+    assert (error.reason, error.path, error.row, error.line, error.offset) == (
+        ("bad_json", "a.jsonl", 3, 4, 99)
+    )
+    assert "a note" in error.__notes__
+
+
+def test_result_that_comes_with_an_error_is_delivered_before_it(tmp_path: Path) -> None:
+    tasks = [Task(n, {"do": "sleep", "seconds": 0, "pids": str(tmp_path)}) for n in range(2)]
+    run = LocalExecutor(2).run(SETUP, [*tasks, Task(2, {"do": "raise_row_error"})])
+    numbers = [next(run).number]
+    # One worker has the failing task by now; wait, without listening, until both are through.
+    while len(os.listdir(tmp_path)) < 2:
+        time.sleep(0.01)
+    time.sleep(0.2)
+    numbers.append(next(run).number)
+    assert sorted(numbers) == [0, 1]
+    with pytest.raises(RowError):
+        next(run)
+
+
+@in_rest_or_not
+@pytest.mark.parametrize(
+    ("do", "message"),
+    [
+        ("raise_foreign", r"task 7 \(a\.jsonl\) failed: ZeroDivisionError: for the test's sake"),
+        ("unencodable", "JSON-able"),
+        ("no_dict", "JSON-able"),
+    ],
+)
+def test_foreign_error_names_the_task_and_is_not_retried(
+    executor: Executor, do: str, message: str, in_rest: bool
+) -> None:
+    with pytest.raises(WorkerError, match=message):
+        list(executor.run(SETUP, [Task(7, {"do": do, "in_rest": in_rest}, "a.jsonl")]))
+
+
+def test_foreign_error_of_a_worker_keeps_its_traceback() -> None:
+    with pytest.raises(WorkerError) as caught:
+        list(LocalExecutor(1).run(SETUP, [Task(7, {"do": "raise_foreign"})]))
+    assert "in raise_foreign" in "\n".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    ("setup", "kind", "message"),
+    [
+        (Setup("no.such.module:x"), WorkerError, "no.such.module"),
+        (Setup(f"{entries.__name__}:missing"), WorkerError, "missing"),
+        (Setup(ENTRY, {"broken": True}), WorkerError, "KeyError"),
+        (Setup(ENTRY, {"bad": True}), UsageError, "options are bad"),
+        (Setup(ENTRY, {"value": object()}), WorkerError, "JSON-able"),
+    ],
+)
+def test_setup_that_fails_is_a_typed_error(
+    executor: Executor, setup: Setup, kind: type[TokenmillError], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        list(executor.run(setup, squares(1000)))
+
+
+def test_payload_that_cannot_travel_is_a_typed_error(executor: Executor) -> None:
+    with pytest.raises(WorkerError, match="JSON-able"):
+        list(executor.run(SETUP, [Task(0, {"do": object()})]))
+
+
+def test_next_task_is_begun_while_the_rest_of_one_waits_and_one_rest_at_a_time(
+    tmp_path: Path,
+) -> None:
+    tasks = [
+        Task(n, {"do": "meet", "value": n, "place": str(tmp_path), "next": n < 4}) for n in range(5)
+    ]
+    done = list(LocalExecutor(1).run(SETUP, tasks))
+    assert [(d.number, d.result["at_once"]) for d in done] == [(n, 1) for n in range(5)]
+
+
+def test_work_is_closed_after_the_last_task(executor: Executor, tmp_path: Path) -> None:
+    list(executor.run(Setup(ENTRY, {"closed": str(tmp_path)}), squares(20)))
+    assert 1 <= len(list(tmp_path.iterdir())) <= 3
+
+
+def test_large_payload_and_result_travel_whole(executor: Executor) -> None:
+    tasks = [Task(n, {"do": "square", "value": n, "ballast": "y" * 3_000_000}) for n in range(4)]
+    results = {d.number: d.result["value"] for d in executor.run(SETUP, tasks)}
+    assert results == {0: 0, 1: 1, 2: 4, 3: 9}
+
+
+def test_many_runs_leave_no_descriptor(executor: Executor) -> None:
+    def run_some() -> None:
+        list(executor.run(SETUP, squares(3)))
+        with contextlib.closing(executor.run(SETUP, squares(30))) as run:
+            next(run)
+        with pytest.raises(RowError):
+            list(executor.run(SETUP, [Task(0, {"do": "raise_row_error"})]))
+
+    run_some()
+    gc.collect()  # what earlier tests left open is closed now, not between the two counts
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(4):
+        run_some()
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_workers_see_the_parents_package_and_are_pinned_to_one_core_each() -> None:
+    tasks = [Task(n, {"do": "describe"}) for n in range(30)]
+    done = list(LocalExecutor(2).run(SETUP, tasks))
+    allowed = os.sched_getaffinity(0)
+    cores = {d.worker: d.result["cores"] for d in done}
+    assert all(len(c) == 1 and set(c) <= allowed for c in cores.values())
+    assert len({c[0] for c in cores.values()}) == min(len(cores), len(allowed))
+    assert all(d.result["tokenmill"] == wire.errors.__file__ for d in done)
+    assert all("" not in d.result["path"] for d in done)
+    # Nothing of ours in their environment, which their own children would inherit.
+    steering = ("PYTHON", "TOKEN", "OMP", "RAYON")
+    for d in done:
+        theirs = {k: v for k, v in d.result["env"].items() if k.startswith(steering)}
+        assert theirs == {k: v for k, v in os.environ.items() if k.startswith(steering)}
+
+
+def test_workers_are_not_pinned_where_it_is_not_wanted() -> None:
+    (done,) = LocalExecutor(1, pin=False).run(SETUP, [Task(0, {"do": "describe"})])
+    assert set(done.result["cores"]) == os.sched_getaffinity(0)
+
+
+def test_fewer_tasks_than_workers_start_only_as_many_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started = []
+
+    class Counted(WorkerProcess):
+        def __init__(self, *arguments: object) -> None:
+            started.append(arguments)
+            super().__init__(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(executors, "WorkerProcess", Counted)
+    assert len(list(LocalExecutor(8).run(SETUP, squares(2)))) == 2
+    assert len(started) == 2
+
+
+@pytest.mark.parametrize("workers", [0, -1, True, 1.5, "2"])
+def test_wrong_number_of_workers_is_refused(workers: object) -> None:
+    with pytest.raises(UsageError, match="num_workers"):
+        LocalExecutor(workers)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "quota"),
+    [
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "150000 100000\n"}, 1.5),
+        ("0::/a/b\n", {"a/b/cpu.max": "50000 100000", "a/cpu.max": "150000 100000"}, 0.5),
+        ("0::/hidden/path\n", {"cpu.max": "200000 100000"}, 2.0),
+        ("0::/\n", {"cpu.max": "max 100000"}, None),
+        (
+            "4:cpu,cpuacct:/job\n2:cpuset:/\n",
+            {
+                "cpu,cpuacct/job/cpu.cfs_quota_us": "300000",
+                "cpu,cpuacct/job/cpu.cfs_period_us": "100000",
+            },
+            3.0,
+        ),
+        ("4:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+        ("4:cpu:/\n", {}, None),
+    ],
+)
+def test_cpu_quota_is_the_smallest_above_the_process(
+    tmp_path: Path, membership: str, files: dict[str, str], quota: float | None
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "membership").write_text(membership)
+    assert cpu_quota(tmp_path / "membership", tmp_path) == quota
+
+
+def test_ranks_of_one_machine_get_different_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = [0, 1, 2, 3, 8, 9, 10, 11]
+    taken = []
+    for rank in range(4):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        taken += [core_of_worker(worker, 2, cores) for worker in range(2)]
+    assert sorted(taken) == cores
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    results=st.lists(st.dictionaries(st.text(), st.integers(-(2**63), 2**64 - 1) | st.text())),
+    cut=st.integers(1, 50),
+)
+def test_frames_come_out_whole_however_they_are_cut(results: list[dict], cut: int) -> None:
+    sent = [wire.Finished(n, result, 0.5) for n, result in enumerate(results)]
+    stream = b"".join(wire.frame(message) for message in sent)
+    frames = wire.Frames()
+    received = []
+    for start in range(0, len(stream), cut):
+        frames.feed(stream[start : start + cut])
+        received += frames.ups()
+    assert received == sent
+
+
+def test_stream_without_frames_is_a_typed_error() -> None:
+    frames = wire.Frames()
+    frames.feed(b"Traceback (most recent call last)")
+    with pytest.raises(WorkerError, match="no frames"):
+        list(frames.ups())
+
+
+def test_executor_that_is_none_of_ours_is_refused_and_nothing_is_local() -> None:
+    from tokenmill.build.executors import resolve_executor
+
+    assert isinstance(resolve_executor(None, None), LocalExecutor)
+    for wrong in (4, object(), "here"):
+        with pytest.raises(UsageError, match="executor is"):
+            resolve_executor(wrong, None)  # type: ignore[arg-type]

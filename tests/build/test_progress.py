@@ -1,0 +1,157 @@
+"""Progress: the arithmetic without a clock, the reporters without a build."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenmill.build.progress import (
+    MAX_SAMPLES,
+    Progress,
+    Snapshot,
+    describe,
+    duration,
+    open_progress,
+)
+from tokenmill.errors import UsageError
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class TerminalStream(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+Step = tuple[float, int, int, bool]  # seconds since the last one, rows, bytes, found
+SPEEDS: dict[str, tuple[dict[str, int], list[Step], float, tuple[Any, Any, Any]]] = {
+    # Totals, steps, seconds after the last one; then rows/s, bytes/s and seconds left.
+    "nothing yet": ({"total_size": 100}, [], 1, (None, None, None)),
+    "steady": ({"total_rows": 1000, "total_size": 100_000}, [(1, 20, 2_000, False)] * 10, 0,
+               (20, 2_000, 40)),
+    "slow start": ({"total_size": 5_000}, [(1000, 1, 1, False), *[(1, 1, 50, False)] * 99], 0,
+                   (1, 50, 0.98)),
+    "found only": ({"total_size": 1_000}, [(0.1, 9, 900, True)], 0.1, (None, None, None)),
+    "found first": ({"total_size": 1_000}, [(0, 9, 900, True), (10, 1, 50, False)], 0,
+                    (0.1, 5, 10)),
+    "bytes unknown": ({"total_rows": 100}, [(10, 50, 123, False)], 0, (5, 12.3, 10)),
+    "stalled": ({"total_size": 200}, [(10, 10, 100, False)], 30, (0.25, 2.5, 40)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPEEDS)
+def test_speed_and_time_left_are_those_of_the_last_half_minute(name: str) -> None:
+    totals, steps, after, expected = SPEEDS[name]
+    clock = Clock()
+    progress = Progress(clock=clock, **totals)
+    for pause, rows, size, found in steps:
+        clock.now += pause
+        progress.add(rows=rows, size=size, found=found)
+    clock.now += after
+    shot = progress.snapshot()
+    assert (shot.rows_per_s, shot.bytes_per_s, shot.left_s) == tuple(
+        None if value is None else pytest.approx(value, rel=0.05) for value in expected
+    )
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 100), st.integers(0, 10**6), st.integers(0, 10**9), st.booleans()),
+        max_size=150,
+    )
+)
+def test_everything_is_counted_in_bounded_memory(steps: list[Step]) -> None:
+    clock = Clock()
+    progress = Progress(total_size=sum(size for _, _, size, _ in steps), clock=clock)
+    for pause, rows, size, found in steps:
+        clock.now += pause
+        progress.add(rows=rows, size=size, found=found)
+        shot = progress.snapshot()
+        assert shot.bytes_per_s is None or shot.bytes_per_s >= 0
+        assert shot.left_s is None or shot.left_s >= 0
+        assert len(progress._samples) <= MAX_SAMPLES + 3
+    shot = progress.snapshot()
+    assert shot.rows == sum(rows for _, rows, _, _ in steps)
+    assert shot.size == sum(size for _, _, size, _ in steps)
+    assert shot.slices == len(steps)
+    assert shot.fraction in (None, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (59.4, "59s"), (59.6, "1m00s"), (187, "3m07s"), (3599.9, "1h00m"), (7380, "2h03m")],
+)
+def test_duration_is_rounded_before_it_is_split(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_description_says_what_is_known() -> None:
+    full = Snapshot(1234, 5, 1, 5000, 10, 1.0, 1000.4, 2.5e6, 65.0)
+    assert describe(full) == " 50%, 1,234 of 5,000 rows, 1,000 rows/s, 2.5 MB/s, 1m05s left"
+    unknown = Snapshot(0, 0, 0, None, None, 1.0, None, None, None)
+    assert describe(unknown) == "0 rows"
+
+
+@pytest.mark.parametrize(("seconds", "lines"), [(0.12, 3), (0.01, 0)], ids=["12 s", "1 s"])
+def test_lines_come_every_few_seconds_and_at_the_end(seconds: float, lines: int) -> None:
+    stream, clock = io.StringIO(), Clock()
+    with open_progress(True, total_size=100, stream=stream, clock=clock) as shown:
+        for _ in range(100):
+            clock.now += seconds
+            shown.add(rows=1, size=1)
+    found = stream.getvalue().splitlines()
+    assert len(found) == lines  # of twelve seconds: at 5, at 10, at the end
+    assert not found or found[-1].startswith("tokenmill: 100%, 100 rows, 8 rows/s")
+
+
+def test_function_is_called_with_the_final_numbers_even_after_an_error() -> None:
+    seen: list[Snapshot] = []
+
+    def work() -> None:
+        with open_progress(seen.append, total_size=10, total_rows=7) as shown:
+            shown.add(rows=3, size=5)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        work()
+    assert (seen[-1].rows, seen[-1].total_rows, seen[-1].fraction) == (3, 7, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("progress", "stream", "shown"),
+    [
+        (None, io.StringIO(), False),
+        (True, io.StringIO(), True),
+        (False, TerminalStream(), False),
+        (None, TerminalStream(), True),
+        (True, TerminalStream(), True),
+    ],
+)
+def test_reporter_is_chosen_by_wish_and_terminal(
+    monkeypatch: pytest.MonkeyPatch, progress: bool | None, stream: io.StringIO, shown: bool
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    clock = Clock()
+    with open_progress(progress, total_size=100, stream=stream, clock=clock) as counted:
+        clock.now += 10
+        counted.add(rows=5, size=50)
+    assert ("50%, 5 rows" in stream.getvalue()) is shown
+    if not shown:
+        assert stream.getvalue() == ""
+
+
+def test_wrong_progress_is_refused() -> None:
+    with pytest.raises(UsageError, match="progress"), open_progress("yes"):  # type: ignore[arg-type]
+        pass

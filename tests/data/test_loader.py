@@ -1,0 +1,360 @@
+"""The loader's contract, point by point; what it serves is checked by tests/consistency.
+
+Loops, resumes and `set_epoch` in any sequence are checked by tests/consistency/test_machine.py.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.programs import python
+from tests.store.making import damage_slice, make_columns, make_store
+from tokenmill.data.choices import filtered
+from tokenmill.data.cursor import Cursor
+from tokenmill.data.loader import Loader
+from tokenmill.data.mixture import mix
+from tokenmill.data.packs import Pack
+from tokenmill.data.stream import LengthGrouped
+from tokenmill.data.view import as_view
+from tokenmill.errors import CorruptionError, StateError, UsageError
+from tokenmill.store import Row, Store
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    lengths = np.random.default_rng(0).integers(1, 30, 50).tolist()
+    return make_store(tmp_path_factory.mktemp("cache"), [make_columns(lengths)], pad_id=9)
+
+
+def numbers(loader: Iterable[dict[str, Any]]) -> list[list[int]]:
+    return [batch["indices"].tolist() for batch in loader]
+
+
+# Batches
+
+
+def test_batches_have_the_names_types_and_shapes_of_the_contract(store: Store) -> None:
+    def kinds(**given: Any) -> dict[str, Any]:
+        batch = next(iter(Loader(store, **given)))
+        assert isinstance(batch["num_trained_tokens"], int)
+        arrays = {n: v for n, v in batch.items() if isinstance(v, np.ndarray)}
+        return {n: (v.dtype.str[1:], v.shape) for n, v in arrays.items()}
+
+    padded = kinds(batch_size=4)
+    shape = padded["input_ids"][1]
+    assert shape[0] == 4
+    assert padded == {"input_ids": ("i8", shape), "attention_mask": ("u1", shape),
+                      "labels": ("i8", shape), "loss_mask": ("u1", shape)}  # fmt: skip
+    packed = kinds(batch_size=3, pack=Pack(64))
+    assert packed.pop("cu_seqlens")[0] == "i4"
+    assert packed == {
+        "input_ids": ("i8", (3, 64)), "labels": ("i8", (3, 64)), "position_ids": ("i8", (3, 64)),
+        "loss_mask": ("u1", (3, 64)), "seq_idx": ("i4", (3, 64)),
+    }  # fmt: skip
+
+
+def test_padding_side_multiple_and_pad_id_are_followed(store: Store) -> None:
+    batch = next(iter(Loader(store, batch_size=5, pad_side="left", pad_to_multiple_of=16)))
+    assert batch["input_ids"].shape[1] % 16 == 0
+    padding = batch["attention_mask"] == 0
+    assert set(batch["input_ids"][padding].tolist()) == {9}
+    assert not padding[:, -1].any()
+    other = next(iter(Loader(store, batch_size=5, pad_id=77)))
+    assert set(other["input_ids"][other["attention_mask"] == 0].tolist()) == {77}
+
+
+def test_pad_id_nobody_knows_must_be_said(tmp_path: Path) -> None:
+    one = make_store(tmp_path / "a", [make_columns([3])], name="a", pad_id=3)
+    two = make_store(tmp_path / "b", [make_columns([3])], name="b", pad_id=4)
+    with pytest.raises(UsageError, match="say pad_id"):
+        Loader(mix({"a": one, "b": two}))
+    assert len(list(Loader(mix({"a": one, "b": two}), pad_id=0))) == 1
+
+
+def test_short_last_batch_is_shared_evenly_and_idle_ranks_get_padding(store: Store) -> None:
+    for world, size, expected in ((4, 3, [1, 1, 0, 0]), (3, 4, [1, 1, 0]), (3, 7, [3, 3, 2])):
+        last = []
+        for rank in range(world):
+            loader = Loader(store, batch_size=size, rank=rank, world_size=world,
+                            indices=True)  # fmt: skip
+            last.append(list(loader)[-1])
+        assert [len(batch["indices"]) for batch in last] == expected
+        for batch, share in zip(last, expected, strict=True):
+            if not share:
+                assert batch["input_ids"].shape[0] == 1
+                assert set(batch["labels"].ravel().tolist()) == {-100}
+                assert not batch["attention_mask"].any()
+            assert batch["num_trained_tokens"] == last[0]["num_trained_tokens"]
+
+
+def every_other(row: Row) -> dict[str, Any]:
+    return {"loss_mask": np.arange(len(row)) % 2}
+
+
+@pytest.mark.parametrize("more", [{}, {"pack": Pack(40, oversize="split")}])
+def test_mapped_rows_are_served_and_counted_on_all_ranks(
+    store: Store, more: dict[str, Any]
+) -> None:
+    given = {"batch_size": 3, "world_size": 2, **more}
+    ranks = [Loader(store.map(every_other), rank=rank, **given) for rank in range(2)]
+    plain = [Loader(store, rank=rank, **given) for rank in range(2)]
+    for ours, theirs in zip(zip(*ranks, strict=True), zip(*plain, strict=True), strict=True):
+        trained = sum(int((batch["labels"] != -100).sum()) for batch in ours)
+        assert [batch["num_trained_tokens"] for batch in ours] == [trained] * 2
+        for mapped, stored in zip(ours, theirs, strict=True):
+            assert np.array_equal(mapped["input_ids"], stored["input_ids"])
+        assert ranks[0].state_dict() == plain[0].state_dict()
+
+
+# Iteration and state
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_iterators_of_a_loader_share_its_position(store: Store, prefetch: int) -> None:
+    expected = numbers(Loader(store, 8, indices=True))
+    loader = Loader(store, 8, indices=True, prefetch=prefetch)
+    one, two = iter(loader), iter(loader)
+    found = [next(turn)["indices"].tolist() for turn in (one, two, two, one)]
+    assert found + numbers(loader) == expected
+
+
+def test_epochs_of_repeat_count_from_the_start_of_the_run(store: Store) -> None:
+    whole = numbers(Loader(store, 8, indices=True).repeat(3))
+    assert len(whole) == -(-150 // 8)
+    flat = [row for batch in whole for row in batch]
+    for epoch in range(3):
+        assert sorted(flat[epoch * 50 : epoch * 50 + 50]) == list(range(50))
+    begun = Loader(store, 8, indices=True)
+    batches = begun.repeat(3)
+    found = [next(batches)["indices"].tolist() for _ in range(9)]  # in the second epoch
+    resumed = Loader(store, 8, indices=True)
+    resumed.load_state_dict(begun.state_dict())
+    resumed.set_epoch(resumed.epoch)  # trainers announce the epoch; this moves nothing
+    assert found + numbers(resumed.repeat(3)) == whole
+    assert list(resumed.repeat(3)) == []
+    assert len(numbers(resumed.repeat(4))) == -(-200 // 8) - len(whole)
+    moved = Loader(store, 8, indices=True)
+    moved.set_epoch(5)
+    assert len(numbers(moved.repeat(1))) == 7
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_state_too_near_the_end_of_its_epoch_is_one_empty_loop(store: Store, prefetch: int) -> None:
+    """As ranks with a smaller global batch save it after their last full batch."""
+    loader = Loader(store, 8, drop_last=True, indices=True, prefetch=prefetch)
+    epochs = [numbers(loader) for _ in range(2)]
+    loader.load_state_dict({**loader.state_dict(), "epoch": 0, "position": 48})
+    assert list(loader) == []
+    assert loader.cursor == Cursor(1)
+    assert numbers(loader) == epochs[1]
+
+
+def test_iterator_that_ended_stays_ended_and_one_that_failed_fails_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = Loader(store, 13)
+    ended = iter(loader)
+    assert len(list(ended)) == 4
+    loader.set_epoch(0)
+    assert list(ended) == []
+    failing = iter(loader)
+    next(failing)
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "batch", lambda store, indices: 1 / 0)
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                next(failing)
+    assert len(list(failing)) == 3  # nothing was lost
+
+
+def test_interrupt_inside_a_batch_loses_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = numbers(Loader(store, 13, indices=True))
+    loader = Loader(store, 13, indices=True)
+    fill, calls = type(loader.filler).fill, count()
+
+    def interrupted(*given: Any) -> Any:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return fill(*given)
+
+    monkeypatch.setattr(type(loader.filler), "fill", interrupted)
+    rows = iter(loader)
+    found: list[list[int]] = []
+    while len(found) < len(expected):
+        try:
+            found.append(next(rows)["indices"].tolist())
+        except KeyboardInterrupt:
+            continue
+    assert found == expected
+
+
+# States
+
+
+OTHER_STREAMS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({}, {"seed": 1}, r"another seed \(the state's: 42, this loader's: 1\)"),
+    ({}, {"shuffle": False}, r"order \(the state's: 'feistel', this loader's: 'sequential'\)"),
+    ({}, {"group_by_length": LengthGrouped(64, 8)}, "length_grouped/64/8"),
+    ({}, {"pack": Pack(64)}, "another packing.*None.*64"),
+    *(
+        ({"pack": Pack(64)}, {"pack": pack}, "another packing")
+        for pack in (Pack(65), Pack(64, "first_fit"), Pack(64, window=9), Pack(64, oversize="drop"))
+    ),
+    (
+        {"pack": Pack(64, "balanced"), "world_size": 2},
+        {"pack": Pack(64, "balanced"), "world_size": 4},
+        r"'ranks': 2.*'ranks': 4",
+    ),
+]
+
+
+@pytest.mark.parametrize(("saved", "changed", "message"), OTHER_STREAMS)
+def test_state_of_another_stream_is_refused_saying_which(
+    store: Store, saved: dict[str, Any], changed: dict[str, Any], message: str
+) -> None:
+    state = Loader(store, **saved).state_dict()
+    with pytest.raises(StateError, match=message):
+        Loader(store, **changed).load_state_dict(state)
+
+
+def test_state_of_another_dataset_names_both_keys(store: Store) -> None:
+    view = filtered(store, "length > 5")
+    with pytest.raises(StateError, match=f"dataset.*{store.key}.*{view.key}"):
+        Loader(view).load_state_dict(Loader(store).state_dict())
+    both = mix({"a": store, "b": view}, {"a": 1, "b": 1})
+    other = mix({"a": store, "b": view}, {"a": 1, "b": 2})
+    with pytest.raises(StateError, match=f"dataset.*{both.key}.*{other.key}"):
+        Loader(other).load_state_dict(Loader(both).state_dict())
+
+
+@pytest.mark.parametrize("state", [None, [], {}, {"epoch": 0, "position": 0}, "state"])
+def test_state_that_is_none_is_refused(store: Store, state: Any) -> None:
+    with pytest.raises(StateError, match="not a state"):
+        Loader(store).load_state_dict(state)
+
+
+def test_packed_state_outside_of_its_window_is_refused(store: Store) -> None:
+    loader = Loader(store, pack=Pack(64, window=20), batch_size=1)
+    state = loader.state_dict()
+    with pytest.raises(StateError, match="window is 3"):
+        loader.load_state_dict({**state, "window": 3})
+    with pytest.raises(StateError, match="packs_before=3 exceeds"):
+        loader.load_state_dict({**state, "packs_before": 3})
+    with pytest.raises(StateError, match="pack 40"):
+        loader.load_state_dict({**state, "position": 40})
+
+
+# Prefetching
+
+
+def test_prefetch_thread_ends_when_the_iterator_is_dropped(store: Store) -> None:
+    before = set(threading.enumerate())
+    iterator = iter(Loader(store, prefetch=2))
+    next(iterator)
+    started = set(threading.enumerate()) - before
+    assert [thread.name for thread in started] == ["tokenmill-prefetch"]
+    del iterator
+    gc.collect()
+    for thread in started:
+        thread.join(2.5)
+        assert not thread.is_alive()
+
+
+def test_prefetch_error_reaches_the_trainer_with_its_type(tmp_path: Path) -> None:
+    store = make_store(tmp_path, [make_columns([5] * 40)])
+    damage_slice(tmp_path)
+    loader = Loader(store, prefetch=2)
+    iterator = iter(loader)
+    for _ in range(2):  # and again: an error does not turn into a silent end
+        with pytest.raises(CorruptionError, match="checksum"):
+            list(iterator)
+    assert loader.state_dict()["position"] == 0
+
+
+def test_prefetching_process_exits_without_being_waited_for(store: Store) -> None:
+    program = (
+        "import sys\nfrom tokenmill import Loader, open_store\n"
+        f"iterator = iter(Loader(open_store({str(store.path)!r}), prefetch=3))\n"
+        "next(iterator)\nprint('served')\n"
+    )
+    done = python(program)
+    assert done.returncode == 0
+    assert done.stdout == "served\n"
+    assert done.stderr == ""
+
+
+def test_reading_imports_neither_pyarrow_nor_any_host_library(store: Store) -> None:
+    program = (
+        "import sys\nfrom tokenmill import Loader, Pack, mix, open_store, split\n"
+        f"store = open_store({str(store.path)!r})\n"
+        "next(iter(Loader(store, prefetch=1, pack=Pack(64))))\n"
+        "train, val = split(store, {'train': 0.5, 'val': 0.5})\n"
+        "next(iter(Loader(mix({'a': train, 'b': val}))))\n"
+        "heavy = {'pyarrow', 'jinja2', 'tokenizers', 'fastokens', 'transformers',\n"
+        "         'datasets', 'torch', 'ray', 'fsspec', 'zstandard', 'typer', 'rich'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    done = python(program)
+    assert done.stdout == "[]\n", done.stderr
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"batch_size": 0}, "batch_size"), ({"batch_size": 2.0}, "batch_size"),
+        ({"rank": 2, "world_size": 2}, "rank 2 of 2"), ({"rank": -1}, "rank"),
+        ({"world_size": 0}, "world_size"), ({"drop_last": "yes"}, "drop_last"),
+        ({"pad_side": "top"}, "pad_side"), ({"seed": -1}, "seed"),
+        ({"pad_to_multiple_of": 0}, "pad_to_multiple_of"),
+        ({"prefetch": -1}, "prefetch"),
+        ({"pack": 64}, "tm.Pack"),
+        ({"pack": Pack(64), "pad_side": "left"}, "tail"),
+        ({"pack": Pack(60), "pad_to_multiple_of": 8}, "no multiple"),
+        ({"pack": Pack(8)}, r"row \d+ has .* pack only 8"),
+        ({"shuffle": False, "group_by_length": True}, "shuffle=False"),
+    ],
+)  # fmt: skip
+def test_loader_impossible_wish_is_refused_at_once(
+    store: Store, wrong: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        Loader(store, **wrong)
+
+
+def test_loader_data_that_is_none_is_refused(store: Store) -> None:
+    with pytest.raises(UsageError, match="expected a store"):
+        Loader([1, 2, 3])  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="no rows"):
+        Loader(as_view(store)[:0])
+
+
+def test_global_batch_larger_than_an_epoch_is_refused_where_it_cannot_be_served(
+    store: Store,
+) -> None:
+    loader = Loader(store, batch_size=17, world_size=3, indices=True)
+    with pytest.raises(UsageError, match="batch of 51 samples is larger than an epoch of 50"):
+        loader.repeat()
+    with pytest.raises(UsageError, match="epochs"):
+        loader.repeat(0)
+    with pytest.raises(UsageError, match="larger than an epoch"):
+        next(iter(Loader(store, batch_size=51, drop_last=True)))
+    assert [len(batch["indices"]) for batch in loader] == [17]  # one short batch
+
+
+def test_packs_that_drop_everything_are_an_error_not_an_endless_search(store: Store) -> None:
+    view = filtered(store, "length > 20")
+    with pytest.raises(UsageError, match="no samples"):
+        next(iter(Loader(view, pack=Pack(10, oversize="drop"))))

@@ -1,0 +1,149 @@
+"""Groups as records: every side of the store's groups, value for value, in the order of a run.
+
+The oracle makes a record from the rows of a group with lists; where groups are ordered, and which
+answer a KTO row is mismatched with, is asked of the loader.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tokenmill as tm
+from tests.build.making import INLINE, TOKENIZER, write_rows
+from tests.build.test_groups import kto, pair, ranked
+from tests.cli.harness import Shell
+from tests.exports.test_exports import labels_of, read_arrow, read_parquet
+from tokenmill.errors import UsageError
+from tokenmill.exports import export_files as plans
+from tokenmill.store import Row, Store
+
+COUNT, SEED = 30, 5
+COLUMNS = ("input_ids", "attention_mask", "labels")
+MEDIA = {"images": None, "videos": None, "audios": None}
+
+
+def prepare(directory: Path, rows: list[dict[str, Any]], **more: Any) -> Store:
+    source = write_rows(directory / "rows.jsonl", rows)
+    return tm.prepare(str(source), str(TOKENIZER), cache_dir=directory / "cache", **(INLINE | more))
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return prepare(tmp_path_factory.mktemp("pairs"), list(map(pair, range(COUNT))), carry=["id"])
+
+
+@pytest.fixture(scope="module")
+def feedback(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return prepare(tmp_path_factory.mktemp("kto"), list(map(kto, range(COUNT))))
+
+
+def of_row(row: Row, prefix: str) -> dict[str, list[int]]:
+    """The columns of one sequence, by the words of the documents."""
+    values = (row.input_ids.tolist(), [1] * len(row), labels_of(row))
+    return {prefix + name: value for name, value in zip(COLUMNS, values, strict=True)}
+
+
+def records_of(data: Any) -> list[dict[str, Any]]:
+    """The pairs of a store or view as records."""
+    return [
+        of_row(group.rows[0], "chosen_") | of_row(group.rows[1], "rejected_")
+        for group in data.groups
+    ]
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    if path.suffix == ".parquet":
+        return read_parquet(path)
+    return [record for file in sorted(path.glob("*.arrow")) for record in read_arrow(file)]
+
+
+@pytest.mark.parametrize("out", ["a", "a.parquet"])
+def test_pair_is_one_record(
+    pairs: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str
+) -> None:
+    monkeypatch.setattr(plans, "BLOCK_TOKENS", 100)
+    monkeypatch.setattr(plans, "SHARD_TOKENS", 400)
+    made = tm.export(pairs, "hf", tmp_path / out)
+    assert made.rows == COUNT
+    assert (made.files > 4) == (out == "a")  # several files: no group lies in two
+    assert read(made.path) == records_of(pairs)
+
+
+def test_llama_factory_has_its_columns_of_media_empty(pairs: Store, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    made = tm.export(pairs, "llama-factory", tmp_path / "a")
+    assert list(datasets.load_from_disk(str(made.path))) == [r | MEDIA for r in records_of(pairs)]
+
+
+def test_groups_come_in_the_order_of_a_run(pairs: Store, tmp_path: Path) -> None:
+    made = tm.export(pairs, "hf", tmp_path / "a", order="feistel", seed=SEED, epochs=2)
+    loader = tm.Loader(pairs, batch_size=COUNT, seed=SEED, indices=True)
+    numbers = [int(first) // 2 for batch in loader.repeat(2) for first in batch["indices"][::2]]
+    whole = records_of(pairs)
+    assert sorted(numbers[:COUNT]) == list(range(COUNT)) != numbers[:COUNT]
+    assert read(made.path) == [whole[number] for number in numbers]
+
+
+def test_mixture_of_pairs_is_written_group_by_group(pairs: Store, tmp_path: Path) -> None:
+    other = prepare(tmp_path, [pair(100 + number) for number in range(COUNT)])
+    mixed = tm.mix({"a": pairs, "b": other}, weights={"a": 2, "b": 1}, exhausted="stop")
+    found = read(tm.export(mixed, "hf", tmp_path / "a").path)
+    sides = [records_of(pairs), records_of(other)]
+    assert all(record in sides[0] or record in sides[1] for record in found)
+    assert sum(record in sides[0] for record in found[:30]) == 20
+
+
+def test_kto_row_brings_its_label_and_a_mismatched_answer(feedback: Store, tmp_path: Path) -> None:
+    batch = next(iter(tm.Loader(feedback, batch_size=COUNT, shuffle=False, seed=SEED)))
+    expected = []
+    for number, row in enumerate(feedback):
+        size = int(batch["kl_attention_mask"][number].sum())
+        kl = {f"kl_{name}": batch[f"kl_{name}"][number][:size].tolist() for name in COLUMNS}
+        expected.append(of_row(row, "") | kl | {"label": row.label})
+    assert {record["label"] for record in expected} == {True, False}
+    assert read(tm.export(feedback, "hf", tmp_path / "a", seed=SEED).path) == expected
+    for record in expected:
+        record |= {"kto_tags": record.pop("label"), **MEDIA}
+    assert read(tm.export(feedback, "llama-factory", tmp_path / "b", seed=SEED).path) == expected
+
+
+def test_margins_origins_and_carried_columns_on_wish(pairs: Store, tmp_path: Path) -> None:
+    wanted = ["margin", "id", "origin"]
+    for group, record in zip(
+        pairs.groups, read(tm.export(pairs, "hf", tmp_path / "a", also=wanted).path), strict=True
+    ):
+        row = group.rows[0]
+        assert (record["margin"], record["id"]) == (group.margin, row.carried["id"])
+        assert record["origin"]["line"] == row.origin.line
+
+
+def test_splits_on_the_command_line_part_no_group(
+    pairs: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shares = {"train": 0.7, "validation": 0.3}
+    wishes = [f"--split={name}={share}" for name, share in shares.items()]
+    out = tmp_path / "a"
+    command = ("export", pairs.path, "--format", "hf", "--out", out, *wishes)
+    assert f"{COUNT} groups" in Shell(capsys)(*command).err
+    assert Shell(capsys)(*command, "--json").json["rows"] == COUNT
+    for name, part in zip(shares, tm.split(pairs, shares, seed=0), strict=True):
+        assert read(out / name) == records_of(part)
+
+
+def test_what_no_host_takes_is_refused(pairs: Store, feedback: Store, tmp_path: Path) -> None:
+    several = prepare(tmp_path, [make(n) for n in range(3) for make in (ranked, pair)])
+    only_ranked = prepare(tmp_path / "r", list(map(ranked, range(3))))
+    for data, name, more, match in [
+        (pairs, "axolotl", {}, "axolotl takes tokens of rows only.*for_trl"),
+        (feedback, "axolotl", {}, "axolotl takes tokens of rows only"),
+        (only_ranked, "hf", {}, "this has ranked groups"),
+        (several, "llama-factory", {}, "several kinds of groups"),
+        (pairs, "hf", {"also": ["length"]}, "of origin, margin and what the store carries"),
+        (pairs, "parquet", {"order": "feistel"}, "would be parted"),
+    ]:
+        with pytest.raises(UsageError, match=match):
+            tm.export(data, name, tmp_path / "a", **more)
+    assert not (tmp_path / "a").exists()

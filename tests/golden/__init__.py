@@ -1,1 +1,0 @@
-"""The answers of the reference systems, through the public door: `tokenmill.prepare`."""

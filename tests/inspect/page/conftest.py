@@ -1,0 +1,218 @@
+"""One store of the bundled examples and hostile rows, a page and a server of it, one browser."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.build.making import EXAMPLES, INLINE, TOKENIZER, write_rows
+from tests.cli.harness import Shell
+from tests.programs import environment
+from tokenmill.build.calls import run_recipe
+from tokenmill.inspect.page.document import make_page
+from tokenmill.store import Store
+
+# What has no window of its own takes a fifth less of the processor.
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser")
+CHROMIUM_FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking",
+                  "--disable-component-update", "--disable-sync", "--no-first-run"]  # fmt: skip
+ATTACK = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
+STEERING = "a\u202eb\x1b[31mc\x00d"
+
+
+def hostile_rows() -> list[Any]:
+    answer = {"role": "assistant", "content": f"answer {ATTACK} {STEERING}"}
+    return [
+        {"topic": ATTACK, "messages": [{"role": "user", "content": f"zebra {ATTACK}"}, answer]},
+        {"topic": "%%DATA%%", "messages": [{"role": "user", "content": "%%PROGRAM%%"}, answer]},
+        {"messages": [{"role": ATTACK, "content": "x"}, answer]},  # refused by the template
+        f'{{"messages": [{ATTACK}',  # no JSON
+    ]
+
+
+@dataclass(frozen=True)
+class Made:
+    """A store and all that belongs to it."""
+
+    room: Path
+    cache: Path
+    store: Store
+    other: Store
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    room = tmp_path_factory.mktemp("page")
+    paths = [shutil.copy(EXAMPLES / f"{name}.jsonl", room) for name in ("conversations", "dirty")]
+    paths.append(write_rows(room / "<b>hostile.jsonl", hostile_rows()))
+    common: dict[str, Any] = {"cache_dir": room / "cache", "carry": ("topic",), **INLINE}
+    first, second = (
+        run_recipe([str(path) for path in paths], str(TOKENIZER), **common, **more).store
+        for more in ({}, {"train_on": "last_assistant_message", "trailing": "trim"})
+    )
+    return Made(room, room / "cache", first, second)
+
+
+@pytest.fixture(scope="session")
+def store(made: Made) -> Store:
+    return made.store
+
+
+@pytest.fixture(scope="session")
+def page_file(made: Made) -> Path:
+    target = made.room / "page.html"
+    make_page(made.store, target, cache_dir=str(made.cache))
+    return target
+
+
+@contextmanager
+def served(store: Store, cache: Path, *flags: str) -> Iterator[str]:
+    """Address of a page served by a process of its own."""
+    pytest.importorskip("uvicorn", reason="needs the extra: pip install 'tokenmill[serve]'")
+    pytest.importorskip("starlette", reason="needs the extra: pip install 'tokenmill[serve]'")
+    command = [sys.executable, "-m", "tokenmill", "inspect", str(store.path), "--serve",
+               *flags, "--cache-dir", str(cache), "--json"]  # fmt: skip
+    running = subprocess.Popen(
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert running.stdout is not None
+    told = running.stdout.readline()
+    assert told, running.communicate()[1]
+    yield json.loads(told)["url"]
+    running.send_signal(signal.SIGINT)
+    rest, problems = running.communicate(timeout=30)
+    assert (running.returncode, rest, problems) == (0, "", "")
+
+
+@pytest.fixture(scope="session")
+def server(made: Made) -> Iterator[str]:
+    """The store, with another one to compare."""
+    with served(made.store, made.cache, "--compare", str(made.other.path)) as url:
+        yield url
+
+
+def own_page_and_server(name: str) -> tuple[Any, Any, Any]:
+    """Fixtures `room`, `page_file` and `server` of a module that makes a `store` in the room."""
+
+    @pytest.fixture(scope="module")
+    def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return tmp_path_factory.mktemp(name)
+
+    @pytest.fixture(scope="module")
+    def page_file(room: Path, store: Store) -> Path:
+        target = room / "page.html"
+        make_page(store, target)
+        return target
+
+    @pytest.fixture(scope="module")
+    def server(room: Path, store: Store) -> Iterator[str]:
+        with served(store, room / "cache") as url:
+            yield url
+
+    return room, page_file, server
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Any]:
+    """Of this room alone: its driver ends with a pipe that children of later tests would keep."""
+    driver = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if program is None:
+        pytest.skip("needs Debian's chromium-headless-shell, or chromium: none is installed")
+    with driver.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=program, args=CHROMIUM_FLAGS)
+        yield started
+        started.close()
+
+
+class Tabs:
+    """Gives tabs and takes them back: a visit in one that is open costs a fifth of a new one's.
+
+    It can be the same, because a page keeps nothing for the next: `visit` looks.
+    """
+
+    def __init__(self, browser: Any) -> None:
+        self._browser = browser
+        self._contexts: dict[str, Any] = {}
+        self._idle: dict[tuple[str, str], list[Any]] = {}
+
+    @contextmanager
+    def one(self, url: str, settings: dict[str, Any]) -> Iterator[Any]:
+        """A tab with these settings, for pages from where this one is."""
+        name = json.dumps(settings, sort_keys=True)
+        if name not in self._contexts:
+            self._contexts[name] = self._browser.new_context(**settings)
+        # From the disk to a server or back, it would have to start another process anyway.
+        idle = self._idle.setdefault((name, url.partition(":")[0]), [])
+        page = idle.pop() if idle else self._contexts[name].new_page()
+        page.bring_to_front()  # behind another tab it draws once a second
+        yield page
+        page.goto("about:blank")
+        page.mouse.move(0, 0)
+        page.emulate_media(color_scheme=settings.get("color_scheme", "light"))
+        idle.append(page)
+
+
+@pytest.fixture(scope="package")
+def tabs(browser: Any) -> Tabs:
+    return Tabs(browser)
+
+
+@pytest.fixture
+def visit(tabs: Tabs) -> Iterator[Callable[..., Any]]:
+    """Opens pages; at the end none of them may have complained, or run what it should not."""
+    complaints: list[str] = []
+    heard: dict[str, Callable[[Any], None]] = {
+        "console": lambda said: complaints.append(f"{said.type}: {said.text}"),
+        "pageerror": lambda error: complaints.append(str(error)),
+        "dialog": lambda dialog: complaints.append("a dialog"),
+    }
+
+    @contextmanager
+    def one(url: str, **settings: Any) -> Iterator[Any]:
+        settings = {"viewport": {"width": 1280, "height": 800}, **settings}
+        with tabs.one(url, settings) as page:
+            for event, listener in heard.items():
+                page.on(event, listener)
+            page.set_default_timeout(30_000)
+            page.goto(url)
+            page.wait_for_selector("body[data-ready=yes]")
+            yield page
+            assert page.evaluate("window.hacked") is None
+            assert page.evaluate("localStorage.length + sessionStorage.length") == 0
+            assert page.context.cookies() == []
+            for event, listener in heard.items():
+                page.remove_listener(event, listener)
+
+    with ExitStack() as opened:
+        yield lambda url, **settings: opened.enter_context(one(url, **settings))
+    assert complaints == []
+
+
+@pytest.fixture(params=["file", "server"])
+def address(request: pytest.FixtureRequest) -> str:
+    """The same page, both ways."""
+    if request.param == "server":
+        return str(request.getfixturevalue("server"))
+    path: Path = request.getfixturevalue("page_file")
+    return path.as_uri()
+
+
+@pytest.fixture
+def on_disk(page_file: Path) -> str:
+    return page_file.as_uri()
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(capsys)

@@ -1,0 +1,294 @@
+"""Faults, injected into clean rollouts, and what must be said of each.
+
+A `Fault` changes what `simulated.sample` made of a conversation, and names the class, the kind and
+the turn that a check must find. What the sampler saw is changed by sampling another conversation
+and recording the first one's messages, as a broken agent loop does.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tests.rl.simulated import Row, encode, pieces_of, sample
+from tokenmill.chat.template import ReferenceTemplate
+from tokenmill.tokenizers.tokenizer import Tokenizer
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "look",
+            "description": "Looks.",
+            "parameters": {
+                "type": "object",
+                "properties": {"where": {"type": "string", "description": "Where."}},
+                "required": ["where"],
+            },
+        },
+    }
+]
+WORDS = ("amber", "birch", "cedar", "delta", "ember", "flint", "grove", "heron", "inlet", "jetty")
+
+
+def words(rng: random.Random, count: int = 6) -> str:
+    return " ".join(f"{rng.choice(WORDS)}{rng.randrange(1000)}" for _ in range(count))
+
+
+def conversation(rng: random.Random, *, tools: bool, thoughts: bool) -> list[dict[str, Any]]:
+    """A user's questions with answers, calls and results in between; every text is unique."""
+    messages: list[dict[str, Any]] = []
+    if rng.random() < 0.5:
+        messages.append({"role": "system", "content": words(rng)})
+    for _ in range(rng.randrange(1, 4)):
+        messages.append({"role": "user", "content": words(rng)})
+        for _ in range(rng.randrange(0, 3) if tools else 0):
+            number = f"call{len(messages):05d}"
+            call = {"name": "look", "arguments": {"where": words(rng, 2)}}
+            messages += [
+                {"role": "assistant", "content": words(rng),
+                 "tool_calls": [{"id": number, "type": "function", "function": call}]},
+                {"role": "tool", "name": "look", "tool_call_id": number,
+                 "content": words(rng, 12)},
+            ]  # fmt: skip
+        messages.append({"role": "assistant", "content": words(rng)})
+    if thoughts:
+        for message in messages:
+            if message["role"] == "assistant":
+                message["reasoning_content"] = words(rng, 8)
+    return messages
+
+
+@dataclass(frozen=True)
+class Injected:
+    """A broken rollout and what is wrong with it; turn None where it is in none."""
+
+    row: Row
+    drift: str
+    kinds: tuple[str, ...]
+    turn: int | None
+
+
+@dataclass(frozen=True)
+class World:
+    """Where rollouts come from."""
+
+    tokenizer: Tokenizer
+    template: ReferenceTemplate
+
+    def sample(self, messages: list[Row], tools: list[Any] | None, share: float = 0) -> Row | None:
+        return sample(self.tokenizer, self.template, messages, tools, share=share)
+
+
+Injection = Callable[[World, Row, random.Random], Injected | None]
+INJECTIONS: dict[str, Injection] = {}
+
+
+def fault(function: Injection) -> Injection:
+    INJECTIONS[function.__name__] = function
+    return function
+
+
+def _spans(row: Row) -> list[tuple[int, int, int]]:
+    """(turn, start, end) in tokens of what was sampled; neighbours are never adjacent."""
+    mask, found, start = [*row["loss_mask"], 0], [], None
+    turns = [k for k, message in enumerate(row["messages"]) if message["role"] == "assistant"]
+    for place, bit in enumerate(mask):
+        if bit and start is None:
+            start = place
+        elif not bit and start is not None:
+            found.append((turns[len(found)], start, place))
+            start = None
+    return found
+
+
+def _seen(world: World, row: Row, messages: list[Row]) -> Row | None:
+    """What a sampler would have recorded that saw other messages than it says."""
+    other = world.sample(messages, row.get("tools"))
+    if other is None or other["token_ids"] == row["token_ids"]:
+        return None  # the template does not append here, or prints nothing of it
+    return {**other, "messages": row["messages"]}
+
+
+@fault
+def turn_missing(world: World, row: Row, rng: random.Random) -> Injected | None:
+    users = [k for k, m in enumerate(row["messages"]) if m["role"] == "user"][1:]
+    if not users:
+        return None
+    turn = rng.choice(users)
+    other = _seen(world, row, [m for k, m in enumerate(row["messages"]) if k != turn])
+    return other and Injected(other, "structure", ("turn_missing",), turn)
+
+
+@fault
+def last_turn_missing(world: World, row: Row, rng: random.Random) -> Injected | None:
+    turn = _spans(row)[-1][0]
+    if turn < 2 or row["messages"][turn - 1]["role"] != "user":
+        return None
+    other = _seen(world, row, row["messages"][: turn - 1])
+    return other and Injected(other, "structure", ("turn_missing",), turn - 1)
+
+
+@fault
+def observation_lost(world: World, row: Row, rng: random.Random) -> Injected | None:
+    results = [k for k, m in enumerate(row["messages"]) if m["role"] == "tool"]
+    if not results:
+        return None
+    turn = rng.choice(results)
+    messages = copy.deepcopy(row["messages"])
+    if rng.random() < 0.5:
+        messages[turn]["content"] = ""
+    else:
+        del messages[turn]
+    other = _seen(world, row, messages)
+    if other is None or len(other["token_ids"]) >= len(row["token_ids"]):
+        return None
+    return Injected(other, "structure", ("observation_lost",), turn)
+
+
+@fault
+def thought_dropped(world: World, row: Row, rng: random.Random) -> Injected | None:
+    thinking = [k for k, m in enumerate(row["messages"]) if m.get("reasoning_content")]
+    if not thinking:
+        return None
+    turn = rng.choice(thinking)
+    messages = copy.deepcopy(row["messages"])
+    thought = messages[turn].pop("reasoning_content")
+    printed = "".join(t for t, _ in pieces_of(world.template, row["messages"], row.get("tools")))
+    other = _seen(world, row, messages)
+    if other is None or thought not in printed:
+        return None
+    return Injected(other, "structure", ("thought_dropped",), turn)
+
+
+@fault
+def generation_prompt_doubled(world: World, row: Row, rng: random.Random) -> Injected | None:
+    turn, start, _ = rng.choice(_spans(row))
+    messages = row["messages"][:turn]
+    asked = world.template.render(messages, row.get("tools"), add_generation_prompt=True)
+    unasked = world.template.render(messages, row.get("tools"))
+    if not asked.startswith(unasked) or not asked[len(unasked) :].strip():
+        return None
+    more = encode(world.tokenizer, asked[len(unasked) :])
+    other = copy.deepcopy(row)
+    for name, values in (("token_ids", more), ("loss_mask", [0] * len(more)),
+                         ("logprobs", [0.0] * len(more))):  # fmt: skip
+        other[name][start:start] = values
+    return Injected(other, "structure", ("generation_prompt_doubled",), turn)
+
+
+@fault
+def mask_covers_unsampled(world: World, row: Row, rng: random.Random) -> Injected | None:
+    other = copy.deepcopy(row)
+    places = [n for n, bit in enumerate(row["loss_mask"]) if not bit]
+    start = rng.choice(places)
+    size = rng.randrange(1, 5)
+    for place in range(start, min(start + size, len(row["loss_mask"]))):
+        other["loss_mask"][place] = 1
+    del other["logprobs"]
+    return Injected(other, "structure", ("mask_covers_unsampled",), None)
+
+
+@fault
+def mask_misses_sampled(world: World, row: Row, rng: random.Random) -> Injected | None:
+    other = copy.deepcopy(row)
+    turn, start, end = rng.choice(_spans(row))
+    if end - start < 3:
+        return None
+    size = rng.randrange(1, end - start - 1)
+    first = rng.choice([start, end - size, rng.randrange(start, end - size + 1)])
+    other["loss_mask"][first : first + size] = [0] * size
+    del other["logprobs"]
+    return Injected(other, "structure", ("mask_misses_sampled",), turn)
+
+
+@fault
+def mask_shifted(world: World, row: Row, rng: random.Random) -> Injected | None:
+    other = copy.deepcopy(row)
+    mask = other["loss_mask"]
+    early = rng.random() < 0.5
+    other["loss_mask"] = [*mask[1:], 0] if early else [0, *mask[:-1]]
+    del other["logprobs"]
+    # Of a single turn at the very end, a mask that comes too late only misses a token.
+    alone = not early and len(_spans(row)) == 1
+    kind = "mask_misses_sampled" if alone else "mask_shifted"
+    return Injected(other, "structure", (kind,), None)
+
+
+@fault
+def turn_unmasked(world: World, row: Row, rng: random.Random) -> Injected | None:
+    """A later turn without any mask, or an earlier one that log-probabilities give away."""
+    other = copy.deepcopy(row)
+    _, start, end = rng.choice(_spans(row))
+    other["loss_mask"][start:end] = [0] * (end - start)
+    return Injected(other, "structure", ("mask_misses_sampled",), None)
+
+
+@fault
+def logprobs_length(world: World, row: Row, rng: random.Random) -> Injected | None:
+    other = copy.deepcopy(row)
+    if rng.random() < 0.5:
+        other["logprobs"] = [v for v, bit in zip(row["logprobs"], row["loss_mask"], strict=True)
+                             if bit]  # fmt: skip
+    other["logprobs"] = other["logprobs"][:-1] if rng.random() < 0.5 else [*other["logprobs"], -1.0]
+    return Injected(other, "structure", ("logprobs_length",), None)
+
+
+@fault
+def logprobs_nonfinite(world: World, row: Row, rng: random.Random) -> Injected | None:
+    other = copy.deepcopy(row)
+    place = rng.choice([n for n, bit in enumerate(row["loss_mask"]) if bit])
+    other["logprobs"][place] = rng.choice([math.nan, math.inf, -math.inf, None])
+    return Injected(other, "structure", ("logprobs_nonfinite",), None)
+
+
+@fault
+def mask_length(world: World, row: Row, rng: random.Random) -> Injected | None:
+    other = copy.deepcopy(row)
+    other["loss_mask"].pop()
+    return Injected(other, "structure", ("mask_length",), None)
+
+
+def _reworded(
+    world: World, row: Row, rng: random.Random, kind: str, *roles: str
+) -> Injected | None:
+    turn = rng.choice([k for k, m in enumerate(row["messages"]) if m["role"] in roles])
+    messages = copy.deepcopy(row["messages"])
+    said = messages[turn]["content"].split()
+    said[rng.randrange(len(said))] = "quartz"
+    messages[turn]["content"] = " ".join(said)
+    other = _seen(world, row, messages)
+    return other and Injected(other, "text", (kind,), turn)
+
+
+@fault
+def context_text(world: World, row: Row, rng: random.Random) -> Injected | None:
+    return _reworded(world, row, rng, "context_text", "user", "tool")
+
+
+@fault
+def sampled_text(world: World, row: Row, rng: random.Random) -> Injected | None:
+    return _reworded(world, row, rng, "sampled_text", "assistant")
+
+
+@fault
+def retokenized(world: World, row: Row, rng: random.Random) -> Injected | None:
+    other = world.sample(row["messages"], row.get("tools"), share=0.5)
+    if other is None or other["token_ids"] == row["token_ids"]:
+        return None
+    return Injected(other, "retokenized", ("retokenized",), None)
+
+
+@fault
+def truncated(world: World, row: Row, rng: random.Random) -> Injected | None:
+    """Cut off inside a sampled turn, which is no fault."""
+    _, start, end = _spans(row)[-1]
+    if end - start < 3:
+        return None
+    size = rng.randrange(start + 1, end)
+    other = {**row, **{name: row[name][:size] for name in ("token_ids", "loss_mask", "logprobs")}}
+    return Injected(other, "equal", (), None)

@@ -1,0 +1,114 @@
+"""expand="append": rows as rollouts of the same conversations have them, each turn trained once.
+
+Two judges. The oracle of `rollouts` says from plain renders which turns one text can hold and what
+that text is; and a bridge that is given each row's trained tokens as samples must make the row.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tokenmill as tm
+from tests.chat.conversations import ODD
+from tests.chat.templates import ALL, CHATML, HABITS, THINKING
+from tests.rl.rollouts import Play, judge_rows, renderer_of, tokenizer_of
+from tokenmill.chat import ChatSpec
+
+
+@pytest.mark.parametrize("renderer", ["auto", "jinja2"])
+def test_rows_of_every_habit_are_rollouts(renderer: str) -> None:
+    judged = 0
+    for number, (name, source) in enumerate({**ALL, **HABITS}.items()):
+        rows = dict(list(ODD.items())[number % 4 :: 4])
+        rows = {case: row for case, row in rows.items() if "long" not in case}
+        play = Play(name, source)
+        judged += judge_rows(play, renderer_of(name, source, renderer), rows)
+        assert not play.wrong, "\n".join(play.wrong)
+    assert judged > 200
+
+
+TALK = [
+    {"role": "user", "content": "One?"},
+    {"role": "assistant", "content": "First.", "reasoning_content": "Hm, one."},
+    {"role": "user", "content": "Two?"},
+    {"role": "assistant", "content": "Second.", "reasoning_content": "Hm, two."},
+]
+PLAIN = [{"role": turn["role"], "content": turn["content"]} for turn in TALK]
+
+
+def prepare(tmp_path: Path, template: str, talk: list[Any], **options: Any) -> Any:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": talk}) + "\n")
+    tokenizer = tokenizer_of(template).reference
+    return tm.prepare(
+        tmp_path / "rows.jsonl", tokenizer, chat_template=template, expand="append",
+        num_workers=0, **options,
+    )  # fmt: skip
+
+
+def shown(store: Any, template: str) -> list[list[str]]:
+    """Per row, its trained stretches as text."""
+    tokenizer = tokenizer_of(template)
+    found = []
+    for row in store:
+        runs: list[list[int]] = []
+        for before, mask, number in zip(
+            [0, *row.loss_mask], row.loss_mask, row.input_ids, strict=False
+        ):
+            if mask and not before:
+                runs.append([])
+            if mask:
+                runs[-1].append(int(number))
+        found.append([tokenizer.decode(run) for run in runs])
+    return found
+
+
+def test_each_turn_is_trained_once_with_its_thinking(tmp_path: Path) -> None:
+    store = prepare(tmp_path, THINKING, TALK)
+    assert [row.part for row in store] == [0, 1]
+    assert shown(store, THINKING) == [
+        ["Hm, one.\n</think>\n\nFirst.<|im_end|>"],
+        ["Hm, two.\n</think>\n\nSecond.<|im_end|>"],
+    ]
+    assert (len(store), store.rejected) == (2, {})
+
+
+@pytest.mark.parametrize("rows", [[{"x": 1}], [{"x": 1}, {"messages": PLAIN}]])
+def test_row_that_cannot_be_read_is_rejected_wherever_it_stands(rows: list[Any]) -> None:
+    rendering = renderer_of("chatml", CHATML, "auto").render(rows)
+    assert [(row, part, error.reason) for row, part, error in rendering.rejected] == [
+        (0, 0, "bad_shape")
+    ]
+    assert rendering.source == [1] * (len(rows) - 1)
+
+
+def test_turns_that_go_on_are_one_row(tmp_path: Path) -> None:
+    store = prepare(tmp_path, CHATML, PLAIN)
+    assert shown(store, CHATML) == [["First.<|im_end|>", "Second.<|im_end|>"]]
+    assert store[0].input_ids[-1] == tokenizer_of(CHATML).reference.token_to_id("<|im_end|>")
+
+
+def test_turn_that_no_model_would_be_prompted_for_is_rejected_with_both_texts(
+    tmp_path: Path,
+) -> None:
+    template = HABITS["newline before the prompt"]
+    with pytest.raises(tm.RowError, match="no model would be given") as caught:
+        prepare(tmp_path, template, PLAIN, on_bad_row="raise")
+    assert caught.value.reason == "mask_unproven"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"turn_end": "turn"}, "end-of-turn"),
+        ({"train_on": "everything"}, "choose one"),
+        ({"format": "text"}, "needs conversations"),
+        ({"format": "preference"}, "choose one"),
+    ],
+)
+def test_options_that_contradict_it_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(tm.UsageError, match=words):
+        ChatSpec(expand="append", **options)

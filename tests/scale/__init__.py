@@ -1,1 +1,0 @@
-"""What grows with slices, and what does not."""

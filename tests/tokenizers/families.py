@@ -1,0 +1,169 @@
+"""Small tokenizers of every family, trained here, and the slow oracle for masks.
+
+Each builder gives the JSON of a tokenizer; together they hold what decides masks: byte-level with
+a normal form (Qwen), byte fallback with an invented space before every stretch (Phi-3) or without
+one (Gemma), Unigram with a normalising Metaspace (T5), WordPiece that lowers case (BERT).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenmill.tokenizers.tokenizer import Tokenizer as OurTokenizer
+
+SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<pad>"]
+CORPUS = [
+    "Hello world, this is a small corpus of text. The quick brown fox jumps over the lazy dog.",
+    "user assistant system tool think answer question don't can't it's I'm you're 12345 67890",
+    "你好，世界。今天天气很好，我们去散步吧。 日本語のテキスト 한국어 텍스트",
+    "naïve café résumé Straße Ελλάδα Привет мир हिन्दी עברית العربية",
+    "def main():\n    return {'a': 1}\n\n\nif x != y:\n\tprint(x)\n",
+] * 4
+Spans = Sequence[tuple[int, int]]
+
+
+def _trained(tokenizer: Tokenizer, trainer: Any) -> dict[str, Any]:
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    document: dict[str, Any] = json.loads(tokenizer.to_str())
+    return document
+
+
+def byte_level() -> dict[str, Any]:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    return _trained(
+        tokenizer,
+        trainers.BpeTrainer(
+            vocab_size=600, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+        ),
+    )
+
+
+def _with_byte_fallback(normalizer: Any = None, pre_tokenizer: Any = None) -> dict[str, Any]:
+    tokenizer = Tokenizer(models.BPE())
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    if pre_tokenizer is not None:
+        tokenizer.pre_tokenizer = pre_tokenizer
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=SPECIAL, show_progress=False)
+    document = _trained(tokenizer, trainer)
+    vocab = document["model"]["vocab"]
+    first = 1 + max(vocab.values())
+    vocab.update({f"<0x{byte:02X}>": first + byte for byte in range(256)})
+    document["model"].update(byte_fallback=True, fuse_unk=True, unk_token="<unk>")
+    vocab["<unk>"] = first + 256
+    return document
+
+
+def fallback_prepend() -> dict[str, Any]:
+    steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    return _with_byte_fallback(normalizers.Sequence(steps))
+
+
+def fallback_gemma() -> dict[str, Any]:
+    split = pre_tokenizers.Split(" ", "merged_with_previous")
+    return _with_byte_fallback(normalizers.Replace(" ", "▁"), split)
+
+
+def metaspace_first() -> dict[str, Any]:
+    first = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    return _with_byte_fallback(pre_tokenizer=first)
+
+
+def unigram() -> dict[str, Any]:
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    return _trained(
+        tokenizer,
+        trainers.UnigramTrainer(
+            vocab_size=300, special_tokens=[*SPECIAL, "<unk>"], unk_token="<unk>",
+            show_progress=False,
+        ),
+    )  # fmt: skip
+
+
+def word_piece() -> dict[str, Any]:
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return _trained(
+        tokenizer,
+        trainers.WordPieceTrainer(
+            vocab_size=400, special_tokens=[*SPECIAL, "[UNK]"], show_progress=False
+        ),
+    )
+
+
+def stripping() -> dict[str, Any]:
+    """Byte-level, with added tokens that swallow the white space around them."""
+    document = byte_level()
+    for token in document["added_tokens"]:
+        token["rstrip"] = token["content"] == "<|im_start|>"
+        token["lstrip"] = token["content"] == "<|im_end|>"
+        token["single_word"] = token["content"] == "<s>"
+    return document
+
+
+FAMILIES: dict[str, Callable[[], dict[str, Any]]] = {
+    builder.__name__: builder
+    for builder in (
+        byte_level,
+        fallback_prepend,
+        fallback_gemma,
+        metaspace_first,
+        unigram,
+        word_piece,
+        stripping,
+    )
+}
+
+
+@cache
+def family_json(name: str) -> bytes:
+    """tokenizer.json of a family."""
+    return json.dumps(FAMILIES[name](), ensure_ascii=False).encode()
+
+
+@cache
+def family(name: str) -> OurTokenizer:
+    """A loaded tokenizer of a family."""
+    return OurTokenizer(
+        family_json(name), special_tokens={"eos_token": "<|im_end|>", "pad_token": "<pad>"}
+    )
+
+
+def oracle_mask(data: bytes, text: str, spans: Spans | None) -> tuple[list[int], list[int]]:
+    """Ids and mask of one row, token by token, by the offsets of `tokenizers`."""
+    document = json.loads(data)
+    document.update(truncation=None, padding=None, post_processor=None)
+    return oracle_mask_by(_raw(json.dumps(document)), text, spans)
+
+
+def oracle_mask_by(raw: Tokenizer, text: str, spans: Spans | None) -> tuple[list[int], list[int]]:
+    encoding = raw.encode(text, add_special_tokens=False)
+    added = {number: token.content for number, token in raw.get_added_tokens_decoder().items()}
+    mask = []
+    for number, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+        if number in added and added[number] in text[start:end]:
+            # White space that an added token swallows is nobody's.
+            start = text.index(added[number], start)
+            end = start + len(added[number])
+        chars = range(start, max(end, start + 1))
+        trained = spans is None or any(a <= char < b for char in chars for a, b in spans)
+        mask.append(int(trained))
+    return list(encoding.ids), mask
+
+
+@cache
+def _raw(text: str) -> Tokenizer:
+    return Tokenizer.from_str(text)

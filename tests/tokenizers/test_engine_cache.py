@@ -1,0 +1,220 @@
+"""What a process has loaded stays loaded; what a cache holds is not made again."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import fastokens
+import numpy as np
+import pytest
+
+from tests.tokenizers.families import FAMILIES, family_json
+from tokenmill.tokenizers import cache, engines
+from tokenmill.tokenizers.encoder import Encoder
+from tokenmill.tokenizers.engines import HfEngine
+from tokenmill.tokenizers.pieces import PieceTable
+from tokenmill.tokenizers.tokenizer import Tokenizer
+
+
+def fresh(name: str = "byte_level") -> Tokenizer:
+    return Tokenizer(family_json(name))
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of what was loaded, in order."""
+    seen: list[str] = []
+
+    def counted(owner: type, method: str, name: str) -> None:
+        real = getattr(owner, method)
+
+        def count(*arguments: object) -> object:
+            seen.append(name)
+            return real(*arguments)
+
+        monkeypatch.setattr(owner, method, count)
+
+    counted(Tokenizer, "_load_reference", "reference")
+    counted(Tokenizer, "make_table", "table")
+    counted(Tokenizer, "_make_digest", "digest")
+
+    real = fastokens.Tokenizer
+
+    class Fast:
+        @staticmethod
+        def from_json_str(text: str) -> object:
+            seen.append("fastokens")
+            return real.from_json_str(text)
+
+    monkeypatch.setattr(fastokens, "Tokenizer", Fast)
+    return seen
+
+
+def test_engines_of_one_tokenizer_are_loaded_once_per_process(loads: list[str]) -> None:
+    texts = ["Hello world", "<|im_start|>你好"]
+    first = Encoder(fresh(), "fastokens").encode(texts)
+    again = Encoder(fresh(), "fastokens").encode(texts)
+    by_reference = Encoder(fresh(), "hf").encode(texts)
+    assert sorted(loads) == ["fastokens", "reference", "table"]
+    assert np.array_equal(first.ids, again.ids)
+    assert np.array_equal(first.ids, by_reference.ids)
+    assert fresh().key == fresh().key != fresh("stripping").key
+    assert loads.count("digest") == 2
+    assert loads.count("reference") == 2  # other bytes are another tokenizer
+
+
+def test_threads_that_ask_at_the_same_time_load_once() -> None:
+    made: list[object] = []
+    got: list[object] = []
+
+    def make() -> object:
+        time.sleep(0.1)
+        made.append(object())
+        return made[-1]
+
+    threads = [
+        threading.Thread(target=lambda: got.append(cache.once("x", "thing", make)))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+    assert got == made * 4
+
+
+def test_only_the_last_tokenizers_stay_and_failures_do_not() -> None:
+    made = []
+
+    def make(name: str) -> str:
+        return cache.once(name, "thing", lambda: made.append(name) or name)
+
+    names = [str(number) for number in range(cache.MAX_TOKENIZERS + 1)]
+    for name in names:
+        make(name)
+    make(names[-1])
+    make(names[1])
+    assert made == names
+    make(names[0])
+    assert made == [*names, names[0]]
+
+    with pytest.raises(ZeroDivisionError):
+        cache.once("y", "thing", lambda: 1 // 0)
+    assert cache.once("y", "thing", lambda: 2) == 2
+
+
+def test_forked_child_starts_with_nothing_and_encodes() -> None:
+    tokenizer = fresh()
+    ids = Encoder(tokenizer, "fastokens").encode(["Hello world"]).ids.tolist()
+    inside, go = threading.Event(), threading.Event()
+
+    def make() -> None:
+        inside.set()
+        go.wait(30)
+
+    # Another thread is loading, and holds the locks, while the process forks.
+    busy = threading.Thread(target=cache.once, args=(tokenizer.checksum, "slow", make))
+    busy.start()
+    inside.wait(30)
+    child = os.fork()
+    if child == 0:
+        same = Encoder(fresh(), "auto").encode(["Hello world"]).ids.tolist() == ids
+        os._exit(0 if same else 1)
+    deadline = time.monotonic() + 30
+    status = None
+    while status is None and time.monotonic() < deadline:
+        pid, code = os.waitpid(child, os.WNOHANG)
+        status = code if pid else None
+        time.sleep(0.01)
+    go.set()
+    busy.join()
+    if status is None:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+    assert status == 0
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_table_read_back_is_the_table_that_was_made(name: str) -> None:
+    made = fresh(name).make_table()
+    read = PieceTable.from_bytes(made.to_bytes())
+    assert read is not None
+    for attribute in ("size", "spelling", "space", "prefix", "hopeless"):
+        assert getattr(read, attribute) == getattr(made, attribute)
+    for attribute in ("is_added", "is_special", "has_twin"):
+        assert np.array_equal(getattr(read, attribute), getattr(made, attribute))
+        assert getattr(read, attribute).dtype == bool
+    assert read.pieces(range(len(read))) == made.pieces(range(len(made)))
+    every = np.arange(made.size * (1 if made.prefix == "never" else 2), dtype=np.int32)
+    assert read.joined(every)[1].to_pybytes() == made.joined(every)[1].to_pybytes()
+
+
+def test_table_is_made_once_per_cache_and_again_where_it_is_damaged(
+    own_cache: Path, loads: list[str]
+) -> None:
+    def share() -> Tokenizer:
+        cache.clear_cache()  # as another process
+        tokenizer = fresh()
+        cache.share_table(tokenizer, own_cache)
+        return tokenizer
+
+    wanted = share().table.pieces(range(600))
+    cache.share_table(fresh(), own_cache / "other")  # a process that has it leaves it there, too
+    assert list((own_cache / "other" / "tokenizers" / "memo").iterdir())
+    assert share().table.pieces(range(600)) == wanted
+    assert loads == ["table"]
+    (path,) = (own_cache / "tokenizers" / "memo").iterdir()
+    whole = path.read_bytes()
+    head, _, body = whole.partition(b"\n")
+    for damaged in (whole[:-1], b"", whole.replace(b"Hello", b"Jello", 1), head, body):
+        path.write_bytes(damaged)
+        loads.clear()
+        assert share().table.pieces(range(600)) == wanted
+        assert loads == ["table"]
+        assert path.read_bytes() == whole  # and the damaged one made room
+    loads.clear()
+    share()
+    assert loads == []
+
+
+def test_table_of_another_version_or_with_impossible_places_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = fresh().make_table()
+    data = made.to_bytes()
+    head, _, body = data.partition(b"\n")
+    starts = np.frombuffer(body, "<i4", made.size + 1, made.size).copy()
+    for place, value in ((0, 1), (-1, 10**9), (5, 10**8), (5, -(10**8))):
+        wrong = starts.copy()
+        wrong[place] = value
+        laid = body[: made.size] + wrong.tobytes() + body[made.size + wrong.nbytes :]
+        with pytest.raises(ValueError, match="piece"):
+            PieceTable.from_bytes(head + b"\n" + laid)
+    monkeypatch.setattr("tokenmill.tokenizers.pieces.TABLE_FORMAT", 99)
+    assert PieceTable.from_bytes(data) is None
+
+
+def test_little_work_starts_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "_may_use_threads", lambda: True)
+    engine = HfEngine(fresh())
+    real = engine._backend
+    batches: list[int] = []
+
+    class Backend:
+        encode = real.encode
+
+        def encode_batch_fast(self, texts: list[str], **more: bool) -> list[object]:
+            batches.append(len(texts))
+            return [real.encode(text, **more) for text in texts]
+
+    engine._backend = Backend()
+    ids, _ = engine.encode(["Hello world"] * 3)
+    assert batches == []
+    monkeypatch.setattr(engines, "LITTLE_WORK", 20)
+    many, _ = engine.encode(["Hello world"] * 3)
+    assert batches == [3]
+    assert np.array_equal(ids, many)

@@ -1,0 +1,211 @@
+"""Identity: what must change the key, what must not, and the facts that a cache keeps."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tokenmill
+from tests.tokenizers.families import family_json
+from tokenmill.tokenizers import cache
+from tokenmill.tokenizers.cache import recall
+from tokenmill.tokenizers.loading import identify, load
+
+PreTrainedTokenizerFast = pytest.importorskip("transformers").PreTrainedTokenizerFast
+
+SOURCE_ROOT = str(Path(tokenmill.__path__[0]).parent)
+CONFIG = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "eos_token": "<|im_end|>",
+    "bos_token": "<s>",
+    "mask_token": "<pad>",
+    "chat_template": "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}",
+}
+Document = dict[str, Any]
+
+
+def make(path: Path, document: Document, config: Document, indent: int | None = None) -> Path:
+    path.mkdir(parents=True)
+    (path / "tokenizer.json").write_text(json.dumps(document, indent=indent))
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    return path
+
+
+def key_of(path: Path, document: Document, config: Document, indent: int | None = None) -> str:
+    return load(make(path, document, config, indent), backend="file").key
+
+
+def _swap(entries: Any, one: Any, other: Any) -> None:
+    entries[one], entries[other] = entries[other], entries[one]
+
+
+CHANGES: dict[str, Callable[[Document, Document], Any]] = {
+    "merges": lambda document, _: _swap(document["model"]["merges"], -1, -2),
+    "added token": lambda document, _: document["added_tokens"].append(
+        {**document["added_tokens"][-1], "id": 600, "content": "<new>"}
+    ),
+    "flag": lambda document, _: document["added_tokens"][0].update(lstrip=True),
+    "normalizer": lambda document, _: document.update(normalizer=None),
+    "pre-tokenizer": lambda document, _: document["pre_tokenizer"].update(add_prefix_space=True),
+    "ids": lambda document, _: _swap(
+        (vocab := document["model"]["vocab"]), *sorted(vocab, key=vocab.get)[-2:]
+    ),
+    "template": lambda _, config: config.update(chat_template=config["chat_template"] + " "),
+    "end": lambda _, config: config.update(eos_token="</s>"),
+    "token of the template": lambda _, config: config.update(
+        chat_template=config["chat_template"] + "{{ mask_token }}"
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_key_changes_with_every_change_that_can_reach_the_output(
+    change: str, tmp_path: Path
+) -> None:
+    document, config = json.loads(family_json("byte_level")), dict(CONFIG)
+    before = key_of(tmp_path / "a", document, config)
+    CHANGES[change](document, config)
+    assert key_of(tmp_path / "b", document, config) != before
+
+
+def test_key_stays_whatever_the_name_spelling_or_use(tmp_path: Path) -> None:
+    document = json.loads(family_json("byte_level"))
+    key = key_of(tmp_path / "a", document, CONFIG)
+    assert key_of(tmp_path / "renamed", document, CONFIG, indent=2) == key
+    old = json.loads(family_json("byte_level"))
+    merges = old["model"]["merges"]  # which old versions of tokenizers write as one text each
+    old["model"]["merges"] = [m if isinstance(m, str) else " ".join(m) for m in merges]
+    old["model"] = {name: value for name, value in old["model"].items() if value is not None}
+    old["truncation"] = {
+        "max_length": 4,
+        "stride": 0,
+        "strategy": "LongestFirst",
+        "direction": "Right",
+    }
+    old["padding"] = {"strategy": "BatchLongest", "direction": "Right", "pad_id": 0,
+                      "pad_type_id": 0, "pad_token": "<pad>"}  # fmt: skip
+    old["post_processor"] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}
+    assert key_of(tmp_path / "old", dict(reversed(old.items())), CONFIG) == key
+    assert key_of(tmp_path / "unmentioned", document, {**CONFIG, "mask_token": "<x>"}) == key
+
+
+def test_key_of_an_object_stays_after_use_with_truncation_and_padding(tmp_path: Path) -> None:
+    path = make(tmp_path / "a", json.loads(family_json("byte_level")), CONFIG)
+    fast = PreTrainedTokenizerFast.from_pretrained(path, pad_token="<pad>")
+    before = load(fast)
+    key, ids = before.key, before.reference.encode("Hello world", add_special_tokens=False).ids
+    fast(["Hello world", "x"], truncation=True, max_length=2, padding="max_length")
+    assert json.loads(fast.backend_tokenizer.to_str())["truncation"] is not None
+    after = load(fast)
+    assert after.key == key
+    assert after.reference.encode("Hello world", add_special_tokens=False).ids == ids
+
+
+def test_key_of_every_real_tokenizer_is_that_of_its_object(shared: Path) -> None:
+    import tokenizers
+
+    for name in ("t5-small", "bert-base-uncased", "chatglm3"):
+        path = shared / "tokenizers" / name / "tokenizer.json"
+        tokenizer = load(path)
+        other = load(tokenizers.Tokenizer.from_file(str(path)), chat_template=tokenizer.template)
+        other.special_tokens = tokenizer.special_tokens
+        assert other.key == tokenizer.key, name
+
+
+# Facts in the cache.
+
+
+def test_cache_that_cannot_be_written_only_costs_time(directory: Path, tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("a file where the cache should be")
+    tokenizer = identify(directory, cache_dir=blocked)
+    assert tokenizer.key == load(directory, backend="file").key
+    cache.share_table(tokenizer, blocked)
+    assert tokenizer.table.pieces([0]) == [b"<s>"]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return make(tmp_path / "model", json.loads(family_json("byte_level")), CONFIG)
+
+
+RECALL = """
+import sys, json
+sys.path.insert(0, sys.argv[1])
+from tokenmill.tokenizer import recall
+card = recall(sys.argv[2], cache_dir=sys.argv[3])
+heavy = [m for m in ("tokenizers", "transformers", "fastokens", "torch", "pyarrow", "numpy")
+         if m in sys.modules]
+print(json.dumps([card and card.as_dict(), heavy]))
+"""
+
+
+def test_recalled_card_equals_the_found_one_and_loads_no_engine(
+    directory: Path, own_cache: Path
+) -> None:
+    assert recall(directory, cache_dir=own_cache) is None
+    card = identify(directory, cache_dir=own_cache).card
+    done = subprocess.run(
+        [sys.executable, "-c", RECALL, SOURCE_ROOT, str(directory), str(own_cache)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    recalled, heavy = json.loads(done.stdout)
+    assert recalled == json.loads(json.dumps(card.as_dict()))
+    assert heavy == []
+    assert card == identify(directory, cache_dir=own_cache).card
+    assert (card.eos_id, card.bos_id, card.pad_id) == (3, 0, None)
+
+
+def test_facts_hold_for_every_template_without_comparing_again(
+    directory: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = identify(directory, cache_dir=own_cache)
+    copy = own_cache / "tokenizers" / first.key
+    assert {path.name for path in copy.iterdir()} == set(first.files())
+
+    def forbidden(*arguments: Any, **more: Any) -> Any:
+        raise AssertionError("compared again")
+
+    monkeypatch.setattr("tokenmill.tokenizers.loading.load_auto", forbidden)
+    for template in ("x{{ mask_token }}", "y"):
+        found = identify(directory, cache_dir=own_cache, chat_template=template)
+        card = recall(directory, cache_dir=own_cache, chat_template=template)
+        direct = load(directory, backend="file", chat_template=template).card
+        assert card == found.card == replace(direct, notes=card.notes)
+        assert (own_cache / "tokenizers" / found.key).is_dir()
+    assert identify(directory, cache_dir=own_cache).card == first.card
+
+
+def test_facts_of_changed_files_arguments_or_versions_are_not_used(
+    directory: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identify(directory, cache_dir=own_cache)
+    assert recall(directory, cache_dir=own_cache) is not None
+    assert recall(directory, cache_dir=own_cache, backend="file") is None
+    assert recall(directory, cache_dir=own_cache, trust_remote_code=True) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "installed_version", lambda package: "99")
+        assert recall(directory, cache_dir=own_cache) is None
+    (directory / "chat_template.jinja").write_text("other")
+    assert recall(directory, cache_dir=own_cache) is None
+    card = identify(directory, cache_dir=own_cache).card
+    assert card.template == "other"
+
+
+def test_template_file_is_remembered_by_content(
+    directory: Path, own_cache: Path, tmp_path: Path
+) -> None:
+    template = tmp_path / "t.jinja"
+    template.write_text("one")
+    one = identify(directory, cache_dir=own_cache, chat_template=template).card
+    template.write_text("two")
+    two = identify(directory, cache_dir=own_cache, chat_template=template).card
+    assert (one.template, two.template) == ("one", "two")
+    assert one.key != two.key
