@@ -95,7 +95,7 @@ import contextlib, json, sys, time
 from statistics import mean
 from tokenmill.build.calls import run_recipe
 from tokenmill.build.run import BUILD
-from tokenmill.work import LocalExecutor
+from tokenmill.build.executors import LocalExecutor
 
 class Clocked(LocalExecutor):
     begun = {}  # when each worker turned to its first slice

@@ -38,8 +38,8 @@ def peak():
         return next(int(line.split()[1]) for line in table if line.startswith("VmHWM")) / 1024
 import msgspec, numpy, xxhash
 import tokenmill.sources.rows, tokenmill.sources.lines, tokenmill.rl.formats
-from tokenmill.rollouts import read_rollouts
-from tokenmill.source import open_rows
+from tokenmill.rl.formats import read_rollouts
+from tokenmill.sources.rows import open_rows
 before = peak()
 start = time.perf_counter()
 rows = open_rows(sys.argv[1], cache_dir=sys.argv[2])

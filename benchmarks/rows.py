@@ -41,7 +41,7 @@ answer = {}
 _OURS_OPEN = """
 import msgspec, numpy, xxhash
 import tokenmill.sources.rows, tokenmill.sources.lines
-from tokenmill.source import open_rows
+from tokenmill.sources.rows import open_rows
 before = peak()
 start = time.perf_counter()
 rows = open_rows(path, cache_dir=cache)
@@ -70,7 +70,7 @@ _READ = """
 os.environ["HF_HUB_OFFLINE"] = "1"
 import datasets, msgspec
 from itertools import islice
-from tokenmill.source import open_rows
+from tokenmill.sources.rows import open_rows
 datasets.disable_progress_bars()
 rows = open_rows(path, cache_dir=cache)
 data = datasets.load_dataset("json", data_files=path, cache_dir=sys.argv[4], split="train")

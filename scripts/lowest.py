@@ -20,7 +20,7 @@ from typing import Any
 PROJECT = Path(__file__).resolve().parent.parent
 PLACE = PROJECT / "build" / "lowest"  # one environment per Python
 TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "psutil")
-WITH_EXTRAS = ("conformance", "golden", "integrations", "page", "remote",
+WITH_EXTRAS = ("conformance", "integrations", "remote",
                "test_documents.py", "test_host_pages.py")  # fmt: skip
 """Tests about libraries that are no part of the core, by their names in ``tests``."""
 CORE_ONLY = {"TOKENMILL_TEST_CORE_ONLY": "1"}

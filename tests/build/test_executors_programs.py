@@ -30,7 +30,8 @@ def start_program(
         "import os, sys, time, threading, signal\n"
         f"sys.path += {[str(ROOT / 'src'), str(ROOT)]!r}\n"  # what only this process knows
         f"open({str(tmp_path / 'runs')!r}, 'a').write('run\\n')\n"
-        "from tokenmill.build import LocalExecutor, Setup, Task\n"
+        "from tokenmill.build.executors import LocalExecutor\n"
+        "from tokenmill.build.tasks import Setup, Task\n"
         f"SETUP = Setup({ENTRY!r}, {{}})\n"
         f"PIDS = {str(tmp_path / 'pids')!r}\n"
         "os.makedirs(PIDS)\n" + body
@@ -137,7 +138,8 @@ def test_package_of_the_working_directory_is_found_by_workers_of_a_session() -> 
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     session = (
         "import sys; assert sys.path[0] == ''\n"
-        "from tokenmill.build import LocalExecutor, Setup, Task\n"
+        "from tokenmill.build.executors import LocalExecutor\n"
+        "from tokenmill.build.tasks import Setup, Task\n"
         f"sys.path.append({str(ROOT)!r}); SETUP = Setup({ENTRY!r}, {{}})\n"
     )
     ended = subprocess.run(

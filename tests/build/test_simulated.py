@@ -22,7 +22,7 @@ SIZES = (1000, 3000)
 COUNTING = """
 import gc, json, sys, tracemalloc
 from pathlib import Path
-from tokenmill.files import publish
+from tokenmill._core import publish
 from tokenmill.store import ahead, commit, manifest
 from tokenmill.store import store as reading
 

@@ -16,7 +16,7 @@ ROUNDS = 12
 PROGRAM = """
 import errno, os, sys
 from pathlib import Path
-from tokenmill.files import Staging, publish
+from tokenmill._core.publish import Staging; from tokenmill._core import publish
 root, way, name = Path(sys.argv[1]), sys.argv[2], sys.argv[3].encode()
 if way == "rename":
     def refuse(*_, **__):

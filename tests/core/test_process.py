@@ -219,4 +219,4 @@ def test_nothing_is_removed_at_the_end_or_locked_by_any_other_way() -> None:
         for path in PACKAGE.rglob("*.py")
         if pattern.search(path.read_text(encoding="utf-8"))
     }
-    assert found == {"files/process.py"}
+    assert found == {"_core/process.py"}

@@ -123,7 +123,7 @@ def test_write_file_beyond_a_real_limit_is_a_cache_error(tmp_path: Path) -> None
 import resource, sys
 from pathlib import Path
 from tokenmill.errors import CacheError
-from tokenmill.files import Staging
+from tokenmill._core.publish import Staging
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 root = Path(sys.argv[1])
 try:

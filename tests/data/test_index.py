@@ -221,7 +221,7 @@ def test_concurrent_builders_all_succeed_with_one_index(tmp_path: Path) -> None:
 PROGRAM = """
 import os, signal, sys
 from tokenmill import PromptDataset
-from tokenmill.files import Staging
+from tokenmill._core.publish import Staging
 left = int(sys.argv[3])
 publish = Staging.publish
 def dying(self, staged, target):

@@ -120,7 +120,7 @@ def test_limit_on_file_sizes_is_a_typed_error_on_the_command_line(
 KILLED = """
 import os, signal, sys
 import tokenmill as tm
-from tokenmill.formats import export_files
+from tokenmill.exports import export_files
 real = export_files._stream
 def dying(plan, table, samples):
     yield next(real(plan, table, samples))

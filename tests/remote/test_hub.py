@@ -261,8 +261,8 @@ LAYOUTS: list[tuple[list[str], str, dict[str, list[str]]]] = [
 ]  # fmt: skip
 RESOLVE = """
 import json, sys
-from tokenmill.source.discover import parse_address
-from tokenmill.source.discover import discover
+from tokenmill.sources.discover import parse_address
+from tokenmill.sources.discover import discover
 print(json.dumps([[one.path for one in discover(parse_address(text))] for text in sys.argv[1:]]))
 """
 

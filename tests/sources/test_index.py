@@ -210,7 +210,7 @@ def refusing(path, flags, *rest, **options):
     return real(path, flags, *rest, **options)
 os.open = refusing
 from pathlib import Path
-from tokenmill.source import Rows, open_rows
+from tokenmill.sources.rows import Rows, open_rows
 Path("forbidden").mkdir()
 rows = open_rows(sys.argv[1], cache_dir="forbidden")
 assert len(rows) == 30 and rows[29]["n"] == 29
@@ -220,7 +220,7 @@ child = subprocess.run([sys.executable, "-c",
     "import pickle, sys; print(pickle.load(sys.stdin.buffer)[5]['n'])"], input=data,
     capture_output=True, check=True)
 assert child.stdout.strip() == b"5", child
-from tokenmill.source.index import existing_private_shelf
+from tokenmill.sources.index import existing_private_shelf
 print(existing_private_shelf().root)
 """
     done = python(code, str(path), cwd=tmp_path)
@@ -233,7 +233,7 @@ print(existing_private_shelf().root)
 
 OPENER = """
 import sys, time
-from tokenmill.source import Rows, open_rows
+from tokenmill.sources.rows import Rows, open_rows
 while time.time() < float(sys.argv[3]):
     time.sleep(0.001)
 rows = open_rows(sys.argv[1], cache_dir=sys.argv[2], rehash=len(sys.argv) > 4)
@@ -300,7 +300,7 @@ def test_import_is_light_and_lines_need_no_codec() -> None:
     code = """
 import sys, tempfile, pathlib
 import tokenmill.sources
-from tokenmill.source import open_rows, read_block
+from tokenmill.sources.rows import open_rows; from tokenmill.sources.block import read_block
 heavy = {"pyarrow", "zstandard", "isal", "datasets", "torch", "transformers"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 with tempfile.TemporaryDirectory() as where:

@@ -156,7 +156,7 @@ def test_threads_share_a_view(tmp_path: Path) -> None:
 
 GROWTH = """
 import resource, sys
-from tokenmill.source import open_rows, read_block
+from tokenmill.sources.rows import open_rows; from tokenmill.sources.block import read_block
 import msgspec, numpy, xxhash
 
 def private() -> int:

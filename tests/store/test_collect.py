@@ -142,7 +142,7 @@ def test_store_that_cannot_be_read_stops_the_collection(tmp_path: Path) -> None:
 
 def test_staging_goes_on_proof_of_death_only(tmp_path: Path) -> None:
     program = (
-        "import os, sys; from pathlib import Path; from tokenmill._core import Staging;"
+        "import os, sys; from pathlib import Path; from tokenmill._core.publish import Staging;"
         "s = Staging(Path(sys.argv[1])).__enter__(); s.write('x', b'1' * 99);"
         "print(s.path.name, flush=True); sys.stdin.read(); os._exit(9)"
     )

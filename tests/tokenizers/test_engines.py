@@ -196,8 +196,8 @@ def test_engine_that_fails_the_battery_is_not_chosen(monkeypatch: pytest.MonkeyP
 FORK = """
 import os, sys, json
 sys.path[:0] = json.loads(sys.argv[1])
-from tests.tokenizer.families import family
-from tokenmill.tokenizer import Encoder
+from tests.tokenizers.families import family
+from tokenmill.tokenizers.encoder import Encoder
 parent = Encoder(family("byte_level"))
 texts = [f"Hello {n} \\u212b world" for n in range(400)]
 before = parent.encode(texts, [[(0, 5)]] * 400)

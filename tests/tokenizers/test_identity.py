@@ -139,7 +139,7 @@ def directory(tmp_path: Path) -> Path:
 RECALL = """
 import sys, json
 sys.path.insert(0, sys.argv[1])
-from tokenmill.tokenizer import recall
+from tokenmill.tokenizers.cache import recall
 card = recall(sys.argv[2], cache_dir=sys.argv[3])
 heavy = [m for m in ("tokenizers", "transformers", "fastokens", "torch", "pyarrow", "numpy")
          if m in sys.modules]

@@ -295,7 +295,7 @@ def test_pieces_decode_and_special_ids_say_what_tokens_are() -> None:
 
 WITHOUT_TORCH = """
 import importlib.util, sys
-from tokenmill.tokenizer.loading import without_torch
+from tokenmill.tokenizers.loading import without_torch
 with without_torch():
     from transformers import AutoTokenizer
     AutoTokenizer.from_pretrained(sys.argv[1])
