@@ -35,7 +35,7 @@ demo: $(VENV)/.core
 test: $(VENV)/.test
 	$(BIN)/python -m pytest $(SPREAD) -m "not soak" $(ARGS)
 
-# The rooms that a change touches, or the fast tests where it touches none.
+# The packages that a change touches, or the fast tests where it touches none.
 quick: $(VENV)/.test
 	$(BIN)/python -m scripts.quick $(SPREAD) $(ARGS)
 

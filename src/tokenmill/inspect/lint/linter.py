@@ -350,16 +350,21 @@ def open_comparer(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[st
         wanted = sorted({number for row, others in pairs for number in (row, *others)})
         sets = shingle_sets(linter, rows.batch(wanted))
         known = dict(zip(wanted, sets, strict=True))
-        near = []  # row, its first near-duplicate, and their Jaccard index
-        for row, others in pairs:
-            for other in others:
-                index = minhash.jaccard(known[row], known[other])
-                if index >= minhash.THRESHOLD:
-                    near.append([row, other, round(index, 4)])
-                    break
-        return {"near": near}
+        return {"near": [list(found) for found in near_duplicates(pairs, known)]}
 
     return compare
+
+
+def near_duplicates(
+    pairs: Sequence[tuple[int, list[int]]], known: dict[int, minhash.Hashes]
+) -> Iterator[tuple[int, int, float]]:
+    """Yield each row with its first near-duplicate and their Jaccard index."""
+    for row, others in pairs:
+        for other in others:
+            index = minhash.jaccard(known[row], known[other])
+            if index >= minhash.THRESHOLD:
+                yield row, other, round(index, 4)
+                break
 
 
 def shingle_sets(linter: Linter, values: Sequence[dict[str, Any]]) -> list[minhash.Hashes]:
