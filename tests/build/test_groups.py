@@ -26,6 +26,7 @@ from tests.build.making import (
     small_cuts,
     write_rows,
 )
+from tokenmill.build.calls import run_recipe
 from tokenmill.build.pipeline import group_columns
 from tokenmill.chat.render import GroupFacts
 from tokenmill.store import Group, Store
@@ -179,7 +180,7 @@ def test_a_group_is_one_row_of_the_account(tmp_path: Path) -> None:
     assert [(o.line, why) for o, why, _ in store.rejected_rows()] == [
         (2, "bad_group"), (3, "bad_json"), (4, "overlong"),
     ]  # fmt: skip
-    summary = tm.api.run_recipe(source, str(TOKENIZER), max_length=200, **INLINE).summary()
+    summary = run_recipe(source, str(TOKENIZER), max_length=200, **INLINE).summary()
     assert summary["rows_out"] == 2
     assert summary["rows_in"] == summary["rows_out"] + sum(summary["rejected"].values())
 
