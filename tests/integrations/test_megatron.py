@@ -8,6 +8,7 @@ and repeat the dataset.
 from __future__ import annotations
 
 import importlib.util
+import sys
 import pickle
 from typing import Any
 
@@ -99,7 +100,10 @@ def test_rows_that_do_not_fit_are_refused_cut_or_left_out(store: Store) -> None:
         PackedSamples(as_view(store), Pack(50), context_parallel=4)
 
 
-def test_absence_of_megatron_is_said() -> None:
+def test_absence_of_megatron_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A test with a stand-in may have imported the class before.
+    monkeypatch.delattr(megatron, "SFTDataset", raising=False)
+    monkeypatch.delitem(sys.modules, f"{megatron.__name__}.dataset", raising=False)
     if importlib.util.find_spec("megatron") is None:
         with pytest.raises(UsageError, match="needs Megatron-LM"):
             _ = megatron.SFTDataset
