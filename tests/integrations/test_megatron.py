@@ -8,8 +8,8 @@ and repeat the dataset.
 from __future__ import annotations
 
 import importlib.util
-import sys
 import pickle
+import sys
 from typing import Any
 
 import numpy as np
