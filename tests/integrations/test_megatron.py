@@ -102,7 +102,7 @@ def test_rows_that_do_not_fit_are_refused_cut_or_left_out(store: Store) -> None:
 
 def test_absence_of_megatron_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     # A test with a stand-in may have imported the class before.
-    monkeypatch.delattr(megatron, "SFTDataset", raising=False)
+    monkeypatch.delitem(vars(megatron), "SFTDataset", raising=False)
     monkeypatch.delitem(sys.modules, f"{megatron.__name__}.dataset", raising=False)
     if importlib.util.find_spec("megatron") is None:
         with pytest.raises(UsageError, match="needs Megatron-LM"):
