@@ -84,6 +84,7 @@ MOST_PARTS = 256  # of a text that is put together before it becomes one
 LAZY = {"items", "select", "reject", "selectattr", "rejectattr", "map", "unique", "reverse"}
 ITERATING = {*LAZY, "dictsort", "groupby", "join", "list", "max", "min", "sort"}
 ARITHMETIC = (nodes.Add, nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod)
+PROMPT = "add_generation_prompt"
 MAKING = (nodes.BinExpr, nodes.Call, nodes.Concat, nodes.Filter)
 Known = TypeVar("Known")
 
@@ -123,6 +124,8 @@ class Names:
     def _loaded(self, node: nodes.Node) -> set[str]:
         def find() -> set[str]:
             names = {n.name for n in node.find_all(nodes.Name) if n.ctx == "load"}
+            if isinstance(node, nodes.Name):  # find_all leaves out the node itself
+                names.add(node.name)
             return names | {n.name for n in node.find_all(nodes.NSRef)}
 
         return self._once("loaded", node, find)
@@ -145,6 +148,28 @@ class Names:
             return steps, size >> 3
 
         return self._once("cost", body[0], find)
+
+    def prompt_depends_on_row(self) -> bool:
+        """Whether the generation prompt can differ from row to row.
+
+        It cannot where `add_generation_prompt` is tested in the open and everything printed there
+        reads only variables that the template never assigns.
+        """
+        of_row = (self.assigned | self.macros.keys() | {"messages", "tools"}) - {PROMPT}
+
+        def reads_row(*parts: nodes.Node) -> bool:
+            return any(self._loaded(part) & of_row for part in parts)
+
+        def depends(node: nodes.Node, inside: bool) -> bool:
+            if isinstance(node, nodes.If):
+                inside = inside or reads_row(node.test)
+                if PROMPT in self._loaded(node.test) and (inside or reads_row(*node.body)):
+                    return True
+            elif isinstance(node, (nodes.Assign, nodes.CondExpr, nodes.Macro, nodes.Output)):
+                return PROMPT in self._loaded(node) and not isinstance(node, nodes.Macro)
+            return any(depends(child, inside) for child in node.iter_child_nodes())
+
+        return depends(self.tree, False)
 
     def says_something(self, loop: nodes.For) -> bool:
         """Whether a loop's body prints, or puts a text together that may be printed later."""

@@ -41,7 +41,9 @@ from tokenmill.chat.pictures import (
     refuse_tokens,
     take_pictures,
 )
-from tokenmill.chat.program import Run
+from tokenmill.chat.planted import plant
+from tokenmill.chat.prefix import prove_by_prompts
+from tokenmill.chat.program import Run, Untraceable
 from tokenmill.chat.shapes import (
     MAX_WEIGHT,
     MIN_WEIGHT,
@@ -58,7 +60,7 @@ from tokenmill.chat.spec import TURNS_OF_GROUPS, ChatSpec
 from tokenmill.chat.template import ReferenceTemplate
 from tokenmill.chat.thinking import before_thinking, literals, thinking_tags
 from tokenmill.chat.trace import Differs, NotTraced, TracedTemplate
-from tokenmill.chat.turns import Openings, Settled, Span, TurnJudge, unproven
+from tokenmill.chat.turns import Openings, Settled, Span, TurnJudge, shares_words, unproven
 from tokenmill.errors import RowError, UsageError
 
 RENDERERS = ("auto", "jinja2")
@@ -168,11 +170,28 @@ class Template:
         self.reference = ReferenceTemplate(source, variables, spec.date)
         self.traced = TracedTemplate(self.reference)
         self.judge = TurnJudge(
-            Openings(self._follow, UNTRAINED[spec.thinking_opener]),
+            Openings(
+                self._follow,
+                UNTRAINED[spec.thinking_opener],
+                self._prompt_depends_on_row(),
+            ),
             spec.turn_end,
             thinking_tags(literals(self.reference.tree)),
             self.reference.has_generation,
         )
+
+    def _prompt_depends_on_row(self) -> bool:
+        try:
+            return self.reference.names.prompt_depends_on_row()
+        except Untraceable:
+            return True
+
+    def text(self, messages: list[Message], tools: list[Any] | None, *, prompt: bool) -> str:
+        """Render a conversation along a traced path, or by the reference where there is none."""
+        try:
+            return (self.asking if prompt else self.traced).follow(messages, tools).text
+        except NotTraced:
+            return self.reference.render(messages, tools, add_generation_prompt=prompt)
 
     @cached_property
     def asking(self) -> TracedTemplate:
@@ -587,7 +606,7 @@ class Renderer:
             if failed is None:  # a row counts once, in whichever form
                 result.note("rows_traced" if self.renderer == "auto" else "rows_reference")
             try:
-                settled = sample.template.judge.settle(run, form.messages, sample.trained)
+                settled = self._proven(sample, form.messages, run)
                 if self.media is not None and sample.trained is not None and not settled.spans:
                     raise _nothing_trained()
             except RowError as error:
@@ -599,13 +618,62 @@ class Renderer:
                 result.note(form.note)
             if settled.dropped:
                 result.note("generation_drops")
+            if settled.clipped:
+                result.note("generation_clipped")
+            if sample.trained is not None:
+                blocks = sample.template.judge.generation
+                result.note("proven_by_generation_blocks" if blocks else "proven_by_trace")
             return _finished(sample, settled), form.messages
+        if sample.trained is None:
+            if failed is None and isinstance(refused, NotTraced):
+                return self._untraced(sample, refused, result), conversation.messages
+        elif isinstance(refused, NotTraced) or (failed and failed.reason == "mask_unproven"):
+            return self._by_prompts(sample, failed or unproven(str(refused)), result)
         if failed is not None:
             raise failed
-        if isinstance(refused, NotTraced):
-            return self._untraced(sample, refused, result), conversation.messages
-        assert refused is not None
+        assert isinstance(refused, RowError)
         raise refused
+
+    def _proven(self, sample: Sample, messages: list[Message], run: Run) -> Settled:
+        """Find the trained spans of a run, and check that their words come from the right fields.
+
+        Where words alone do not say that, the same conversation is checked with unique words.
+        """
+        judge, tools = sample.template.judge, sample.conversation.tools
+        settled = judge.settle(run, messages, sample.trained, tools)
+        if sample.trained is not None and not judge.generation and shares_words(run, messages):
+            planted = plant(messages, judge.thinking)
+            try:
+                judge.check(self._follow(sample.template.traced, planted, tools), planted)
+            except NotTraced as error:
+                raise unproven(
+                    f"the same row with unique words cannot be traced: {error}"
+                ) from error
+        return settled
+
+    def _by_prompts(
+        self, sample: Sample, failed: RowError, result: Rendering
+    ) -> tuple[Settled, list[Message]]:
+        """Prove a row by its own generation prompts where its trace does not prove it."""
+        template, tools = sample.template, sample.conversation.tools
+        if template.judge.generation:
+            raise failed
+        assert sample.trained is not None
+
+        def render(messages: list[Message], prompt: bool) -> str:
+            return template.text(messages, tools, prompt=prompt)
+
+        for form in sample.conversation.forms(parts=self.media is not None):
+            try:
+                settled = prove_by_prompts(render, form.messages, sample.trained, template.judge)
+            except RowError as error:
+                last = error
+                continue
+            result.note("proven_by_prompts")
+            if form.note:
+                result.note(form.note)
+            return _finished(sample, settled), form.messages
+        raise RowError(f"{failed.message}; {last.message}", reason=failed.reason)
 
     def _audit(
         self,

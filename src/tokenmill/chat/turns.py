@@ -29,7 +29,7 @@ from typing import Any
 
 from tokenmill.chat.calls import strings
 from tokenmill.chat.pictures import Picture
-from tokenmill.chat.program import Run
+from tokenmill.chat.program import MIXED, Run
 from tokenmill.chat.template import REASONING_KEYS
 from tokenmill.chat.thinking import REASONING, TAG, TEXT, any_of, before_thinking, cut
 from tokenmill.errors import RowError
@@ -38,6 +38,7 @@ Span = tuple[int, int]
 Messages = list[dict[str, Any]]
 
 ATOM = re.compile(rf"{TAG.pattern}|\w+|\s|.", re.DOTALL)
+MAX_PROMPT = 512  # characters at the end of a generation prompt that may open thinking
 TOOL_ROLES = ("tool", "function", "ipython", "tool_response", "observation")
 
 
@@ -51,6 +52,7 @@ class Settled:
     ends: list[int]  # of each message's turn
     closed: bool = True  # whether something closes each assistant turn
     dropped: str = ""  # what the template's own generation blocks leave out
+    clipped: bool = False  # whether a generation block held a generation prompt
     weights: Sequence[float] = ()  # of each turn in the loss; empty where each is 1
     pictures: Sequence[Picture] = ()  # of the conversation, in order
 
@@ -135,9 +137,11 @@ class Openings:
         self,
         follow: Callable[[Messages, list[Any] | None, bool], Run],
         untrained: Callable[[str], int],
+        depends_on_row: bool,
     ) -> None:
         self._render = follow
         self.untrained = untrained
+        self.depends_on_row = depends_on_row
         self._known: dict[str | None, Opening] = {}
         self._prompts: dict[str, str | None] = {}
 
@@ -147,6 +151,33 @@ class Openings:
             return self._render(messages, None, prompt)
         except RowError:
             return self._render(messages, [TOOL], prompt)
+
+    def of_row(self, messages: Messages, tools: list[Any] | None) -> Run | None:
+        """Render the row's messages before a turn with the generation prompt; None if refused."""
+        try:
+            return self._render(messages, tools, True)
+        except RowError:
+            return None
+
+    def reached(
+        self, text: str, begin: int, messages: Messages, tools: list[Any] | None
+    ) -> int | None:
+        """How far the row's own generation prompt reaches into the turn that begins at `begin`.
+
+        The prompt is rendered for the row's messages before the turn. None if the template refuses
+        them, or if the turn does not begin with it.
+        """
+        run = self.of_row(messages, tools)
+        if run is None:
+            return None
+        place = len(run.text)
+        if place < begin or not text.startswith(run.text):
+            prompt = tail(run)
+            if not prompt.strip() or not text.startswith(prompt, begin):
+                return None
+            place = begin + len(prompt)
+        first = max(begin, place - MAX_PROMPT)
+        return first + self.untrained(text[first:place])
 
     def after(self, role: str | None) -> Opening:
         """What opens a turn after a message of this role."""
@@ -270,12 +301,19 @@ class TurnJudge:
     def __post_init__(self) -> None:
         self.thinking = any_of(self.tags)
 
-    def settle(self, run: Run, messages: Messages, trained: Sequence[int] | None) -> Settled:
+    def settle(
+        self,
+        run: Run,
+        messages: Messages,
+        trained: Sequence[int] | None,
+        tools: list[Any] | None = None,
+    ) -> Settled:
         """Find the turns and the trained spans of one render.
 
         Args:
             run: The render.
             messages: The conversation.
+            tools: Its tools.
             trained: Indices of the messages that are to be trained, None for everything.
 
         Raises:
@@ -297,10 +335,33 @@ class TurnJudge:
         if trained is None:
             return settled
         if self.generation:
-            self._settle_generation(settled, run, messages, position, trained)
+            self._settle_generation(settled, run, messages, tools, position, trained)
         else:
-            self._settle_turns(settled, run, messages, position, pieces, trained)
+            self._settle_turns(settled, run, messages, tools, position, pieces, trained)
         return settled
+
+    def check(self, run: Run, messages: Messages) -> None:
+        """Check that each assistant's fields are printed in its turn, and nothing of others.
+
+        Raises:
+            RowError: template_drops_content or mask_unproven.
+        """
+        position = list(accumulate(map(len, run.out), initial=0))
+        pieces = pieces_of(run, position)
+        if run.taken:
+            add_unlooped(run, position, pieces)
+        assistants = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
+        for k in assistants:
+            first, stop = pieces.get(k, (0, 0))
+            if first < 0:
+                raise unproven(f"the template prints the turn {k} in several places")
+            own = run.own[bisect_left(run.own, first) : bisect_left(run.own, stop)]
+            said, turn = (
+                [run.out[place] for place in own],
+                run.text[position[first] : position[stop]],
+            )
+            check_printed(messages[k], k, said, run.text, k == assistants[-1], self.thinking, turn)
+            _check_taken(run, first, stop, messages[k], k)
 
     def closing(self, run: Run, k: int) -> tuple[int, int | None]:
         """Where an assistant's own words end in a render, and where what closes its turn does.
@@ -332,6 +393,7 @@ class TurnJudge:
         settled: Settled,
         run: Run,
         messages: Messages,
+        tools: list[Any] | None,
         position: list[int],
         pieces: dict[int, Span],
         trained: Sequence[int],
@@ -360,15 +422,32 @@ class TurnJudge:
             if run.taken:
                 _check_taken(run, first, stop, message, k)
             opening = self.openings.after(settled.roles[k - 1] if k else None)
-            if opening.prompts and text.startswith(opening.prompts[0], begin):
+            reached = None
+            if self.openings.depends_on_row:
+                reached = self.openings.reached(text, begin, messages[:k], tools)
+            if reached is not None:
+                start = reached
+            elif opening.prompts and text.startswith(opening.prompts[0], begin):
                 start = begin + opening.skips[0]
             else:
                 lead = "".join(out[first : own_places[low]]) if high > low else text[begin:end]
-                start = self._start(text, begin, end, lead, message, k, opening)
+                found = self._start(text, begin, end, lead, message, opening)
+                if found is None:
+                    found = self.openings.reached(text, begin, messages[:k], tools)
+                if found is None:
+                    raise unproven(
+                        f"the assistant turn {k} begins with {_short(lead)}, which is not how the"
+                        " template opens a turn"
+                    )
+                start = found
             tail = out[stop - 1] if words == stop - 2 else "".join(out[words + 1 : stop])
             closer = tail.rstrip()
             if closer:
                 close = end - len(tail) + len(closer)
+                following = self.openings.closer
+                if following.strip() and text.startswith(following, end):
+                    close = end + len(following)  # the next turn prints it
+                    settled.ends[k] = max(settled.ends[k], close)
                 if k in trained:
                     if self.turn_end == "turn" and (
                         k + 1 < len(messages) or not self.openings.standing
@@ -388,10 +467,9 @@ class TurnJudge:
         end: int,
         lead: str,
         message: dict[str, Any],
-        k: int,
         opening: Opening,
-    ) -> int:
-        """Where what the model writes begins in a turn.
+    ) -> int | None:
+        """Where what the model writes begins in a turn; None if no prompt of `opening` is there.
 
         ``lead`` is what the turn prints before the message's own words, ``opening`` what a model
         may have been given before it.
@@ -416,10 +494,7 @@ class TurnJudge:
             return begin
         if not opening.prompts and turn.startswith(self.openings.lead):
             return begin + len(self.openings.lead)
-        raise unproven(
-            f"the assistant turn {k} begins with {_short(lead)}, which is not how the template"
-            " opens a turn"
-        )
+        return None
 
     def _unclosed(
         self, settled: Settled, start: int, end: int, words_end: int, words: str, k: int
@@ -450,6 +525,7 @@ class TurnJudge:
         settled: Settled,
         run: Run,
         messages: Messages,
+        tools: list[Any] | None,
         position: list[int],
         trained: Sequence[int],
     ) -> None:
@@ -473,7 +549,12 @@ class TurnJudge:
                 role = messages[owner]["role"]
                 raise unproven(f"the template trains the turn {owner} of {role}")
             if owner < 0 or owner in trained:
-                spans.append((position[first], position[stop]))
+                start = position[first]
+                if owner >= 0:
+                    start = min(self._behind_header(run.text, start, messages, tools, owner),
+                                position[stop])  # fmt: skip
+                    settled.clipped |= start > position[first]
+                spans.append((start, position[stop]))
             low = bisect_left(run.own, first)
             own = run.own[low : bisect_left(run.own, stop, low)]
             said.setdefault(owner, []).extend(run.out[place] for place in own)
@@ -489,6 +570,19 @@ class TurnJudge:
                 # is taken as said, and recorded.
                 settled.dropped = error.message
         settled.spans = spans
+
+    def _behind_header(
+        self, text: str, start: int, messages: Messages, tools: list[Any] | None, k: int
+    ) -> int:
+        """Where a generation block goes on behind the generation prompt that it repeats.
+
+        Whether thinking that the prompt opens is trained is what the block says.
+        """
+        run = self.openings.of_row(messages[:k], tools)
+        if run is None or not text.startswith(run.text):
+            return start
+        prompt = run.text[-MAX_PROMPT:]
+        return max(start, len(run.text) - len(prompt) + before_thinking(prompt))
 
 
 def _reached(prompt: str, turn: str, lead: str, untrained: Callable[[str], int]) -> int | None:
@@ -569,13 +663,41 @@ def _short(text: str) -> str:
 
 
 def _check_taken(run: Run, first: int, stop: int, message: dict[str, Any], k: int) -> None:
-    """Refuse a turn in which the template prints another message's words."""
+    """Refuse a turn in which the template prints another message.
+
+    Words of which the trace does not know the message must be the assistant's own.
+    """
     for place, owner in run.taken:
         if owner == k or not first <= place < stop:
             continue
         words = run.out[place].strip()
-        if words and not any(words in own for own in strings(message)):
+        if owner >= 0 or (words and not any(words in own for own in strings(message))):
             raise unproven(f"the template prints {_short(words)} in the assistant turn {k}")
+
+
+def shares_words(run: Run, messages: Messages) -> bool:
+    """Whether the words that were printed do not say which field they come from.
+
+    That is so if one field of an assistant's message contains another, or if the trace does not
+    know the message of some words.
+    """
+    if any(owner == MIXED for _, owner in run.taken):
+        return True
+    return any(
+        len(message) > 2 and message["role"] == "assistant" and _fields_share_words(message)
+        for message in messages
+    )
+
+
+def _fields_share_words(message: dict[str, Any]) -> bool:
+    fields = [str(message.get("content") or "")]
+    fields += [text for key in REASONING_KEYS[:1] if isinstance(text := message.get(key), str)]
+    for call in _calls(message):
+        fields += [str(word) for word in (call.get("name"), *_words(call.get("arguments")))]
+    fields = [field for field in fields if field]
+    return any(
+        one in other for i, one in enumerate(fields) for j, other in enumerate(fields) if i != j
+    )
 
 
 def check_printed(
