@@ -23,6 +23,7 @@ import msgspec
 
 from tokenmill.errors import RowError
 
+TOOL_ROLES = ("tool", "function", "ipython", "tool_response", "observation")
 TEXT_PARTS = ("text", "input_text", "output_text")
 REASONING_PARTS = ("reasoning", "thinking")
 CALL_PARTS = ("tool_call", "function_call")

@@ -73,11 +73,6 @@ FILTERS: dict[str, type | None] = {
     "abs": None, "round": None, "attr": None, "groupby": None, "escape": None, "e": None,
     "safe": None, "indent": str,
 }  # fmt: skip
-# Filters that make a word of what is no text.
-AS_WORDS = {
-    "trim", "upper", "lower", "capitalize", "title", "string", "replace", "indent", "safe",
-    "escape", "e", "wordcount",
-}  # fmt: skip
 # What a template may call by its name.
 FUNCTIONS = {"raise_exception", "strftime_now", "namespace", "dict", "range"}
 MOST_PARTS = 256  # of a text that is put together before it becomes one
@@ -439,8 +434,6 @@ class Expressions(Recorder):
                     code = f"str.__str__({value.code})"
                     parts.append(self._let(code, str(value.value), value.sources, str))
                 elif kind in (int, float, bool, NoneType, list, dict, tuple):
-                    if kind is NoneType and value.sources:
-                        self._emit("none")
                     parts.append(
                         self._let(f"str({value.code})", str(value.value), value.sources, str)
                     )
@@ -802,9 +795,6 @@ class Expressions(Recorder):
         asked = "length", "count", "trim", "upper", "lower", "first", "last"
         if symbolic and name in asked and isinstance(value, Symbol):
             self._kind(value)
-
-        if name in AS_WORDS and sources_of(value) and self._kind(value) is NoneType:
-            self._emit("none")
 
         def call() -> Any:
             options = {key: real(item) for key, item in named.items()}

@@ -53,7 +53,6 @@ CODE = {
     "rope": "R.print_rope({0})",
     "capture": "{0} = R.capture(); out = R.out; own = R.own",
     "set": "{0}.values[{1!r}] = {2}; {0}.owners[{1!r}] = {3}",
-    "none": "R.nones += 1",
     "charge": "R.work += len({0}) >> 4",
     "iterate": "R.work += {1} * len({0})",
     "keep": "R.kept.append([])",
@@ -119,7 +118,7 @@ class Run:
     """One row on its way through a program."""
 
     __slots__ = (
-        "_owners", "generation", "kept", "marks", "me", "memo", "messages", "nones", "out", "own",
+        "_owners", "generation", "kept", "marks", "me", "memo", "messages", "out", "own",
         "size", "taken", "text", "tools", "weights", "work",
     )  # fmt: skip
 
@@ -134,7 +133,6 @@ class Run:
         self.work = 0
         self.size = 0
         self.text = ""
-        self.nones = 0  # how often something null of a message was printed as a word
         self.out: list[str] = []
         # Places in `out` of what was taken from the message that the template was at:
         self.own: list[int] = []
@@ -167,7 +165,7 @@ class Run:
     def ownership(self) -> tuple[int, ...]:
         """How much has been noted of whose the printed fragments are."""
         own, taken = len(self.own), len(self.taken)
-        return self.nones, own, taken, len(self.marks), len(self.generation)
+        return own, taken, len(self.marks), len(self.generation)
 
     def build(self, value: Any) -> Any:
         """Weigh a list or object that the template makes: a few of them, nested, say a lot."""

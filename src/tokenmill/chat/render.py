@@ -593,16 +593,15 @@ class Renderer:
         refused: NotTraced | RowError | None = None
         failed: RowError | None = None
         for form in conversation.forms(parts=self.media is not None):
+            if failed is not None and form.note == "null_as_empty":
+                continue  # only for templates that refuse null
             try:
                 run = self._follow(paths, form.messages, conversation.tools)
             except (NotTraced, RowError) as error:
-                if not form.nulls:
-                    refused = refused or error
+                refused = refused or error
                 continue
             if self.renderer == "auto":
                 self._audit(sample, form.messages, run, digest, result)
-            if form.nulls and run.nones:
-                continue
             if failed is None:  # a row counts once, in whichever form
                 result.note("rows_traced" if self.renderer == "auto" else "rows_reference")
             try:

@@ -31,10 +31,12 @@ import math
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any, NamedTuple
 
 from tokenmill._core.fingerprint import plain
 from tokenmill.chat.calls import (
+    TOOL_ROLES,
     call_list,
     decode,
     function_call,
@@ -86,8 +88,6 @@ class Conversation:
     """Further variables for the template, which go before those of the spec."""
     completion: int = 0
     simple: bool = False
-    nulls: frozenset[int] = frozenset()
-    """`id` of the messages whose content was null or absent and is empty text here."""
     calls: dict[int, Any] = field(default_factory=dict)
     """The calls of messages as the row has them, by their `id`."""
     hollow: frozenset[int] = frozenset()
@@ -99,7 +99,6 @@ class Conversation:
         """Give every picture of the row its part in the messages."""
         messages, self.pictures = found.place(self.messages)
         renamed = {id(old): id(new) for old, new in zip(self.messages, messages, strict=True)}
-        self.nulls = frozenset(renamed[old] for old in self.nulls)
         self.hollow = frozenset(renamed[old] for old in self.hollow)
         self.calls = {renamed[old]: calls for old, calls in self.calls.items()}
         self.simple = self.simple and messages == self.messages
@@ -111,38 +110,38 @@ class Conversation:
         Args:
             parts: Whether texts as typed parts are among them, for templates of image models.
         """
-        if self.nulls:
-            yield Form(self._written(nulls=True), nulls=True)
-        yield Form(self.messages, note="null_as_empty" if self.nulls else "")
+        yield Form(self.messages)
+        empty = [self._other_empty(message) for message in self.messages]
+        others = empty != self.messages
+        if others:
+            yield Form(empty, "null_as_empty")
         if self.calls:
-            if self.hollow:
-                yield Form(self._written(nulls=True), nulls=True)
-            if self.nulls or self.hollow:
-                messages = self._written(nulls=True, texts=True)
-                yield Form(messages, nulls=True, note="arguments_as_text")
-            yield Form(self._written(texts=True), note="arguments_as_text")
+            yield Form(self._with_text_arguments(self.messages), "arguments_as_text")
+            if others:
+                yield Form(self._with_text_arguments(empty), "arguments_as_text")
         if parts:
-            yield Form([_in_parts(message) for message in self.messages], note="texts_as_parts")
+            yield Form([_in_parts(message) for message in self.messages], "texts_as_parts")
 
-    def _written(self, *, nulls: bool = False, texts: bool = False) -> list[Message]:
-        messages = []
-        for message in self.messages:
-            made = message
-            if nulls and (id(message) in self.nulls or id(message) in self.hollow):
-                made = {**made, "content": None}
-            if texts and id(message) in self.calls:
-                calls = call_list(self.calls[id(message)], text_arguments)
-                made = {**made, "tool_calls": calls}
-            messages.append(made)
-        return messages
+    def _other_empty(self, message: Message) -> Message:
+        """Empty content instead of none, and none instead of one that the row does not know."""
+        if message.get("content") is None:
+            return {**message, "content": ""}
+        return {**message, "content": None} if id(message) in self.hollow else message
+
+    def _with_text_arguments(self, messages: list[Message]) -> list[Message]:
+        written = []
+        for message, original in zip(messages, self.messages, strict=True):
+            calls = self.calls.get(id(original))
+            if calls is not None:
+                message = {**message, "tool_calls": call_list(calls, text_arguments)}
+            written.append(message)
+        return written
 
 
 class Form(NamedTuple):
     """One way to write a conversation for a template."""
 
     messages: list[Message]
-    nulls: bool = False
-    """Whether it has null contents: then the template must print no null as a word."""
     note: str = ""
     """The counter of rows that were rendered in this form."""
 
@@ -282,19 +281,15 @@ def conversation(shape: str, turns: list[Any]) -> Conversation:
         return Conversation(shape, turns, simple=True)
     messages: list[Message] = []
     simple = True
-    nulls: list[int] = []
     calls: dict[int, Any] = {}
     for turn in turns:
         message = _message(turn)
         messages.append(message)
-        if turn.get("content") is None:
-            nulls.append(id(message))
-        if len(message) != 2 or type(message["content"]) is not str:
+        if len(message) != 2 or type(message.get("content")) is not str:
             simple = False
             if message.get("tool_calls"):
                 calls[id(message)] = turn.get("tool_calls") or message["tool_calls"]
-    known = frozenset(nulls)
-    return Conversation(shape, messages, simple=simple and not nulls, nulls=known, calls=calls)
+    return Conversation(shape, messages, simple=simple, calls=calls)
 
 
 def _sharegpt_conversation(turns: list[Any]) -> Conversation:
@@ -343,13 +338,13 @@ def _message(value: Any) -> Message:
     if not isinstance(role, str) or not role:
         raise RowError(f"a message has no role: its keys are {', '.join(sorted(turn)) or 'none'}")
     content = turn.get("content")
-    if content is None:
-        turn = {**turn, "content": ""}
-    elif isinstance(content, list):
+    if isinstance(content, list):
         turn = join_parts(turn, content, joined=type(content) is not Parts)
     elif isinstance(content, dict) and content.get("type"):
         turn = join_parts(turn, [content])
-    elif not isinstance(content, str):
+    elif not isinstance(content, (str, NoneType)) and not (
+        role in TOOL_ROLES and isinstance(content, dict)
+    ):
         raise RowError(f"content must be text or parts, not {type(content).__name__}")
     calls = value.get("tool_calls")
     if calls is not None and turn["tool_calls"] is calls:  # `join_parts` rewrites those it adds to

@@ -163,20 +163,24 @@ def _raise(message: Any) -> None:
     raise TemplateRaised(str(message))
 
 
-def alias_reasoning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Reasoning under the names that templates read, as transformers fills them in."""
-    aliased = messages
+def normalize_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as transformers hands them to a template.
+
+    Keys with null are dropped, and reasoning is there under every name that templates read.
+    """
+    normalized = messages
     for index, message in enumerate(messages):
-        if len(message) == 2 and "content" in message:
+        if len(message) == 2 and message.get("content") is not None:
             continue
+        made = {key: value for key, value in message.items() if value is not None}
         for key in REASONING_KEYS:
-            reasoning = message.get(key)
-            if reasoning is not None:
-                if aliased is messages:
-                    aliased = list(messages)
-                aliased[index] = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+            if key in made:
+                made = {"thinking": made[key], **made, "reasoning_content": made[key]}
                 break
-    return aliased
+        if normalized is messages:
+            normalized = list(messages)
+        normalized[index] = made
+    return normalized
 
 
 def characters(value: Any) -> int:
@@ -289,7 +293,7 @@ class ReferenceTemplate:
         self.environment.counter.start(characters(messages) + characters(tools or ()))
         return "".join(
             self._template.generate(
-                messages=alias_reasoning(messages),
+                messages=normalize_messages(messages),
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 **self.variables,

@@ -55,7 +55,7 @@ from tokenmill.chat.program import (
     real,
     sources_of,
 )
-from tokenmill.chat.template import ReferenceTemplate, alias_reasoning, tojson
+from tokenmill.chat.template import ReferenceTemplate, normalize_messages, tojson
 from tokenmill.errors import RowError
 
 MOST_OPERATIONS = 200_000  # in a program; real templates with all their rows take a few thousand
@@ -184,8 +184,6 @@ class Tracer(Expressions):
                 raise Untraceable(f"printing a {kind.__name__}")
             if kind in (int, float, bool, NoneType):
                 # A number is nobody's words; that it was printed still counts as the message's.
-                if kind is NoneType and sources:
-                    self._emit("none")
                 sources = frozenset((ME,)) if sources else NOTHING
             symbol = self._let(f"str({symbol.code})", str(symbol.value), sources, str)
         self._out.append(symbol.value)
@@ -669,7 +667,7 @@ class TracedTemplate:
         tracer = self._tracer
         if isinstance(tracer, NotTraced):
             raise tracer
-        given = alias_reasoning(messages)
+        given = normalize_messages(messages)
         memo: Memo | None = None
         if tools:
             tools, memo = self._interned(tools)

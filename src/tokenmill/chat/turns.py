@@ -27,7 +27,7 @@ from functools import cached_property, reduce
 from itertools import accumulate, pairwise
 from typing import Any
 
-from tokenmill.chat.calls import strings
+from tokenmill.chat.calls import TOOL_ROLES, strings
 from tokenmill.chat.pictures import Picture
 from tokenmill.chat.program import MIXED, Run
 from tokenmill.chat.template import REASONING_KEYS
@@ -39,7 +39,6 @@ Messages = list[dict[str, Any]]
 
 ATOM = re.compile(rf"{TAG.pattern}|\w+|\s|.", re.DOTALL)
 MAX_PROMPT = 512  # characters at the end of a generation prompt that may open thinking
-TOOL_ROLES = ("tool", "function", "ipython", "tool_response", "observation")
 
 
 @dataclass(slots=True)

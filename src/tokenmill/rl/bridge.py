@@ -37,10 +37,11 @@ from numpy.typing import NDArray
 
 from tokenmill.chat import ChatSpec, Renderer
 from tokenmill.chat.append import Rewrite, excerpt, first_difference, rewrite_between
+from tokenmill.chat.calls import TOOL_ROLES
 from tokenmill.chat.program import Run
 from tokenmill.chat.shapes import Form, Message, conversation
 from tokenmill.chat.thinking import CLOSING, before_thinking
-from tokenmill.chat.turns import TOOL_ROLES, TurnJudge, tail
+from tokenmill.chat.turns import TurnJudge, tail
 from tokenmill.errors import BridgeError, RowError, UsageError
 from tokenmill.tokenizers.loading import load
 from tokenmill.tokenizers.tokenizer import Tokenizer
@@ -318,12 +319,9 @@ class Bridge:
         refused: RowError | None = None
         for form in conversation("messages", [dict(message) for message in messages]).forms():
             try:
-                printed = self._print(form.messages, tools, prompt=prompt)
+                return self._print(form.messages, tools, prompt=prompt)
             except RowError as error:
                 refused = refused or error
-                continue
-            if not form.nulls or (printed.run is not None and not printed.run.nones):
-                return printed
         assert refused is not None
         raise refused
 
@@ -357,8 +355,6 @@ class Bridge:
             except RowError as error:
                 refused = refused or error
                 continue
-            if form.nulls and (printed.run is None or printed.run.nones):
-                continue  # null would be printed as a word
             if given.is_in(printed.text):
                 printed, following = self._exact(given, printed)
                 break
@@ -419,7 +415,7 @@ class Bridge:
         """The template prints the turn as it was sampled: what stands behind it follows."""
         place = given.prompt.characters + len(given.own)
         turn, stop = printed.messages[given.turn], given.stop
-        if given.by_text and not (stop and not turn["content"].endswith(stop)):
+        if given.by_text and not (stop and not (turn.get("content") or "").endswith(stop)):
             printed = self._without_closer(given, printed)
         elif not given.by_text and not (stop and printed.run is None):
             words, _ = printed.words(given.turn)

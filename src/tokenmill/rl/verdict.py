@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.chat import ChatSpec
+from tokenmill.chat.calls import TOOL_ROLES
 from tokenmill.chat.template import REASONING_KEYS
 from tokenmill.chat.thinking import REASONING, any_of, cut, thinking_tags
-from tokenmill.chat.turns import TOOL_ROLES
 from tokenmill.errors import RowError
 from tokenmill.rl.align import Divergence, divergences, same_until
 from tokenmill.rl.expected import Expectations, Expected, Spelled, Turn, spell
