@@ -7,6 +7,7 @@ opening rows of other ranks. Weights other than 1 are stored in the same way.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -32,7 +33,7 @@ def row_numbers(indices: Iterable[SupportsIndex], size: int, noun: str = "row") 
     if isinstance(indices, np.ndarray) and indices.dtype.kind in "iu":
         numbers = indices.astype(np.int64)
     else:
-        numbers = np.asarray([index.__index__() for index in indices], dtype=np.int64)
+        numbers = np.asarray([operator.index(index) for index in indices], dtype=np.int64)
     wrong = (numbers < -size) | (numbers >= size)
     if wrong.any():
         raise IndexError(f"{noun} {int(numbers[wrong][0])} of {size}")
