@@ -1,9 +1,4 @@
-"""The manifest, which names everything in a store, and ``slices.bin``, the table of its slices.
-
-The manifest holds the format, the key, the key document (what the key is computed from), totals,
-and a digest for each of the store's other files and for itself. It names no path, host or time.
-Opening a store compares key and digests, and recounts the table's totals.
-"""
+"""The manifest, which names everything in a store, and ``slices.bin``, the table of its slices."""
 
 from __future__ import annotations
 
@@ -43,7 +38,7 @@ MAGIC = b"TOKMILL\0"
 VERSION = 1
 HEADER_BYTES = 64  # keeps the rows aligned for any member, with room for what a later version adds
 
-SLICE_ROW = np.dtype(
+SLICE_ROW = np.dtype(  # one slice of a store: 96 bytes
     [
         ("key", "u1", 20),
         ("record", "u1", 16),  # xxh3-128 of the commit record's bytes
@@ -58,7 +53,6 @@ SLICE_ROW = np.dtype(
         ("trained", "<i8"),
     ]
 )
-"""One slice of a store: 96 bytes."""
 
 STRETCH = 8192  # rows read at once by whoever passes over the whole table
 
@@ -66,13 +60,11 @@ PACKED_ROW = struct.Struct("<20s16s3I6q")  # `SLICE_ROW`, for writing one
 
 
 def header(count: int) -> bytes:
-    """Return the header of a table of ``count`` slices."""
     packed = struct.pack("<8sIIQ", MAGIC, VERSION, SLICE_ROW.itemsize, count)
     return packed.ljust(HEADER_BYTES, b"\0")
 
 
 def count_rows(size: int) -> int:
-    """Number of slices in a table of this many bytes."""
     return (size - HEADER_BYTES) // SLICE_ROW.itemsize
 
 
@@ -108,7 +100,6 @@ Document = dict[str, Any]
 def make_manifest(
     document: Document, totals: Document, tokenizer: Document, files: dict[str, Document]
 ) -> Document:
-    """Compose a manifest with its own digest."""
     return with_digest({
         "format": FORMAT,
         "key": fingerprint.key(document),
@@ -132,7 +123,6 @@ def encode_manifest(manifest: Document) -> bytes:
 
 
 def read_manifest(layout: StoreLayout) -> Document:
-    """Read and check a manifest (not the files it names)."""
     path = layout.manifest
     layout.require_inside(path)
     try:
@@ -181,8 +171,6 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class StatedFile(msgspec.Struct, frozen=True):
-    """Size and checksum of a file."""
-
     size: Count
     checksum: str
 
@@ -246,7 +234,6 @@ def units_out(totals: Document) -> int:
 
 
 def check_file(path: Path, stated: Document, *, content: bool) -> None:
-    """Compare a file's size, and its checksum if ``content``, with the manifest."""
     require_file(path, stated["size"], stated["checksum"] if content else None, REMEDY)
 
 
@@ -288,8 +275,6 @@ def check_table(manifest: Document, path: Path, *, content: bool) -> None:
 
 
 class _Proof(msgspec.Struct):
-    """Members of a proof that others rely on."""
-
     paths: list[str | None] = []
     notes: dict[str, dict[str, int]] = {}
 

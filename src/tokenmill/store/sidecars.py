@@ -1,9 +1,7 @@
 """Read sidecars: one float32 per row or per token, attached to a finished store.
 
-Store key, name and *made_by* (what computed the values) identify a sidecar and have one content.
-It is a checksummed directory beside the store (see `sidecar_dirs`): a flat file of values and a
-summary with the checksum of every block. Values are mapped; a block is verified before its first
-value is returned. `tokenmill.store.sidecar_writer` writes sidecars.
+A sidecar is a checksummed directory: a flat file of values and a summary with the checksum of every
+block. Store key, name and *made_by* (what computed the values) identify it and have one content.
 """
 
 from __future__ import annotations
@@ -44,18 +42,15 @@ LONGEST_MADE_BY = 1000  # characters
 
 RESERVED = frozenset(
     {
-        # What batches hold under these names.
+        # Names in batches and in filters.
         "input_ids", "labels", "attention_mask", "loss_mask", "position_ids", "seq_idx",
         "cu_seqlens", "cu_seqlens_padded", "max_seqlen", "shift_labels", "num_trained_tokens",
         "indices", "media", "mm_token_type_ids",
-        # What filters know by these names.
         "length", "trained", "pictures", "patches", "source", "file", "carried",
     }
 )  # fmt: skip
-"""Names that a sidecar cannot have: batches and filters would not know which is meant."""
 
-COLUMN = "sidecar."
-"""Prefix of a column's name that says it is a sidecar's, for filters; see `column_of`."""
+COLUMN = "sidecar."  # prefix of the columns that `column_of` names
 
 KIND = SealedKind("sidecar", "sidecar.json", (SIDECAR_VALUES,), ATTACH_AGAIN)
 
@@ -77,8 +72,6 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Identity:
-    """What identifies a sidecar."""
-
     store: str  # its key
     name: str
     made_by: str
@@ -117,7 +110,6 @@ class Identity:
 
 
 def check_per(per: str) -> Per:
-    """Return ``row`` or ``token``."""
     check_one_of("per", per, PER)
     return "row" if per == "row" else "token"
 
@@ -241,30 +233,26 @@ class Sidecar:
         if self.per == "row":
             return self._of_rows(rows)
         lengths = self._store.lengths
-        return [self._stretch(self._starts.start(row), int(lengths[row])) for row in rows.tolist()]
+        return [self.stretch(self._starts.start(row), int(lengths[row])) for row in rows.tolist()]
 
     @property
     def values(self) -> Float32:
         """All values, mapped and checked: by row, or by token one row after another."""
-        return self._stretch(0, self.record.values)
-
-    def stretches(self, values: int = BLOCK_BYTES // BYTES) -> Iterator[Float32]:
-        for first in range(0, self.record.values, values):
-            yield self._stretch(first, min(values, self.record.values - first))
+        return self.stretch(0, self.record.values)
 
     def check_all(self) -> int:
         return self._file.check_all()
 
     def _of_rows(self, rows: Int64) -> Float32:
         if self._mapped is None:
-            found = [self._stretch(row, 1)[0] for row in rows.tolist()]
+            found = [self.stretch(row, 1)[0] for row in rows.tolist()]
             return np.asarray(found, dtype=np.float32)
         if not self._file.clean:
             for block in np.unique(rows * BYTES // BLOCK_BYTES).tolist():
                 self._file.check(block * BLOCK_BYTES, 1)
         return self._mapped[rows]
 
-    def _stretch(self, first: int, count: int) -> Float32:
+    def stretch(self, first: int, count: int) -> Float32:
         return np.frombuffer(self._file.view(first * BYTES, count * BYTES), "<f4")
 
     @cached_property
@@ -301,13 +289,11 @@ def column_of(name: str, made_by: str) -> str:
 
 
 def sidecar_of(store: Store, column: str) -> Sidecar:
-    """The sidecar of such a column."""
     name, _, made_by = column.removeprefix(COLUMN).partition(":")
     return store.sidecar(name, made_by)
 
 
 def find(store: Store, identity: Identity) -> Sidecar | None:
-    """Return the sidecar of an identity, or None."""
     for home in sidecar_dirs(store):
         place = home.directory / identity.key
         if place.is_dir():
@@ -325,13 +311,11 @@ def attached(store: Store) -> list[Sidecar]:
 
 
 def sidecar_checks(store: Store) -> Iterator[Callable[[], int]]:
-    """Yield a check of each sidecar; it returns the number of bytes."""
-    for place, root in _places(store):
-        yield partial(_check, store, place, root)
 
+    def check(place: Path, root: Path) -> int:
+        return Sidecar(store, KIND.admit(place, root)).check_all()
 
-def _check(store: Store, place: Path, root: Path) -> int:
-    return Sidecar(store, KIND.admit(place, root)).check_all()
+    return (partial(check, *place) for place in _places(store))
 
 
 def _places(store: Store) -> Iterator[tuple[Path, Path]]:

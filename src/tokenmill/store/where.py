@@ -84,7 +84,7 @@ class NamedColumns:
 
     @property
     def stored(self) -> list[str]:
-        """The stored columns they come from (never none: rows must be counted)."""
+        """The stored columns they come from, at least one: rows must be counted."""
         return sorted({self._stored.get(name, name) for name in self.names}) or ["length"]
 
     def values(self, columns: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
@@ -101,12 +101,7 @@ class NamedColumns:
 
 
 class Where:
-    """A parsed filter expression.
-
-    Args:
-        text: See the module's examples.
-        sidecars: Names of sidecars that it may use, and the stored column of each.
-    """
+    """A parsed filter expression; ``sidecars`` are names it may use, and their stored columns."""
 
     def __init__(self, text: str, sidecars: Mapping[str, str] | None = None) -> None:
         tree = parse_filter(text)
@@ -118,7 +113,6 @@ class Where:
 
     @property
     def columns(self) -> list[str]:
-        """Stored columns that the expression needs, at least one: rows must be counted."""
         return self._named.stored
 
     @property
@@ -194,7 +188,6 @@ def _compare(
 
 
 def parse_filter(text: str) -> ast.Expression:
-    """A filter's expression, not yet looked at."""
     if not isinstance(text, str):
         raise UsageError(f"a filter is an expression as text, not {type(text).__name__}")
     if len(text) > LONGEST:
