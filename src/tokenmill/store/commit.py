@@ -118,11 +118,11 @@ def commit_store(
         files[names.DATASET_INFO] = _stated(write_file(staged / names.DATASET_INFO, _DATASET_INFO))
         manifest = make_manifest(document, tally.totals(), dict(tokenizer), files)
         staging.write("store/" + names.MANIFEST, encode_manifest(manifest))
-        if not staging.publish(staged, store.directory) and not _agrees(cache, store, manifest):
+        for _ in range(2):
+            if staging.publish(staged, store.directory) or _agrees(cache, store, manifest):
+                return store
             quarantine(cache.root, store.directory)
-            if not staging.publish(staged, store.directory) and not _agrees(cache, store, manifest):
-                raise CorruptionError("corrupt again as soon as it was mended", path=store.manifest)
-    return store
+    raise CorruptionError("corrupt again as soon as it was replaced", path=store.manifest)
 
 
 def _agrees(cache: CacheLayout, store: StoreLayout, ours: Document) -> bool:
@@ -135,21 +135,20 @@ def _agrees(cache: CacheLayout, store: StoreLayout, ours: Document) -> bool:
         published = read_manifest(store)
         for name, stated in published["files"].items():
             check_file(store.file(name), stated, content=True)
-        if published["digest"] != ours["digest"]:
-            # A slice of it may have been replaced, or lost and built anew by another version: then
-            # it is this store that nobody can read any more.
-            for row in _table_rows(store.file(names.TABLE)):
-                files = cache.slice(row["key"].tobytes().hex())
-                read_record(files, row["record"].tobytes().hex())
+        if published["digest"] == ours["digest"]:
+            return True
+        # A slice of it may have been replaced, or lost and built again by another version: then
+        # nobody can read the published store any more.
+        for row in _table_rows(store.file(names.TABLE)):
+            files = cache.slice(row["key"].tobytes().hex())
+            read_record(files, row["record"].tobytes().hex())
     except (CorruptionError, UsageError):  # the latter: it has no manifest
         return False
-    if published["digest"] != ours["digest"]:
-        raise NonDeterminismError(
-            f"the published manifest has digest {published['digest']}, this build made "
-            f"{ours['digest']} from the same inputs; what is published stays",
-            path=store.manifest,
-        )
-    return True
+    raise NonDeterminismError(
+        f"the published manifest has digest {published['digest']}, this build made "
+        f"{ours['digest']} from the same inputs; what is published stays",
+        path=store.manifest,
+    )
 
 
 def _stated(file: NewFile) -> Document:
@@ -220,9 +219,9 @@ def state_json(table_path: Path, key: str, slices: str = "../../slices") -> Iter
     count = count_rows(table_path.stat().st_size)
     yield b'{"_data_files": ['
     if count > MOST_SHARDS:
-        # The name stands in the error that whoever opens this file gets.
-        told = f"{count} slices are too many for load_from_disk - use tokenmill export"
-        yield json.dumps({"filename": told}).encode()
+        # Opening this file fails with an error that contains the name.
+        advice = f"{count} slices are too many for load_from_disk - use tokenmill export"
+        yield json.dumps({"filename": advice}).encode()
     else:
         served = (row["key"].tobytes().hex() for row in _table_rows(table_path) if row["rows"])
         for number, shard in enumerate(served):

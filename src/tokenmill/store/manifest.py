@@ -19,19 +19,9 @@ from tokenmill._core import fingerprint
 from tokenmill._core.remote_path import as_remote
 from tokenmill._core.sealed import require_file
 from tokenmill.errors import CorruptionError, SourceMissing, UsageError
+from tokenmill.store import layout as names
 from tokenmill.store.access import REMEDY, ByteFile, reading_errors, require_checksum
-from tokenmill.store.layout import (
-    CHECKED_FILES,
-    FORMAT,
-    GROUP_FILES,
-    MEDIA_FILES,
-    PICTURES,
-    TABLE,
-    WEIGHT_FILES,
-    WEIGHT_RUNS,
-    StoreLayout,
-    check_key,
-)
+from tokenmill.store.layout import StoreLayout, check_key
 from tokenmill.store.record import GROUP_COUNTS, UNREADABLE, count_groups, require_format
 
 MAGIC = b"TOKMILL\0"
@@ -101,7 +91,7 @@ def make_manifest(
     document: Document, totals: Document, tokenizer: Document, files: dict[str, Document]
 ) -> Document:
     return with_digest({
-        "format": FORMAT,
+        "format": names.FORMAT,
         "key": fingerprint.key(document),
         "document": document,
         "totals": totals,
@@ -221,9 +211,9 @@ def _check_members(manifest: Document, path: Path) -> None:
     groups = found.totals.groups
     if groups is not None and set(groups) != set(GROUP_COUNTS):
         raise CorruptionError(f"must count {', '.join(GROUP_COUNTS)} of groups", path=path)
-    wanted = {*CHECKED_FILES, *(GROUP_FILES if groups is not None else ())}
-    wanted |= set(WEIGHT_FILES) if WEIGHT_RUNS in found.files else set()
-    wanted |= set(MEDIA_FILES) if PICTURES in found.files else set()
+    wanted = {*names.CHECKED_FILES, *(names.GROUP_FILES if groups is not None else ())}
+    wanted |= set(names.WEIGHT_FILES) if names.WEIGHT_RUNS in found.files else set()
+    wanted |= set(names.MEDIA_FILES) if names.PICTURES in found.files else set()
     if set(found.files) != wanted:
         raise CorruptionError(f"must name the files {', '.join(sorted(wanted))}", path=path)
 
@@ -256,7 +246,7 @@ def check_table(manifest: Document, path: Path, *, content: bool) -> None:
         counts["slices"] += len(stretch)
         last_source = max(last_source, int(stretch["source"].max()))
     if content:
-        require_checksum(path, hasher.hexdigest(), manifest["files"][TABLE]["checksum"])
+        require_checksum(path, hasher.hexdigest(), manifest["files"][names.TABLE]["checksum"])
     expected = {
         "slices": totals["slices"],
         "rows": totals["rows"],

@@ -84,17 +84,17 @@ class RemoteStore(Store):
     def tokenizer_path(self) -> Path:
         cache = CacheLayout(self.remote.blocks.root)
         target = cache.tokenizer(self.manifest["tokenizer"]["identity"])
-        return _fetch_model(self.remote, "tokenizer", cache, target)
+        return _fetch_model(self.remote, "tokenizer", target)
 
     @property
     def processor_path(self) -> Path | None:
         if not self.processor_key:
             return None
-        cache = CacheLayout(self.remote.blocks.root)
-        return _fetch_model(self.remote, "processor", cache, cache.processor(self.processor_key))
+        target = CacheLayout(self.remote.blocks.root).processor(self.processor_key)
+        return _fetch_model(self.remote, "processor", target)
 
 
-def _fetch_model(store: RemotePath, kind: str, cache: CacheLayout, target: Path) -> Path:
+def _fetch_model(store: RemotePath, kind: str, target: Path) -> Path:
     """Return the local copy of a tokenizer or processor; fetch it first if need be."""
     if target.is_dir():
         return target
@@ -116,7 +116,7 @@ def _fetch_model(store: RemotePath, kind: str, cache: CacheLayout, target: Path)
             data = (store / name).read_bytes()
         require_checksum(store / name, checksum(data), stated.checksum)
         files["/".join(parts[1:])] = data
-    publish_files(cache.root, target, files)
+    publish_files(store.blocks.root, target, files)
     return target
 
 
@@ -190,8 +190,7 @@ class RemoteGuardedFile(GuardedFile):
             return found
         kept = self._remote.blocks.get(name)
         if kept is not None:
-            right = self._trusted or xxhash.xxh3_64_hexdigest(kept) == self.record.blocks[number]
-            if right:
+            if self._trusted or xxhash.xxh3_64_hexdigest(kept) == self.record.blocks[number]:
                 view = memoryview(kept)
                 ranged.recent.put((self._trusted, name), view)
                 return view

@@ -69,8 +69,8 @@ PART = SealedKind(
 class _Converter:
     """Convert values to float32; refuse what float32 cannot hold."""
 
-    def __init__(self, describe: Callable[[int], str]) -> None:
-        self._describe = describe  # names the row of the value at a position
+    def __init__(self, row_of: Callable[[int], int]) -> None:
+        self._row_of = row_of  # the row of the value at a position
         self.taken = 0
 
     def __call__(self, given: npt.ArrayLike) -> Float32:
@@ -81,9 +81,9 @@ class _Converter:
         if wrong.any():
             place = int(wrong.argmax())
             raise UsageError(
-                f"the value of {self._describe(self.taken + place)} is {array[place]!r}: a sidecar "
-                "holds numbers that float32 can hold, and no NaN; leave such rows out of the view "
-                "or give them a number of your own"
+                f"the value of row {self._row_of(self.taken + place)} is {array[place]!r}: a "
+                "sidecar holds numbers that float32 can hold, and no NaN; leave such rows out of "
+                "the view or give them a number of your own"
             )
         self.taken += values.size
         return values
@@ -120,11 +120,7 @@ def _row_by_row(
 def _in_order(values: Values, per: Per, store: Store) -> Iterator[Float32]:
     starts = RowStarts(store.lengths)
     expected = len(store) if per == "row" else starts.total
-
-    def describe(place: int) -> str:
-        return f"row {place}" if per == "row" else f"row {starts.row_at(place)} (token {place})"
-
-    convert = _Converter(describe)
+    convert = _Converter(int if per == "row" else starts.row_at)
     if isinstance(values, list | tuple):
         if per == "token":
             yield from _row_by_row(values, range(len(store)), store.lengths, convert)
@@ -136,8 +132,6 @@ def _in_order(values: Values, per: Per, store: Store) -> Iterator[Float32]:
         whole: Any = values  # also a memory map or a tensor: sliced, so that it stays there
         if whole.ndim != 1:
             whole = _as_array(whole)  # a single value; refused otherwise
-        if len(whole) != expected:
-            raise _wrong_count(len(whole), expected, per)
         values = (whole[at : at + CHUNK_VALUES] for at in range(0, len(whole), CHUNK_VALUES))
     elif not isinstance(values, Iterable) or isinstance(values, str | bytes | dict):
         raise UsageError(f"values are arrays or an iterable of them, not {type(values).__name__}")
@@ -440,7 +434,7 @@ class SidecarWriter:
     def _converted(self, rows: Int64, values: Values) -> _RowValues:
         lengths = self._lengths(rows)
         convert = _Converter(
-            lambda place: f"row {rows[np.searchsorted(np.cumsum(lengths), place, side='right')]}"
+            lambda place: rows[np.searchsorted(np.cumsum(lengths), place, side="right")]
         )
         if not isinstance(values, list | tuple) or not any(map(np.ndim, values)):
             found = convert(values)  # type: ignore[arg-type]

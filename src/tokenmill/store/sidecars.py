@@ -157,10 +157,7 @@ class RowStarts:
             if len(stretch := lengths[first : first + step])
         ]
         self._marks = np.cumsum(np.concatenate([np.zeros(1, np.int64), *sums]))
-
-    @property
-    def total(self) -> int:
-        return int(self._marks[-1])
+        self.total = int(self._marks[-1])
 
     def start(self, row: int) -> int:
         mark, within = divmod(row, self.STEP)
@@ -201,6 +198,7 @@ class Sidecar:
         if identity.key != self.path.name:
             raise sealed.refusal("a sidecar of another name lies under this key")
         self.name, self.made_by, self.per = identity.name, identity.made_by, record.per
+        self.bytes = record.values * BYTES
         totals = store.manifest["totals"]
         expected = totals["rows"] if self.per == "row" else totals["tokens"]
         if (record.rows, record.values) != (totals["rows"], expected):
@@ -208,10 +206,6 @@ class Sidecar:
                 f"{record.values} values for {record.rows} rows, the store has {expected} for "
                 f"{totals['rows']}"
             )
-
-    @property
-    def bytes(self) -> int:
-        return self.record.values * BYTES
 
     def __len__(self) -> int:
         return self.record.rows
@@ -303,11 +297,9 @@ def find(store: Store, identity: Identity) -> Sidecar | None:
 
 def attached(store: Store) -> list[Sidecar]:
     """Every sidecar of a store, sorted by name and made_by."""
-    found: dict[str, Sidecar] = {}
-    for place, root in _places(store):
-        if place.name not in found:
-            found[place.name] = Sidecar(store, KIND.admit(place, root))
-    return sorted(found.values(), key=lambda sidecar: (sidecar.name, sidecar.made_by))
+    places = {place.name: (place, root) for place, root in reversed(list(_places(store)))}
+    found = [Sidecar(store, KIND.admit(*place)) for place in places.values()]
+    return sorted(found, key=lambda sidecar: (sidecar.name, sidecar.made_by))
 
 
 def sidecar_checks(store: Store) -> Iterator[Callable[[], int]]:
@@ -346,14 +338,12 @@ def choose(store: Store, name: str, made_by: str | None) -> Sidecar:
     named = [sidecar for sidecar in every if sidecar.name == name]
     if made_by is None and len(named) == 1:
         return named[0]
+    choices = ", ".join(repr(sidecar.made_by) for sidecar in named)
     if not named:
         there = ", ".join(sorted({sidecar.name for sidecar in every})) or "nothing"
-        raise UsageError(f"no sidecar {name!r}; attached is: {there}", path=store.path)
-    choices = ", ".join(repr(sidecar.made_by) for sidecar in named)
-    if made_by is None:
-        raise UsageError(
-            f"sidecar {name!r} was made by several: say made_by, one of {choices}", path=store.path
-        )
-    raise UsageError(
-        f"no sidecar {name!r} made by {made_by!r}; it was made by {choices}", path=store.path
-    )
+        message = f"no sidecar {name!r}; attached is: {there}"
+    elif made_by is None:
+        message = f"sidecar {name!r} was made by several: say made_by, one of {choices}"
+    else:
+        message = f"no sidecar {name!r} made by {made_by!r}; it was made by {choices}"
+    raise UsageError(message, path=store.path)

@@ -174,6 +174,12 @@ class Store(ViewMethods, Sequence[Row]):
         self.layout = StoreLayout(self.path)
         self.manifest: Document = read_manifest(self.layout)
         self.key: str = self.manifest["key"]
+        self.cache_root = self.layout.cache_root  # None when the store is self-contained
+        self.media_urls = media_urls
+        self.has_media = names.PICTURES in self.manifest["files"]
+        self.has_weights = names.WEIGHT_RUNS in self.manifest["files"]  # any other than 1
+        self.has_groups = "groups" in self.manifest["totals"]
+        self.group_count = units_out(self.manifest["totals"])  # of rows without groups
         self._lock = ProcessLock()
         self._open: dict[int, SliceReader] = {}
         self._arrays: dict[str, NDArray[Any]] = {}
@@ -294,16 +300,7 @@ class Store(ViewMethods, Sequence[Row]):
     trained_within = trained_within
     weighed_within = weighed_within
 
-    @property
-    def has_weights(self) -> bool:
-        """Whether any trained token has a loss weight other than 1."""
-        return names.WEIGHT_RUNS in self.manifest["files"]
-
     # Pictures
-
-    @property
-    def has_media(self) -> bool:
-        return names.PICTURES in self.manifest["files"]
 
     @property
     def pictures(self) -> NDArray[np.int32]:
@@ -323,15 +320,6 @@ class Store(ViewMethods, Sequence[Row]):
         """Directory that image paths start from: as given, else as first seen."""
         known = self._options["media_root"] or self.proof.get("media_root")
         return known if isinstance(known, str) else None
-
-    @property
-    def media_urls(self) -> bool:
-        return bool(self._options["media_urls"])
-
-    @property
-    def cache_root(self) -> Path | None:
-        """The cache that this store is in; None when it is self-contained."""
-        return self.layout.cache_root
 
     def picture(self, media: Media) -> bytes:
         """Return the bytes of an image, which are those that the row was prepared from.
@@ -417,17 +405,8 @@ class Store(ViewMethods, Sequence[Row]):
     # Groups
 
     @property
-    def has_groups(self) -> bool:
-        return "groups" in self.manifest["totals"]
-
-    @property
     def groups(self) -> Groups:
         return Groups(self)
-
-    @property
-    def group_count(self) -> int:
-        """Number of groups; of rows where there are no groups."""
-        return units_out(self.manifest["totals"])
 
     def group_starts(self, groups: NDArray[np.int64]) -> NDArray[np.int64]:
         """The first row of groups by number; the number of groups gives the number of rows."""

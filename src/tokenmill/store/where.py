@@ -81,11 +81,8 @@ class NamedColumns:
         for name in self.names:
             if name not in self._stored and not name.startswith(CARRIED):
                 raise _unknown(name)
-
-    @property
-    def stored(self) -> list[str]:
-        """The stored columns they come from, at least one: rows must be counted."""
-        return sorted({self._stored.get(name, name) for name in self.names}) or ["length"]
+        # At least one, because rows must be counted.
+        self.stored = sorted({self._stored.get(name, name) for name in self.names}) or ["length"]
 
     def values(self, columns: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
         """One array per name: numbers, paths, or what carried JSON texts say."""
@@ -110,15 +107,8 @@ class Where:
         self._evaluate = self._compile(tree.body)
         self._named = NamedColumns(self._uses, sidecars or {})
         self.text = ast.unparse(tree)
-
-    @property
-    def columns(self) -> list[str]:
-        return self._named.stored
-
-    @property
-    def uses_source(self) -> bool:
-        """Whether the result depends on the names of files."""
-        return bool(self._uses & {"source", "file"})
+        self.columns = self._named.stored  # that the expression needs
+        self.uses_source = bool(self._uses & {"source", "file"})
 
     def __call__(self, columns: Mapping[str, Any]) -> npt.NDArray[np.bool_]:
         """Which of many rows are kept."""
