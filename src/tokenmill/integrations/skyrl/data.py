@@ -78,8 +78,8 @@ def _address(dataset: str, part: str, split: str) -> str:
         words = re.split(r"[^A-Za-z]+", os.path.basename(dataset).lower())
         if match["name"] != "train" and match["name"].lower() not in words:
             raise UsageError(
-                f"split {match['name']!r} of a file whose name does not contain it: write train, or "
-                "name the file after the split",
+                f"split {match['name']!r} of a file whose name does not contain it: "
+                "write train, or name the file after the split",
                 path=dataset,
             )
         return f"{dataset}@{match['slice']}" if match["slice"] else dataset
