@@ -99,7 +99,7 @@ def expander_of(
     card = msgspec.convert(media["processor"], ProcessorCard)
     copy = CacheLayout(Path(options["cache"])).processor(card.key)
     processor = load_processor(copy, card.identity, trust_remote_code=media["trust_remote_code"])
-    _require_own_tokenizer(processor, tokenizer)
+    require_own_tokenizer(processor, tokenizer)
     expander = Expander(
         processor,
         MediaTokens(*media["tokens"]),
@@ -111,7 +111,7 @@ def expander_of(
     return expander
 
 
-def _require_own_tokenizer(processor: Processor, tokenizer: Tokenizer) -> None:
+def require_own_tokenizer(processor: Processor, tokenizer: Tokenizer) -> None:
     """Refuse a tokenizer that gives other ids: audits would reject every row."""
     text = f"{processor.image_token}{_PROBE}"
     own = list(processor.tokenizer(text, add_special_tokens=False)["input_ids"])
