@@ -155,8 +155,9 @@ def join_parts(message: dict[str, Any], parts: list[Any], *, joined: bool = True
                 )
             mixed = True
             shown.append((part, None))
-    as_list = mixed or (not joined and bool(shown))
-    content = [_spelled(part, text) for part, text in shown] if as_list else "".join(texts)
+    content: Any = "".join(texts)
+    if mixed or (shown and not joined):
+        content = [part if text is None else _spelled(part, text) for part, text in shown]
     result = {**message, "content": content}
     if reasoning and result.get("reasoning_content") is None:
         result["reasoning_content"] = "".join(reasoning)
@@ -165,9 +166,7 @@ def join_parts(message: dict[str, Any], parts: list[Any], *, joined: bool = True
     return result
 
 
-def _spelled(part: dict[str, Any], text: str | None) -> dict[str, Any]:
-    if text is None:
-        return part
+def _spelled(part: dict[str, Any], text: str) -> dict[str, Any]:
     rest = {name: value for name, value in part.items() if name != "value"}
     return {**rest, "type": "text", "text": text}
 

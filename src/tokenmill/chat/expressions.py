@@ -55,11 +55,6 @@ TEXT_METHODS: dict[str, type | None] = {
 }  # fmt: skip
 OBJECT_METHODS = {"get", "items", "keys", "values"}
 LIST_METHODS = {"index", "count"}
-# What the immutable sandbox refuses.
-CHANGES = {
-    "append", "extend", "insert", "pop", "remove", "clear", "reverse", "sort", "update",
-    "setdefault", "popitem",
-}  # fmt: skip
 # Filters whose result is a function of their inputs alone and no larger than a few times those.
 # The second entry is the type of the result where it is always the same.
 FILTERS: dict[str, type | None] = {
@@ -130,9 +125,8 @@ class Names:
         """Names read inside a node that are assigned somewhere in the template."""
         return tuple(sorted(self._loaded(node) & self.assigned - {"loop"}))
 
-    def loads(self, node: nodes.Node, name: str) -> bool:
-        """Whether a part reads a name that the template itself never assigns."""
-        return name in self._loaded(node) - self.assigned
+    def reads_messages(self, macro: nodes.Macro) -> bool:
+        return "messages" in self._loaded(macro) - self.assigned
 
     def cost(self, body: list[nodes.Node]) -> tuple[int, int]:
         """Return the steps of running a body once, and its size in units of a `Run`."""
@@ -374,11 +368,8 @@ class Expressions(Recorder):
         return +value
 
     def _get_Concat(self, node: nodes.Concat) -> Any:
-        return self._concat([self._value(part) for part in node.nodes])
-
-    def _concat(self, values: list[Any]) -> Any:
         parts: list[Any] = []
-        for value in values:
+        for value in [self._value(part) for part in node.nodes]:
             if isinstance(value, Joined):
                 parts += value.parts
             elif isinstance(value, Symbol):
@@ -442,7 +433,8 @@ class Expressions(Recorder):
         if isinstance(key, str):
             return self._named_member(base, kind, key, item)
         if not isinstance(base, Symbol):
-            base = self._symbol(base)
+            base = Symbol(self.program.constant(base), base, NOTHING)
+            self._frame.kinds[base.code] = kind
         if isinstance(key, int) and kind in (list, tuple, str):
             there = -len(base.value) <= key < len(base.value)
             need = key + 1 if key >= 0 else -key
@@ -471,11 +463,6 @@ class Expressions(Recorder):
         if WHOLE in made.sources:
             made.sources = frozenset((("message", made.code),))
         return made
-
-    def _symbol(self, value: Any) -> Symbol:
-        symbol = Symbol(self.program.constant(value), value, NOTHING)
-        self._frame.kinds[symbol.code] = type(value)
-        return symbol
 
     def _constant_member(self, base: Any, key: Any, item: bool) -> Any:
         held = item and isinstance(base, dict) and key in base
@@ -647,8 +634,6 @@ class Expressions(Recorder):
             result = None
         elif kind in (list, tuple) and name in LIST_METHODS:
             result = int
-        elif kind in (list, dict) and name in CHANGES:
-            self._refuse(f"{name} is unsafe")
         else:
             raise Untraceable(f"the method {name} of a {kind.__name__}")
 
@@ -785,9 +770,7 @@ class Expressions(Recorder):
         if node.dyn_args is not None or node.dyn_kwargs is not None or node.kwargs:
             raise Untraceable("a test with named arguments", line_of(node))
         given = [self._value(argument) for argument in node.args]
-        return self._test(node.name, value, given)
-
-    def _test(self, name: str, value: Any, given: list[Any]) -> bool:
+        name = node.name
         if isinstance(value, (LoopVariable, Method, Function)):
             if name in ("defined", "undefined"):
                 return name == "defined"

@@ -7,7 +7,6 @@ whose images and places differ in number is rejected (media_mismatch).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from tokenmill.errors import RowError
 PLACEHOLDER = "<image>"
 COLUMNS = ("images", "image")  # the first that is not null counts
 
+_ANSWERS = ("chosen", "rejected", "responses", "completions")
 _OTHER_COLUMNS = {"videos": "<video>", "audios": "<audio>"}
 VALUES = ("image", "image_url", "url", "path", "base64", "bytes", "data", "source")
 """Members of a part that may hold its image, which may be an object with one of `_INNER`."""
@@ -135,10 +135,11 @@ def take_pictures(
 ) -> tuple[dict[str, Any], RowPictures]:
     """Return a row with every image as a bare part, and its images."""
     taker = _Taker(tokens)
+    columns = (*spec.message_columns, spec.prompt_key, spec.completion_key, *_ANSWERS)
     rewritten = {
         name: taker.rewrite(row[name], (name,))
-        for name in _conversation_columns(spec.messages_key, spec.prompt_key, spec.completion_key)
-        if name in row and isinstance(row[name], list | dict)
+        for name in dict.fromkeys(columns)
+        if isinstance(row.get(name), list | dict)
     }
     for name, placeholder in _OTHER_COLUMNS.items():
         if row.get(name) and any(placeholder in text for text in strings(list(row.values()))):
@@ -153,13 +154,6 @@ def take_pictures(
         if pictures is not None:
             break
     return {**row, **rewritten}, RowPictures(taker.own, pictures, column)
-
-
-@functools.cache
-def _conversation_columns(messages: str | None, prompt: str, completion: str) -> tuple[str, ...]:
-    names = (messages,) if messages else ("messages", "conversations")
-    others = (prompt, completion, "chosen", "rejected", "responses", "completions")
-    return tuple(dict.fromkeys((*names, *others)))
 
 
 class _Taker:

@@ -81,7 +81,7 @@ class Rope(str):
 
 
 def rope(run: Run, *parts: tuple[str, int]) -> Rope:
-    """A rope of (text, message it was taken from), put together where the run stands."""
+    """Join (text, message that it was taken from) at the message that the run is at."""
     made = Rope("".join([text for text, _ in parts]))
     made.parts = []
     for text, owner in parts:
@@ -569,16 +569,12 @@ class LoopVariable:
 
 @dataclass(slots=True, eq=False)
 class Method:
-    """A method looked up and not yet called."""
-
     owner: Any
     name: str
 
 
 @dataclass(slots=True, eq=False)
 class Function:
-    """A function that templates may call by its name."""
-
     name: str
 
 

@@ -175,16 +175,11 @@ class Template:
             raise unproven(str(error)) from error
 
 
-class _Known(threading.local):
-    def __init__(self) -> None:
-        self.templates: dict[Any, Template] = {}  # the least recently used first
-
-
-_known = _Known()
+_known = threading.local()  # templates by what they depend on, the least recently used first
 
 
 def forget() -> None:
-    _known.templates.clear()
+    vars(_known).clear()
 
 
 def template_of(source: str, spec: ChatSpec, variables: Mapping[str, Any]) -> Template:
@@ -197,13 +192,14 @@ def template_of(source: str, spec: ChatSpec, variables: Mapping[str, Any]) -> Te
         given = msgspec.json.encode(dict(variables))
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
         return Template(source, spec, variables)
+    known: dict[Any, Template] = vars(_known).setdefault("templates", {})
     key = (source, given, spec.date, spec.turn_end, spec.thinking_opener)
-    found = _known.templates.pop(key, None)
+    found = known.pop(key, None)
     if found is None or found.differed:
         found = Template(source, spec, variables)
-    _known.templates[key] = found
-    if len(_known.templates) > TEMPLATES_KNOWN:
-        del _known.templates[next(iter(_known.templates))]
+    known[key] = found
+    if len(known) > TEMPLATES_KNOWN:
+        del known[next(iter(known))]
     return found
 
 
@@ -234,16 +230,11 @@ class Renderer:
         self.special_tokens = dict(special_tokens or {})
         self.renderer = renderer
         self.media = media
-        self._sources: dict[str, str] = {}
-        if isinstance(template, str):
-            self._sources = {"default": template}
-        elif template is not None:
-            self._sources = dict(template)
+        named = {"default": template} if isinstance(template, str) else template
+        self._sources = dict(named or {})
         self._templates: dict[str, Template] = {}
         self._printed = 0
-        self.engine_seconds = (
-            0.0  # spent in templates, not reading or checking rows
-        )
+        self.engine_seconds = 0.0  # spent in templates, not reading or checking rows
         if "default" in self._sources and spec.format != "text":
             self._template("default")  # raises here if it does not compile
 
@@ -257,10 +248,7 @@ class Renderer:
         return found
 
     def _for(self, tools: list[Any] | None, variables: Variables | None = None) -> Template:
-        """Return the template of a conversation, chosen as transformers chooses it.
-
-        Variables of the row override those of the spec.
-        """
+        """Return the template of a conversation, chosen as transformers chooses it."""
         if not self._sources:
             raise UsageError(
                 "these rows are conversations and the tokenizer has no chat template: give one "

@@ -174,10 +174,9 @@ def read(row: Any, spec: ChatSpec, shape: str | None = None) -> Conversation | P
     if shape == "alpaca":
         found = _alpaca(row)
     else:
-        key = _messages_key(row, spec)
-        turns = row[key]
-        if type(turns) is not list:
-            turns = _list(turns, key)
+        turns = _turns(row, spec)
+        if turns is None:
+            raise RowError(f"no column {' or '.join(map(repr, spec.message_columns))} in this row")
         if shape == "messages":
             found = conversation("messages", turns)
         else:
@@ -199,7 +198,7 @@ def _add_columns(found: Conversation, row: dict[str, Any], spec: ChatSpec) -> No
 
 
 def _detect(row: dict[str, Any], spec: ChatSpec) -> str:
-    for key in (spec.messages_key,) if spec.messages_key else ("messages", "conversations"):
+    for key in spec.message_columns:
         turns = row.get(key)
         if turns is not None:
             first = turns[0] if isinstance(turns, list) and turns else None
@@ -397,13 +396,14 @@ def _lead_with_system(found: Conversation, system: Any) -> None:
         found.completion += 1
 
 
-def _messages_column(row: dict[str, Any], spec: ChatSpec) -> list[Any] | None:
-    try:
-        key = _messages_key(row, spec)
-    except RowError:
-        return None
-    turns = row[key]
-    return _as_messages(turns if type(turns) is list else _list(turns, key))
+def _turns(row: dict[str, Any], spec: ChatSpec) -> list[Any] | None:
+    for key in spec.message_columns:
+        turns = row.get(key)
+        if isinstance(turns, list | tuple):
+            return list(turns) if isinstance(turns, tuple) else turns
+        if turns is not None:
+            raise RowError(f"{key!r} must be a list of messages, not {type(turns).__name__}")
+    return None
 
 
 def _as_messages(turns: list[Any]) -> list[Any]:
@@ -411,20 +411,6 @@ def _as_messages(turns: list[Any]) -> list[Any]:
     if any(isinstance(turn, dict) and "role" not in turn and "from" in turn for turn in turns):
         return [_sharegpt(turn) for turn in turns]
     return turns
-
-
-def _messages_key(row: dict[str, Any], spec: ChatSpec) -> str:
-    names = (spec.messages_key,) if spec.messages_key else ("messages", "conversations")
-    for name in names:
-        if row.get(name) is not None:
-            return name
-    raise RowError(f"no column {' or '.join(map(repr, names))} in this row")
-
-
-def _list(value: Any, key: str) -> list[Any]:
-    if isinstance(value, tuple):
-        return list(value)
-    raise RowError(f"{key!r} must be a list of messages, not {type(value).__name__}")
 
 
 def _string(row: dict[str, Any], key: str) -> str:
@@ -452,7 +438,7 @@ def _kto(row: dict[str, Any], spec: ChatSpec) -> AnswerGroup:
         raise incomparable(f"'label' must be true or false, not {_told(label)}")
     key = spec.completion_key
     answers = {key: row.get(key)}
-    if row.get(key) is None and (messages := _messages_column(row, spec)) is not None:
+    if row.get(key) is None and (messages := _turns(row, spec)) is not None:
         answers = {"messages": messages}
     return AnswerGroup("kto", _sides("kto", row, answers, spec), (int(label),))
 
@@ -520,7 +506,7 @@ def _texts(
 ) -> list[Conversation | Plain] | None:
     """Return answers that are texts, or None if the prompt consists of messages."""
     if prompt is None:
-        if row.get("instruction") is not None or _messages_column(row, spec) is not None:
+        if row.get("instruction") is not None or _turns(row, spec) is not None:
             return None
         if len(answers) < 2:
             raise RowError(f"no column {spec.prompt_key!r} in this row")
@@ -537,9 +523,8 @@ def _texts(
 def _prompt_messages(row: dict[str, Any], prompt: Any, spec: ChatSpec) -> list[Any]:
     if prompt is not None:
         return _as_messages(_half(prompt, "user", spec.prompt_key))
-    messages = _messages_column(row, spec)
-    if messages:
-        return messages
+    if messages := _turns(row, spec):
+        return _as_messages(messages)
     if row.get("instruction") is not None:
         return [{"role": "user", "content": _instruction_of(row)}]
     raise RowError(f"no column {spec.prompt_key!r} in this row, and no prompt in its answers")

@@ -132,6 +132,11 @@ class ChatSpec(Options, frozen=True, kw_only=True):
                 raise UsageError(("template_kwargs",), f"[{name!r}] is set by the renderer itself")
         check_date(self.date)
 
+    @property
+    def message_columns(self) -> tuple[str, ...]:
+        """Columns that may hold the conversation, in the order to try them."""
+        return (self.messages_key,) if self.messages_key else ("messages", "conversations")
+
     def trained(self, row_format: str) -> str:
         """Return what is trained in rows of one format.
 

@@ -37,10 +37,6 @@ MONTHS = (
 )  # fmt: skip
 
 
-class DateAsked(Exception):
-    """A template called strftime_now and no date is pinned."""
-
-
 class GenerationBlocks(jinja2.ext.Extension):
     """Parses ``{% generation %}`` into a call block, as transformers does."""
 
@@ -101,13 +97,14 @@ def pinned_strftime(date: str | None) -> Any:
     """Return `strftime_now` of a fixed day, in the C locale and UTC.
 
     What the C library takes from the locale (names, ``%c``, ``%x``, ``%X``, ``%r``) or the time
-    zone (``%s``, ``%Z``) is computed here; the rest are numbers, the same everywhere.
+    zone (``%s``, ``%Z``, ``%z``) is computed here, and refused with a flag, width or modifier. The
+    rest are numbers, the same everywhere.
     """
     day = None if date is None else datetime.strptime(date, "%Y-%m-%d")
 
     def strftime_now(format: str) -> str:  # noqa: A002 - the name templates may use
         if day is None:
-            raise DateAsked
+            raise TemplateError(REMEDY)
         check_widths(format)
         if len(format) > MAX_DATE_FORMAT:
             raise LimitReached("the template prints the date in an enormous format")
@@ -120,7 +117,7 @@ def pinned_strftime(date: str | None) -> Any:
             "B": month,
             "p": "AM",
             "P": "am",
-            "c": f"{weekday[:3]} {month[:3]} {day.day:2} 00:00:00 {day.year}",
+            "c": day.ctime(),
             "x": day.strftime("%m/%d/%y"),
             "X": "00:00:00",
             "r": "12:00:00 AM",
@@ -130,23 +127,12 @@ def pinned_strftime(date: str | None) -> Any:
         }
 
         def word(found: re.Match[str]) -> str:
-            flags, width, modifier, conversion = found.groups()
-            modified = {"": conversion, "E": "cCpPrsxXyYzZ", "O": "bBdehHImMpPrsSuUVwWyzZ"}
-            if conversion not in modified[modifier]:
-                return found[0]  # not a conversion: printed as it stands
-            if conversion not in words:
-                return f"%{flags}{width}{conversion}"  # eras and other digits are the locale's
-            text = words[conversion]
-            if "#" in flags and conversion in "pZ":
-                text = text.lower()
-            elif conversion != "P" and ("^" in flags or ("#" in flags and conversion in "aAbBh")):
-                text = text.upper()
-            if conversion == "z":
-                return ""
-            padding = re.sub("[^-_0]", "", flags)[-1:]
-            return text.rjust(int(width or 0), "0" if padding == "0" else " ")
+            options, modifier, conversion = found.groups()
+            if modifier or (options and conversion in words):
+                raise TemplateRaised(f"{found[0]} of a date depends on the locale")
+            return words.get(conversion, found[0])
 
-        return day.strftime(re.sub(r"%([-_0^#]*)(\d*)([EO]?)([A-Za-z%])", word, format))
+        return day.strftime(re.sub(r"%([-_0^#]*\d*)([EO]?)([A-Za-z%])", word, format))
 
     return strftime_now
 
@@ -228,6 +214,7 @@ class ReferenceTemplate:
         self.has_generation = bool(GENERATION_TAG.search(source))
         try:
             self._compiled = compiled(source)
+            self.tree = self._compiled.tree
             self._template = jinja2.Template.from_code(
                 self.environment, self._compiled.code, self.environment.make_globals(None)
             )
@@ -235,10 +222,6 @@ class ReferenceTemplate:
             raise TemplateError(f"line {error.lineno} of the template: {error.message}") from error
         except (jinja2.TemplateError, SyntaxError, ValueError, *PYTHON_LIMITS) as error:
             raise TemplateError(f"the template cannot be compiled: {error}") from error
-
-    @property
-    def tree(self) -> jinja2.nodes.Template:
-        return self._compiled.tree
 
     @property
     def names(self) -> Names:
@@ -265,8 +248,8 @@ class ReferenceTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **self.variables,
             )
-        except DateAsked:
-            raise TemplateError(REMEDY) from None
+        except TemplateError:  # no date is pinned
+            raise
         except LimitReached as error:
             rejection = RowError(str(error), reason="limit")
         except PYTHON_LIMITS as error:

@@ -78,8 +78,8 @@ class Tracer(Expressions):
         """Record the path of one row in the program."""
         self._owner_of = {id(message): k for k, message in enumerate(messages)}.get
         frame = self._frame = Frame(self.program.main, [{}])
-        self._messages: Any = Symbol("R.messages", messages, frozenset((WHOLE,)))
-        self._tools: Any = Symbol("R.tools", tools, NOTHING)
+        self._variables["messages"] = Symbol("R.messages", messages, frozenset((WHOLE,)))
+        self._variables["tools"] = Symbol("R.tools", tools, NOTHING)
         self._out = []
         try:
             self._body(self._tree.body)
@@ -524,7 +524,7 @@ class Tracer(Expressions):
         self._out = outside
         self._frame.kinds[variable] = str
         sources: Sources = frozenset().union(*map(sources_of, values))
-        if self._names.loads(macro, "messages"):
+        if self._names.reads_messages(macro):
             sources |= {WHOLE}
         return Symbol(variable, text, sources)
 
@@ -546,10 +546,6 @@ class Tracer(Expressions):
             return self._frame.loop
         if name in self._names.macros:
             return Function(name)
-        if name == "messages":
-            return self._messages
-        if name == "tools":
-            return self._tools
         if name in self._variables:
             return self._variables[name]
         if name in FUNCTIONS:

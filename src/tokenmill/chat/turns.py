@@ -215,8 +215,8 @@ class Openings:
                 continue
             found = pieces_of(run, [0, *accumulate(map(len, run.out))]).get(1)
             if found is not None and found[0] >= 0:
-                first = found[0]
-                leads.append("".join(run.out[first : _first_words(run, first)]))
+                own = next((place for place in run.own if place >= found[0]), len(run.out))
+                leads.append("".join(run.out[found[0] : own]))
         return reduce(common_prefix, leads) if leads else ""
 
 
@@ -242,11 +242,6 @@ def _difference(asked: Run, unasked: Run) -> str:
     return with_prompt[len(without) :] if with_prompt.startswith(without) else ""
 
 
-def _first_words(run: Run, start: int) -> int:
-    index = bisect_left(run.own, start)
-    return run.own[index] if index < len(run.own) else len(run.out)
-
-
 # -- one render -------------------------------------------------------------------------------
 
 
@@ -263,12 +258,7 @@ class TurnJudge:
         """Find the turns and the trained spans of one render, and check the spans.
 
         Each assistant's turn must be in one piece and contain all that the assistant said and
-        nothing that another message said.
-
-        Args:
-            run: The render.
-            messages: The conversation.
-            trained: Indices of the trained messages, None for everything.
+        nothing that another message said. ``trained`` are indices of messages, None: everything.
 
         Raises:
             RowError: template_drops_content or mask_unproven.
@@ -579,14 +569,9 @@ def check_printed(
 ) -> None:
     """Raise if the template does not print what the assistant said in message `k`.
 
-    Args:
-        message: The assistant's message.
-        k: Its number.
-        said: What the template took from the message and printed in its turn.
-        text: The whole render.
-        last: Whether it is the last assistant turn, whose reasoning must be printed, too.
-        thinking: Thinking tags of the template.
-        turn: The text of the turn, which may contain numbers and booleans in the template's form.
+    ``said`` is what the template took from the message and printed in its turn. The reasoning of
+    the ``last`` assistant turn must be printed, too. Numbers and booleans may be printed in the
+    template's own form anywhere in ``turn``, the text of the turn.
     """
     content = message.get("content")
     if isinstance(content, str):
