@@ -108,7 +108,7 @@ def expander_of(
     copy = CacheLayout(Path(options["cache"])).processor(card.key)
     externals = externals_of(options)
     processor = load_processor(copy, card.identity, trust_remote_code=media["trust_remote_code"])
-    _require_own_tokenizer(processor, tokenizer)
+    require_own_tokenizer(processor, tokenizer)
     expander = Expander(
         processor,
         MediaTokens(*media["tokens"]),
@@ -118,7 +118,7 @@ def expander_of(
     return expander.by_reference() if options.get("replace") else expander
 
 
-def _require_own_tokenizer(processor: Processor, tokenizer: Tokenizer) -> None:
+def require_own_tokenizer(processor: Processor, tokenizer: Tokenizer) -> None:
     """Refuse a tokenizer that gives other ids: audits would reject every row."""
     text = f"{processor.image_token}{_PROBE}"
     own = list(processor.tokenizer(text, add_special_tokens=False)["input_ids"])

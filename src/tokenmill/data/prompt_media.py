@@ -1,18 +1,5 @@
 """Images and other media of prompts: how many tokens they cost, and what a trainer is given.
 
-A *processor* called with a prompt's text and its media returns ``input_ids``, in which an image is
-as many tokens as it costs. `open_media` chooses one of two ways to that length:
-
-- `ImageMedia`, for processors of transformers: the `Expander` of the build puts the learned
-  expansion in place of each image token. It reads only the headers of images, and audits some rows
-  with the processor itself. If one differs (`ExpansionDiffers`), the processor measures all rows.
-- `ProcessorMedia`, the reference: the processor runs on the opened media of every row. It works for
-  anything callable, and for rows with videos or audio.
-
-Serving a prompt opens its images: as the processor would load them, or, under the convention of a
-trainer, by the trainer's own function, which may resize them first. `TrainerLoading` finds out what
-size that function makes of an image by calling it with a blank one.
-
 The key of a length index holds the identity of the processor, how a trainer loads images, and the
 digests of images outside of the rows. Other media are identified by their names in the rows.
 """
@@ -72,7 +59,6 @@ def open_media(
     trust_remote_code: bool = False,
     cache_dir: Path,
 ) -> ProcessorMedia:
-    """Return what measures and opens the media of prompts; see `PromptDataset`."""
     is_trainer = Convention.load(spec.convention).is_trainer
     function = _vision_function(spec)
     if not hasattr(processor, "extract_media"):
@@ -103,16 +89,15 @@ def _media_parts(messages: Any) -> Iterator[dict[str, Any]]:
 
 
 def _kind_of(part: dict[str, Any]) -> str | None:
-    """The kind of medium that a part holds under its own name."""
     return next((kind for kind in MEDIA if part.get(kind) is not None), None)
 
 
 class ProcessorMedia:
-    """Media of prompts by a processor that is called for every row: the reference.
+    """Media of prompts by a processor that runs on the opened media of every row: the reference.
 
-    Args:
-        processor: ``processor(text=…, images=…, videos=…)["input_ids"]``.
-        function: Collects the media of a conversation; None: by the names of parts.
+    ``processor(text=…, images=…, videos=…)["input_ids"]`` works for anything callable, and for rows
+    with videos or audio. ``function`` collects the media of a conversation; None: by the names of
+    parts.
     """
 
     by_processor = True  # whether the processor runs on every row
@@ -143,12 +128,14 @@ class ProcessorMedia:
     def begin(self, block: Block, digest: str) -> None:
         """Begin to measure a block whose files have this digest."""
 
+    def require_own_tokenizer(self, tokenizer: Any) -> None:
+        """Refuse a tokenizer that is not the processor's, where that can be known."""
+
     def is_in(self, shaped: Shaped) -> bool:
-        """Whether a conversation has an image, a video or audio."""
         return any(True for _ in _media_parts(shaped.prompt))
 
     def served(self, shaped: Shaped, base: str | None) -> Inputs:
-        """`inputs` of a row that is served, whose file is in a directory."""
+        """`inputs` of a row that is served; ``base`` is the directory of its file."""
         return self.inputs(shaped)
 
     def inputs(self, shaped: Shaped, load: Load | None = None) -> Inputs:
@@ -208,14 +195,18 @@ def _opened(item: Any) -> Any:
 
 
 class _Image(NamedTuple):
-    """An image of a prompt: its part, and the value that the row gives for it."""
-
     part: dict[str, Any]
-    value: Any
+    value: Any  # what the row gives for it
 
 
 class ImageMedia(ProcessorMedia):
-    """Images of prompts by their headers, for a processor of transformers."""
+    """Images of prompts by their headers, for a processor of transformers.
+
+    The `Expander` of the build puts the learned expansion in place of each image token, and audits
+    some rows with the processor itself. If one differs (`ExpansionDiffers`), the processor measures
+    all rows. Serving a prompt opens its images: as the processor would load them, or, under the
+    convention of a trainer, by the trainer's own function, which may resize them first.
+    """
 
     by_processor = False
 
@@ -236,6 +227,11 @@ class ImageMedia(ProcessorMedia):
         if function is not None and Convention.load(spec.convention).is_trainer:
             self._loading = TrainerLoading(function, processor.original)
         self._externals = Externals(self, pictures, Shelf(cache_dir))
+
+    def require_own_tokenizer(self, tokenizer: Any) -> None:
+        from tokenmill.build.slices import require_own_tokenizer
+
+        require_own_tokenizer(self._wrapped, tokenizer)
 
     @cached_property
     def _expander(self) -> _PromptExpander:
@@ -285,11 +281,7 @@ class ImageMedia(ProcessorMedia):
     def measure(
         self, rows: Sequence[tuple[str, Shaped]], encoder: Encoder | None
     ) -> list[int | RowError]:
-        """Count the tokens of rendered prompts with their media.
-
-        Raises:
-            ExpansionDiffers: The processor gives other ids.
-        """
+        """As above; raises `ExpansionDiffers` if the processor gives other ids."""
         assert encoder is not None
         found: dict[int, int | RowError] = {}
         rendering = Rendering()
@@ -358,7 +350,6 @@ class _PromptExpander(Expander):
     def lengths(
         self, rendering: Rendering, rows: Sequence[Shaped], encoder: Encoder
     ) -> list[int | RowError]:
-        """Count the tokens of rendered texts as the processor counts them."""
         self._rows = rows
         rendering.spans = [[] for _ in rows]
         rendering.ends = [[] for _ in rows]
@@ -391,7 +382,7 @@ class _PromptExpander(Expander):
 
 
 class TrainerLoading:
-    """The size that a trainer's function gives images on their way to the processor."""
+    """The size that a trainer's function gives images: found by calling it with blank ones."""
 
     def __init__(self, function: VisionFunction, processor: Any) -> None:
         self._function = function
@@ -400,16 +391,11 @@ class TrainerLoading:
 
     @cached_property
     def document(self) -> Any:
-        """Its answers for some sizes, which distinguish it from another function."""
+        """Its results for some sizes, which distinguish it from another function."""
         part = json.dumps({"type": "image", "image": ""})
         return [self._probe(part, size) for size in _PROBE_SIZES]
 
     def size(self, part: dict[str, Any], size: Size, name: str) -> Size:
-        """Width and height of an image as the processor receives it.
-
-        Raises:
-            RowError: The function refuses such an image (``bad_media``).
-        """
         options = {key: "" if key in VALUES else value for key, value in part.items()}
         found = self._known(json.dumps(options, sort_keys=True, default=str), size)
         if isinstance(found, str):
@@ -430,7 +416,6 @@ class TrainerLoading:
 
 
 def _vision_function(spec: PromptSpec) -> VisionFunction | None:
-    """The trainer's function that collects the media of a conversation, or that of Qwen."""
     module = Convention.load(spec.convention).vision_module
     if module is not None:
         with suppress(ImportError, AttributeError):
