@@ -43,35 +43,7 @@ RESERVED_KWARGS = (
 
 
 class ChatSpec(Options, frozen=True, kw_only=True):
-    """How a row becomes text and trained spans.
-
-    Args:
-        format: Format of the rows; ``auto`` looks at each row's columns. ``tokens``, for rows
-            that are tokenized already, and ``rollouts``, for recorded ones, must be asked for.
-            ``preference``, ``kto`` and ``ranked`` rows hold answers that belong together: each
-            becomes a group of rows.
-        messages_key: Column of the conversation; when not given, ``messages``, else
-            ``conversations``.
-        tools_key: Column of the tools.
-        system_key: Column of a system prompt, for conversations that have no system turn.
-        text_key: Column of plain text.
-        prompt_key: Column of the prompt.
-        completion_key: Column of the completion.
-        template_kwargs: Further variables for the chat template.
-        date: ``YYYY-MM-DD`` for templates that print the date; such a template is refused without
-            it.
-        train_on: What is trained; when not given, all assistant messages of a conversation, the
-            completion of a prompt, everything of a text.
-        turn_end: Train up to and including the end-of-turn token (``stop``), or up to where the
-            next turn starts (``turn``).
-        thinking_opener: Whether a thinking opener that is already in the generation prompt belongs
-            to the ``prompt`` or is ``trained``.
-        expand: ``turns`` makes one row of every assistant turn, with the turns before it;
-            ``append`` joins those of which one goes on where another ends, as a rollout does.
-        trailing: Reject a conversation that ends with a user turn, or trim it to its last
-            assistant turn.
-        append_eos: End text and string completions with the end-of-sequence token.
-    """
+    """How a row becomes text and trained spans; `tokenmill.prepare` describes the arguments."""
 
     format: Literal[
         "auto",

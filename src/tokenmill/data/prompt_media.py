@@ -226,7 +226,7 @@ class ImageMedia(ProcessorMedia):
         self._loading: TrainerLoading | None = None
         if function is not None and Convention.load(spec.convention).is_trainer:
             self._loading = TrainerLoading(function, processor.original)
-        self._externals = Externals(self, pictures, Shelf(cache_dir))
+        self._externals = Externals(self._columns(), self._values, pictures, Shelf(cache_dir))
 
     def require_own_tokenizer(self, tokenizer: Any) -> None:
         from tokenmill.build.slices import require_own_tokenizer
@@ -242,10 +242,7 @@ class ImageMedia(ProcessorMedia):
         loading = None if self._loading is None else self._loading.document
         return {"identity": self._wrapped.key, "loading": loading}
 
-    # Images outside of rows: `tokenmill.build.externals.Finder`
-
-    @property
-    def document(self) -> dict[str, Any]:
+    def _columns(self) -> dict[str, Any]:
         spec = self._spec
         keys = spec.multimodal_keys
         columns = {
@@ -255,7 +252,7 @@ class ImageMedia(ProcessorMedia):
         }
         return {"prompts": columns}
 
-    def values(self, row: dict[str, Any]) -> Iterable[Any]:
+    def _values(self, row: dict[str, Any]) -> Iterable[Any]:
         prompt, bare = prompt_of(row, self._spec)
         if not _has_only_images(prompt):
             return []
