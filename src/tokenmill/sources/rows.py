@@ -220,10 +220,15 @@ def _read(found: Found, file: LocalFile | RemoteFile, shelf: Shelf, repair: bool
     file.check()
     entry = FileEntry(path=found.path, location=found.location, **_state(file), **facts)
     if entry.settled:
-        note = msgspec.to_builtins(entry)
-        del note["path"], note["location"]  # another caller may name it differently
-        shelf.write_note(_note_key(found, file), note)
+        remember(found, file, shelf, entry)
     return entry
+
+
+def remember(found: Found, file: LocalFile | RemoteFile, shelf: Shelf, entry: FileEntry) -> None:
+    """Write the note of a file whose signature proves its content."""
+    note = msgspec.to_builtins(entry)
+    del note["path"], note["location"]  # another caller may name it differently
+    shelf.write_note(_note_key(found, file), note)
 
 
 def _index(
