@@ -1,13 +1,8 @@
 """Options, declared once: name, type, default, choices and help.
 
 An option is a field of an `Options` struct. Its type says what is allowed: ``Literal`` for a
-choice, ``Meta(ge=1)`` for a bound, with ``Meta(title=…)`` for how a message calls it. Its entry
-under "Args" of the struct's docstring is its help.
-
-A struct checks its values where it is made; a wrong one is a `UsageError` with the option's name,
-its value and what is allowed. `ChatSpec`, `Recipe`, `RunOptions` and `PromptSpec` are such structs.
-The command line makes its flags of them (`declared`). `tokenmill.prepare` repeats names, types and
-help in its signature, for editors and type checkers; a test compares them.
+choice, ``Meta(ge=1)`` for a bound, with ``Meta(title=…)`` for how a message calls it. Its help is
+its entry under "Args" of a docstring: `tokenmill.prepare`'s, or the struct's own.
 """
 
 from __future__ import annotations
@@ -36,7 +31,7 @@ _CALLED = {bool: "true or false", str: "a text", int: "a whole number"}
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Options that belong together, checked when they are put together."""
+    """Options that belong together; a wrong value is a `UsageError` that says what is allowed."""
 
     def __post_init__(self) -> None:
         for name, hint in _hints(type(self)).items():
@@ -53,30 +48,18 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Option(NamedTuple):
-    """One declared option.
-
-    Attributes:
-        name: Of the argument.
-        type: Without None and without constraints; of several kinds, text.
-        default: `msgspec.NODEFAULT` where there is none.
-        choices: Those that are allowed, or known by name; empty where any value may be.
-        help: As it stands in the docstring.
-    """
-
     name: str
-    type: Any
-    default: Any
-    choices: tuple[str, ...]
+    type: Any  # without None and without constraints; of several kinds, text
+    default: Any  # `msgspec.NODEFAULT` where there is none
+    choices: tuple[str, ...]  # allowed, or known by name; empty where any value may be
     help: str
 
 
 @functools.cache
-def declared(struct: type[Options]) -> dict[str, Option]:
-    """The options of a struct by name, in their order."""
+def declared(struct: type[Options], documented: Any = None) -> dict[str, Option]:
+    """The options of a struct by name, with their help from its docstring or another object's."""
     bare = get_type_hints(struct)
-    told: dict[str, str] = {}
-    for base in reversed(struct.__mro__):
-        told |= dict(_HELP.findall(inspect.cleandoc(base.__doc__ or "")))
+    told = dict(_HELP.findall(inspect.cleandoc((documented or struct).__doc__ or "")))
     found = {}
     for field in msgspec.structs.fields(struct):
         kinds = [part for part in _parts(bare[field.name]) if part is not types.NoneType]
@@ -92,11 +75,7 @@ def declared(struct: type[Options]) -> dict[str, Option]:
 def refuse_unknown(names: Iterable[str], known: Collection[str], what: str, **place: Any) -> None:
     """Raise a `UsageError` for names that are no options, with the likeliest that was meant.
 
-    Args:
-        names: That were given.
-        known: The names of all options.
-        what: How the given ones are called in the message.
-        place: Further arguments of the error, such as the path.
+    ``what`` says how the message calls the names; ``place`` are further arguments of the error.
     """
     said = []
     for name in sorted(set(names) - set(known)):
