@@ -6,7 +6,8 @@ its end may be trained in this turn. Every field of `conversations` has words of
 trained text shows which fields are trained. Calls and reasoning whose words also occur in the text
 are among them.
 
-`python -m tests.chat.prompt_oracle DIR [NAME ...]` (DIR: unpacked shared data) prints the table for all shared templates.
+`python -m tests.chat.prompt_oracle DIR [NAME ...]` prints the table for the templates in DIR, where
+the shared data was unpacked.
 """
 
 from __future__ import annotations
