@@ -38,6 +38,7 @@ CODE = {
     "keep": "R.kept.append([])",
     "kept": "R.kept[-1].append(item)",
     "stand": "k = R.owner_of(id({0}))\nif k is not None: R.me = k; R.marks.append((len(out), k))",
+    "other": "R.other = len(out), R.owner_of(id({0}), R.me)",
     "generation": "R.generation.append(len(out))",
 }  # generated code of operations, formatted with their arguments
 
@@ -93,8 +94,8 @@ def rope(run: Run, *parts: tuple[str, int]) -> Rope:
 
 class Run:
     __slots__ = (
-        "_owners", "generation", "kept", "marks", "me", "memo", "messages", "out", "own",
-        "size", "taken", "text", "tools", "weights", "work",
+        "_owners", "generation", "inserted", "kept", "marks", "me", "memo", "messages", "other",
+        "out", "own", "size", "taken", "text", "tools", "weights", "work",
     )  # fmt: skip
 
     def __init__(self, messages: list[Any], tools: Any, memo: Memo | None) -> None:
@@ -118,6 +119,9 @@ class Run:
         self.weights: dict[int, tuple[int, Any]] = {}
         self.kept: list[list[Any]] = []  # items that passed the test of each ``for … if`` under way
         self.generation: list[int] = []  # indices in `out`: begin and end of generation blocks
+        # Parts of `out` that a loop inside a turn printed for another message:
+        self.inserted: list[tuple[int, int]] = []
+        self.other = (0, NOBODY)  # since which index such a loop is at which message
 
     def owner_of(self, identity: int, default: int | None = None) -> Any:
         if self._owners is None:
@@ -126,14 +130,15 @@ class Run:
 
     def capture(self) -> tuple[Any, ...]:
         """Print into a separate text from now on."""
-        saved = (self.out, self.own, self.taken, self.marks, self.generation)
+        saved = (self.out, self.own, self.taken, self.marks, self.generation, self.inserted)
         self.out, self.own, self.taken, self.marks, self.generation = [], [], [], [], []
+        self.inserted = []
         return saved
 
     def captured(self, saved: tuple[Any, ...]) -> str:
         """Return the text printed since `capture`, and print to the previous one again."""
         text = "".join(self.out)
-        self.out, self.own, self.taken, self.marks, self.generation = saved
+        self.out, self.own, self.taken, self.marks, self.generation, self.inserted = saved
         return text
 
     def ownership(self) -> tuple[int, ...]:
@@ -224,19 +229,21 @@ def run_loop(run: Run, body: Body, items: Sequence[Any], env: Values) -> None:
 def run_scan(run: Run, body: Body, items: Sequence[Any], env: Values) -> None:
     """Run a loop inside a message's turn, which owns what is printed.
 
-    What is printed at another message is recorded as taken from that one, even the template's own
-    text: a turn that shows another's empty text shows what the template prints around it.
+    What is printed at another message, from where the loop reaches it, belongs to that one, even
+    the template's own text: a turn that shows another's empty text shows what is around it.
     """
-    owner_of, total, me = run.owner_of, len(items), run.me
+    owner_of, total, me, outside = run.owner_of, len(items), run.me, run.other
     for place, item in enumerate(items):
-        printed = len(run.out)
+        run.other = len(run.out), owner_of(id(item), me)
         stop = body(run, item, place, total, items, env)
-        owner = owner_of(id(item), me)
-        if owner != me and len(run.out) > printed:
-            places = range(printed, len(run.out))
+        first, owner = run.other
+        if owner != me and len(run.out) > first:
+            places = range(first, len(run.out))
             run.taken += [(place, owner) for place in places if run.out[place].strip()]
+            run.inserted.append((first, len(run.out)))
         if stop:
             break
+    run.other = outside
     if run.work > MOST_WORK or run.size > MOST_SIZE:
         raise Beyond
 
@@ -588,7 +595,8 @@ class Frame:
         self.known: dict[tuple[str, str], Any] = {}
         self.variables = 0
         self.stands = False  # whether a loop around it is iterating over messages
-        self.index_loop = False
+        self.index_loop = False  # whether it is a loop over indices, outside any message
+        self.index_scan = False  # the same inside a message's turn
         self.loop: LoopVariable | None = None
 
     def variable(self) -> str:

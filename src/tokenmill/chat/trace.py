@@ -180,9 +180,17 @@ class Tracer(Expressions):
         value = self._value(node.node)
         self._assign(node.target, value)
         frame = self._frame
-        if frame.index_loop and isinstance(node.target, nodes.Name) and isinstance(value, Symbol):
+        if (
+            (frame.index_loop or frame.index_scan)
+            and isinstance(node.target, nodes.Name)
+            and isinstance(value, Symbol)
+        ):
             known = self._owner_of(id(value.value)) is not None
-            if known and frame.kinds.get(value.code) in (None, dict):
+            if not known or frame.kinds.get(value.code) not in (None, dict):
+                return
+            if frame.index_scan:
+                self._emit("other", value.code)
+            else:
                 self._emit("stand", value.code)
                 frame.stands = True
                 frame.scopes[-1][node.target.name] = Symbol(
@@ -412,6 +420,7 @@ class Tracer(Expressions):
         for place, item in enumerate(owned):
             frame = self._enter(block, body, values, stands)
             frame.index_loop = index_loop and not outer.stands
+            frame.index_scan = index_loop and outer.stands
             frame.stands = outer.stands or stands
             frame.scopes.append({})
             symbol = Symbol("item", item, item_sources)

@@ -151,6 +151,13 @@ class Openings:
         except RowError:
             return None
 
+    def starts(self, text: str, messages: Messages, tools: list[Any] | None) -> bool:
+        """Whether the render of these messages begins with a text."""
+        try:
+            return self._render(messages, tools, False).text.startswith(text)
+        except RowError:
+            return False
+
     def reached(
         self, text: str, begin: int, messages: Messages, tools: list[Any] | None
     ) -> int | None:
@@ -330,18 +337,18 @@ class TurnJudge:
         pieces = pieces_of(run, position)
         if run.taken:
             add_unlooped(run, position, pieces)
+        others = {place for part in run.inserted for place in range(*part)}
         assistants = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
         for k in assistants:
             first, stop = pieces.get(k, (0, 0))
             if first < 0:
                 raise unproven(f"the template prints the turn {k} in several places")
             own = run.own[bisect_left(run.own, first) : bisect_left(run.own, stop)]
-            said, turn = (
-                [run.out[place] for place in own],
-                run.text[position[first] : position[stop]],
-            )
+            said = [run.out[place] for place in own if place not in others]
+            turn = run.text[position[first] : position[stop]]
             check_printed(messages[k], k, said, run.text, k == assistants[-1], self.thinking, turn)
-            _check_taken(run, first, stop, messages[k], k)
+            if not others:
+                _check_taken(run, first, stop, messages[k], k)
 
     def closing(self, run: Run, k: int) -> tuple[int, int | None]:
         """Return where an assistant's own words end in a render, and where its turn ends.
@@ -392,6 +399,10 @@ class TurnJudge:
             if begin == end:
                 check_printed(message, k, [], text, k == last, self.thinking)
                 continue
+            if run.inserted and any(first <= place < stop for place, _ in run.inserted):
+                found = self._around_inserted(run, messages, tools, position, (first, stop), k)
+                spans += found if k in trained else ()
+                continue
             low = bisect_left(own_places, first, low)
             high = bisect_left(own_places, stop, low)
             words = own_places[high - 1] if high > low else first - 1
@@ -401,25 +412,8 @@ class TurnJudge:
                 check_printed(message, k, said, text, k == last, self.thinking, turn)
             if run.taken:
                 _check_taken(run, first, stop, message, k)
-            opening = self.openings.after(settled.roles[k - 1] if k else None)
-            reached = None
-            if self.openings.depends_on_row:
-                reached = self.openings.reached(text, begin, messages[:k], tools)
-            if reached is not None:
-                start = reached
-            elif opening.prompts and text.startswith(opening.prompts[0], begin):
-                start = begin + opening.skips[0]
-            else:
-                lead = "".join(out[first : own_places[low]]) if high > low else text[begin:end]
-                found = self._start(text, begin, end, lead, message, opening)
-                if found is None:
-                    found = self.openings.reached(text, begin, messages[:k], tools)
-                if found is None:
-                    raise unproven(
-                        f"the assistant turn {k} begins with {_short(lead)}, which is not how the"
-                        " template opens a turn"
-                    )
-                start = found
+            lead_end = own_places[low] if high > low else stop
+            start = self._start(run, messages, tools, position, (first, stop), lead_end, k)
             tail = out[stop - 1] if words == stop - 2 else "".join(out[words + 1 : stop])
             closer = tail.rstrip()
             if closer:
@@ -442,38 +436,106 @@ class TurnJudge:
 
     def _start(
         self,
-        text: str,
-        begin: int,
-        end: int,
-        lead: str,
-        message: dict[str, Any],
-        opening: Opening,
+        run: Run,
+        messages: Messages,
+        tools: list[Any] | None,
+        position: list[int],
+        piece: Span,
+        lead_end: int,
+        k: int,
+    ) -> int:
+        """Return where the model's part of a turn begins; `lead_end`: its first own fragment."""
+        text, (first, stop) = run.text, piece
+        begin, end = position[first], position[stop]
+        opening = self.openings.after(messages[k - 1]["role"] if k else None)
+        if self.openings.depends_on_row:
+            reached = self.openings.reached(text, begin, messages[:k], tools)
+            if reached is not None:
+                return reached
+        if opening.prompts and text.startswith(opening.prompts[0], begin):
+            return begin + opening.skips[0]
+        lead = text[begin : position[lead_end]]
+        start = self._start_after(opening, text[begin:end], lead, messages[k])
+        if start is not None:
+            return begin + start
+        reached = self.openings.reached(text, begin, messages[:k], tools)
+        if reached is None:
+            raise unproven(
+                f"the assistant turn {k} begins with {_short(lead)}, which is not how the template"
+                " opens a turn"
+            )
+        return reached
+
+    def _start_after(
+        self, opening: Opening, turn: str, lead: str, message: dict[str, Any]
     ) -> int | None:
-        """Return where the model's part of a turn begins; None if no prompt of `opening` is there.
+        """Return how far a prompt of the template reaches into a turn; None if there is none.
 
         ``lead`` is what the turn prints before the message's own words.
         """
         for prompt, skip in zip(opening.prompts, opening.skips, strict=True):
-            if text.startswith(prompt, begin):
-                return begin + skip
+            if turn.startswith(prompt):
+                return skip
         name = message.get("name")
         if isinstance(name, str) and name:  # some print it in place of the role
             opening = self.openings.named(opening, name)
-        turn = text[begin:end]
         if not lead.strip():
-            return begin
+            return 0
         starts = [
             reached
             for prompt in opening.prompts
             if (reached := _reached(prompt, turn, lead, self.openings.untrained)) is not None
         ]
         if starts:
-            return begin + max(starts)
+            return max(starts)
         if opening.silent:
-            return begin
+            return 0
         if not opening.prompts and turn.startswith(self.openings.lead):
-            return begin + len(self.openings.lead)
+            return len(self.openings.lead)
         return None
+
+    def _around_inserted(
+        self,
+        run: Run,
+        messages: Messages,
+        tools: list[Any] | None,
+        position: list[int],
+        piece: Span,
+        k: int,
+    ) -> list[Span]:
+        """Return the assistant's parts of a turn in which a loop prints other messages.
+
+        The part before them must be the same without those messages. What follows them must begin
+        with the assistant's own words; what is printed there without any is not the assistant's.
+        """
+        text, (first, stop) = run.text, piece
+        inserted = [part for part in run.inserted if first <= part[0] < stop]
+        others = {place for part in inserted for place in range(*part)}
+        own = [place for place in run.own if first <= place < stop and place not in others]
+        for place, owner in run.taken:
+            if first <= place < stop and owner != k and place not in others:
+                raise unproven(f"the template prints {_short(run.out[place])} in the turn {k}")
+        assistants = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        said, turn = [run.out[place] for place in own], text[position[first] : position[stop]]
+        check_printed(messages[k], k, said, text, k == assistants[-1], self.thinking, turn)
+        start = self._start(run, messages, tools, position, piece, own[0] if own else stop, k)
+        spans: list[Span] = []
+        edges = [first, *(edge for part in inserted for edge in part), stop]
+        for low, high in zip(edges[::2], edges[1::2], strict=True):
+            words = [place for place in own if low <= place < high]
+            if low == first:
+                if not self.openings.starts(text[: position[high]], messages[: k + 1], tools):
+                    raise unproven(f"the turn {k} is printed otherwise without what follows it")
+            elif not words:
+                continue
+            elif text[position[low] : position[words[0]]].strip():
+                raise unproven(f"the turn {k} goes on with text of the template")
+            else:
+                start = position[words[0]]
+            end = start + len(text[start : position[high]].rstrip())
+            if end > start:
+                spans.append((start, end))
+        return spans
 
     def _unclosed(
         self, settled: Settled, start: int, end: int, words_end: int, words: str, k: int
