@@ -1,9 +1,4 @@
-r"""Rows prepared for display, and columns of facts over all rows of a store.
-
-A `RowView` holds a row's tokens with the text of each, its turns and its origin. Bytes of a token
-that are no whole character are written ``\xe4\xbd``. `RowFacts` reads what filters and charts need
-of every row: numbers, drift classes of recorded rollouts, and groups.
-"""
+"""Rows prepared for display, and columns of facts over all rows of a store."""
 
 from __future__ import annotations
 
@@ -12,10 +7,10 @@ import os
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -47,11 +42,9 @@ _numbers = msgspec.json.Decoder(list[float | None])
 
 @dataclass(frozen=True)
 class RowView:
-    """One row, ready to be printed."""
-
     number: int
     ids: list[int]
-    pieces: list[str]  # text of each token
+    pieces: list[str]  # text of each token; bytes that are no whole character as ``\\xe4``
     mask: list[int]
     kinds: list[str]  # see `token_kinds`
     turns: list[tuple[str, int, int]]  # role, first token, end
@@ -61,7 +54,6 @@ class RowView:
     media: list[Media]
 
     def document(self) -> dict[str, Any]:
-        """Return the object that ``tokenmill inspect --json`` prints."""
         return {
             **{name: value for name, value in vars(self).items() if name != "number"},
             "row": self.number,
@@ -72,12 +64,10 @@ class RowView:
 
 
 def store_tokenizer(store: Store) -> Tokenizer:
-    """Load the tokenizer of a store from the store's own copy."""
     return load(str(store.tokenizer_path), backend="file")
 
 
 def view_row(store: Store, number: int, tokenizer: Tokenizer) -> RowView:
-    """Prepare one row for display."""
     row = store[number]
     ids, mask = row.input_ids.tolist(), row.loss_mask.tolist()
     special = tokenizer.is_special(ids).tolist()
@@ -114,7 +104,6 @@ def token_kinds(mask: Sequence[int], special: Sequence[bool]) -> list[str]:
 
 
 def media_document(media: Media) -> dict[str, Any]:
-    """Return size and token positions of one image."""
     names = ("start", "count", "width", "height", "digest")
     return {
         **{name: getattr(media, name) for name in names},
@@ -289,33 +278,17 @@ def findings_of(carried: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def group_name(value: Any) -> str:
-    """Return the displayed name of a recorded group."""
     return (value if isinstance(value, str) else json.dumps(value))[:MAX_GROUP_NAME]
 
 
-# Rows by rule or by address. A *rule* is ``longest``, ``shortest`` (in tokens), ``least-trained``
-# (smallest trained share), ``rejected`` or ``random``, which draws with a seed from the permutation
-# that training uses. An *address* is what an `Origin` prints: ``file:line``, or ``file#row`` for
-# formats without lines; the file may be named by the end of its path.
+# Rows by rule or by address. An *address* is what an `Origin` prints: ``file:line``, or
+# ``file#row`` for formats without lines; the file may be named by the end of its path.
 
 RULES = ("longest", "shortest", "least-trained", "rejected", "random")
 EXCERPT_BYTES = 2048
 
 
-class Rejected(NamedTuple):
-    """One rejected row."""
-
-    number: int  # among the rejected
-    origin: Origin
-    reason: str
-    detail: str
-
-
-class Addressed(NamedTuple):
-    """The rows at an address."""
-
-    rows: list[int]  # several with ``expand``
-    rejected: list[Rejected]
+Rejected = tuple[Origin, str, str]  # origin, reason, detail
 
 
 def rows_by_rule(store: Store, rule: str, count: int, seed: int = 0) -> list[int]:
@@ -339,20 +312,12 @@ def row_weights(store: Store, order: str) -> NDArray[np.float64]:
 
 
 def trained_shares(store: Store) -> NDArray[np.float64]:
-    """Return trained tokens of every row over all its tokens."""
     shares: NDArray[np.float64] = store.trained / np.maximum(store.lengths, 1)
     return shares
 
 
-def rejected_rows(store: Store, first: int = 0) -> Iterator[Rejected]:
-    """Yield rejected rows in the order of the sources."""
-    for number, (origin, reason, detail) in enumerate(store.rejected_rows()):
-        if number >= first:
-            yield Rejected(number, origin, reason, detail)
-
-
-def row_at_address(store: Store, address: str) -> Addressed:
-    """Return the rows made of the source row at ``file:line`` or ``file#row``.
+def rows_at_address(store: Store, address: str) -> tuple[list[int], list[Rejected]]:
+    """Return rows and rejected rows made of the source row at ``file:line`` or ``file#row``.
 
     Raises:
         UsageError: The address is malformed, its file is not of this store, or nothing is there.
@@ -370,13 +335,13 @@ def row_at_address(store: Store, address: str) -> Addressed:
     path = store.sources[sources[0]]
     rejected = [
         row
-        for row in rejected_rows(store)
-        if row.origin.path == path and (row.origin.line if by_line else row.origin.row) == wanted
+        for row in store.rejected_rows()
+        if row[0].path == path and (row[0].line if by_line else row[0].row) == wanted
     ]
     if not rows and not rejected:
         what = "line" if by_line else "row"
         raise UsageError(f"--origin {address!r}: nothing in this store comes from that {what}")
-    return Addressed(rows, rejected)
+    return rows, rejected
 
 
 def sources_named(store: Store, name: str) -> list[int]:
@@ -456,8 +421,7 @@ class SourceExcerpts:
             try:
                 rows = open_rows(path, cache_dir=self._cache_dir)
                 blocks = list(rows.blocks())
-                keys = map(self._made_of.in_store, blocks)
-                known = [not self._keys.isdisjoint(possible) for possible in keys]
+                known = [not self._keys.isdisjoint(self._made_of.in_store(b)) for b in blocks]
                 self._opened[path] = rows, [block.first_row for block in blocks], known
             except (TokenmillError, OSError) as error:
                 self._opened[path] = f"the source cannot be read here: {error}"

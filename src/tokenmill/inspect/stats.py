@@ -1,9 +1,4 @@
-"""Statistics: totals and distributions of a store, packs of a store, shares of a mixture.
-
-Everything is computed from stored lengths, the table of slices and turns; no token is read.
-Percentiles are nearest rank. A histogram is a list of bins with ``from``, ``to`` and ``rows``:
-lengths in equal steps of their logarithm, shares in equal steps from 0 to 1.
-"""
+"""Statistics of stores, packs and mixtures, from stored lengths; no token is read."""
 
 from __future__ import annotations
 
@@ -38,7 +33,6 @@ Lengths = npt.NDArray[np.int32]
 
 
 def store_stats(store: Store) -> dict[str, Any]:
-    """Return totals, percentiles, and counts per source and role."""
     totals = store.manifest["totals"]
     return {
         **{name: totals[name] for name in ("rows", "tokens", "trained_tokens", "rejected")},
@@ -110,7 +104,6 @@ def store_distributions(
 
 
 def percentiles(values: np.ndarray[Any, Any]) -> dict[str, int]:
-    """Return nearest-rank percentiles."""
     if not len(values):
         return {}
     found = np.percentile(values, PERCENTILES, method="inverted_cdf")
@@ -220,10 +213,6 @@ class PackingPreview:
     rows: int  # rows of the order that were packed
     rows_longer: int  # rows of them that are longer than a pack
     packs: Packs
-
-    @property
-    def filled(self) -> npt.NDArray[np.int64]:
-        return self.packs.per_pack(self.packs.lengths)
 
     def document(self) -> dict[str, Any]:
         capacity = len(self.packs) * self.pack.length

@@ -11,7 +11,7 @@ import pytest
 from tests.cli.harness import Shell
 from tests.inspect.page.conftest import Made
 from tokenmill.errors import UsageError
-from tokenmill.inspect.row import SourceExcerpts, row_at_address, rows_by_rule, trained_shares
+from tokenmill.inspect.row import SourceExcerpts, rows_at_address, rows_by_rule, trained_shares
 from tokenmill.store import Store
 
 
@@ -34,9 +34,9 @@ def test_every_origin_leads_back_to_its_row(store: Store) -> None:
     for number in range(0, len(store), 17):
         origin = store[number].origin
         name = Path(origin.path or "").name
-        assert row_at_address(store, str(origin)).rows == [number]
-        assert row_at_address(store, f"{name}:{origin.line}").rows == [number]
-        assert row_at_address(store, f"{name}#{origin.row}").rows == [number]
+        assert rows_at_address(store, str(origin)) == ([number], [])
+        assert rows_at_address(store, f"{name}:{origin.line}") == ([number], [])
+        assert rows_at_address(store, f"{name}#{origin.row}") == ([number], [])
 
 
 def test_origin_of_a_rejected_row_shows_why(shell: Shell, made: Made) -> None:
@@ -50,7 +50,7 @@ def test_origin_of_a_rejected_row_shows_why(shell: Shell, made: Made) -> None:
 @pytest.mark.parametrize("address", ["dirty.jsonl", "none.jsonl:1", "dirty.jsonl:999", ":3"])
 def test_address_that_leads_nowhere_is_a_usage_error(store: Store, address: str) -> None:
     with pytest.raises(UsageError):
-        row_at_address(store, address)
+        rows_at_address(store, address)
 
 
 def test_json_of_a_rule_keeps_the_keys_of_a_row(shell: Shell, made: Made) -> None:

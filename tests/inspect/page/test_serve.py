@@ -139,11 +139,11 @@ def test_filters_agree_with_looking_at_every_row(store: Store) -> None:
         ({"role": "nobody"}, lambda n: False),
     ]
     for given, fits in cases:
-        rows = finder.find(Query.parse(given)).rows.tolist()
+        rows = finder.find(Query.parse(given))[0].tolist()
         assert rows == [n for n in range(len(store)) if fits(n)], given
     for text in ("Tides", "木漏れ日", "<|im_end|>", ATTACK, "nowhere to be found"):
-        assert finder.find(Query.parse({"text": text})).rows.tolist() == matches(store, text)
-    longest = finder.find(Query.parse({"order": "longest", "role": "tool"})).rows
+        assert finder.find(Query.parse({"text": text}))[0].tolist() == matches(store, text)
+    longest, _ = finder.find(Query.parse({"order": "longest", "role": "tool"}))
     assert np.all(np.diff(lengths[longest]) <= 0)
 
 
@@ -152,10 +152,10 @@ def test_search_is_bounded_and_goes_on_where_it_stopped(store: Store) -> None:
     found: list[int] = []
     start, requests = 0, 0
     while start < len(store):
-        answer = finder.find(Query.parse({"text": "the", "start": str(start)}))
-        found += answer.rows.tolist()
-        assert answer.searched > start
-        start, requests = answer.searched, requests + 1
+        rows, searched = finder.find(Query.parse({"text": "the", "start": str(start)}))
+        found += rows.tolist()
+        assert searched > start
+        start, requests = searched, requests + 1
     assert requests > 3
     assert found == matches(store, "the")
 
@@ -196,11 +196,11 @@ def test_comparison_tells_mask_from_text(made: Made, client: Client) -> None:
 def test_equal_rows_are_partners_in_order(made: Made) -> None:
     comparison = StoreComparison(made.store, made.other, store_tokenizer(made.store))
     partners = [comparison.partner(number) for number in range(len(made.store))]
-    rows = [partner.row for partner in partners if partner is not None]
+    rows = [partner[0] for partner in partners if partner is not None]
     assert len(rows) == len(set(rows)) == len(made.store), "dirty.jsonl holds one row twice"
     for number, partner in enumerate(partners):
         assert partner is not None
-        assert made.other[partner.row].origin == made.store[number].origin
+        assert made.other[partner[0]].origin == made.store[number].origin
 
 
 def test_edited_row_is_compared_by_its_place(made: Made, tmp_path: Path) -> None:

@@ -1,8 +1,4 @@
-"""Commands that build: `prepare`, `why`, `prompts` and `demo`.
-
-`prepare` prints a summary on stderr, with rejected rows by reason, an example and a hint. `why`
-takes the same flags, compares the key with the stores of the cache and builds nothing.
-"""
+"""Commands that build: `prepare`, `why` (what `prepare` would do), `prompts` and `demo`."""
 
 from __future__ import annotations
 
@@ -12,9 +8,7 @@ import time
 from contextlib import redirect_stdout
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from tokenmill._core.options import declared
 from tokenmill._core.origin import nothing_left
@@ -65,14 +59,16 @@ PRIVATE = RUN_OPTIONS["disable_cache"]._replace(help="Leave nothing in the cache
 def prepare(
     output: Output,
     given: Given,
+    *,
     out: OutDirectory = None,
     embed_media: EmbedMedia = False,
-    part: Annotated[
-        str | None,
-        typer.Option(metavar="I/N", help="Build only this share of the slices, on many machines."),
-    ] = None,
+    part: str | None = None,
 ) -> None:
-    """Turn rows into tokens and loss masks, or find the store that was made before."""
+    """Turn rows into tokens and loss masks, or find the store that was made before.
+
+    Args:
+        part: Build only this share of the slices, on many machines.
+    """
     from tokenmill.build.calls import run_part, run_recipe
     from tokenmill.build.outcome import Unfinished
 
@@ -129,7 +125,6 @@ def _how_built(summary: dict[str, Any]) -> str:
 
 
 def _report_rejected(output: Output, prepared: Prepared) -> None:
-    """Rejected rows by reason, the commonest first, each with an example and a hint."""
     summary = prepared.summary()
     rejected, rows_in = summary["rejected"], summary["rows_in"]
     count = sum(rejected.values())
@@ -146,7 +141,7 @@ def _report_rejected(output: Output, prepared: Prepared) -> None:
 
 
 def _is_private(arguments: Given) -> bool:
-    """Whether the store will be gone with the command, by a flag or by the recipe named."""
+    """Return whether a flag or the recipe disables the cache, so that the store is removed."""
     from tokenmill.build.recipe import is_recipe_file, load_recipe_file
 
     sources = arguments["sources"]
@@ -283,13 +278,13 @@ def demo(output: Output, given: Given) -> None:
 
 
 def _row_to_show(store: Store) -> int:
-    """The row with the most turns among those that fit a screen."""
+    """Return the row with the most turns among those that fit a screen."""
     fits = [n for n, length in enumerate(store.lengths) if length <= SHOWN_TOKENS]
     return max(fits or [0], key=lambda n: len(store[n].turns))
 
 
 def _resumes_exactly(store: Store) -> dict[str, Any]:
-    """Take some batches, stop, resume in a new loader, and compare; returns the state."""
+    """Compare batches after a resume with uninterrupted ones; return the state."""
     import numpy as np
 
     from tokenmill import Loader

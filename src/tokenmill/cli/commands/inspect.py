@@ -1,13 +1,7 @@
-"""``tokenmill inspect``: rows with their tokens and masks, to look at.
+"""``tokenmill inspect``: show rows with their tokens and masks.
 
-In the terminal one row, or those of a rule; ``--html`` writes one page with the whole store, as far
-as it fits; ``--serve`` opens the same page over every row. Rows are named by number (``--row``), by
-where they come from (``--origin file:line``) or by rule (``--rule longest``); without any of these
-it is row 0, and all rows for a page. ``--group`` shows the answers of a group side by side.
-
-Colours: green is trained text, plain is not trained; control tokens are cyan, the trained one that
-closes a turn is green on reverse. Spaces show as ``·``, line ends as ``⏎``, tabs as ``⇥``. Without
-colour (a pipe, ``NO_COLOR``) trained stretches stand in ``⟦ ⟧``.
+In colour, trained text is green; without (a pipe, ``NO_COLOR``) it is in ``⟦ ⟧``. Spaces show as
+``·``, line ends as ``⏎``, tabs as ``⇥``.
 """
 
 from __future__ import annotations
@@ -40,14 +34,8 @@ STYLES = {
     "control": "bold cyan underline",
 }
 ROLE_STYLES = {"system": "magenta", "user": "blue", "assistant": "green", "tool": "yellow"}
-
-DRIFT_STYLES = {
-    "equal": "green",
-    "retokenized": "blue",
-    "text": "bold yellow",
-    "structure": "bold red",
-}
-
+DRIFT_STYLES = {"equal": "green", "retokenized": "blue", "text": "bold yellow",
+                "structure": "bold red"}  # fmt: skip
 LEGEND = "green: trained · cyan: control token · reversed: trained and closes a turn"
 LEGEND_PLAIN = "⟦ ⟧: trained"
 LISTED = 10  # rejected rows shown without --count
@@ -60,41 +48,23 @@ def inspect(
     output: Output,
     given: Given,
     store: StorePath,
-    row: Annotated[
-        int | None, typer.Option(help="Number of the row; negative counts from the end.")
-    ] = None,
-    origin: Annotated[
-        str | None,
-        typer.Option(metavar="FILE:LINE", help="The row made from this line; or FILE#ROW, from 0."),
-    ] = None,
-    group: Annotated[
-        int | None,
-        typer.Option(help="Number of a group: its answers side by side, from where they part."),
-    ] = None,
-    rule: Annotated[
-        Literal["longest", "shortest", "least-trained", "rejected", "random"] | None,
-        typer.Option(help="Choose rows by a rule."),
-    ] = None,
+    *,
+    row: int | None = None,
+    origin: str | None = None,
+    group: int | None = None,
+    rule: Literal["longest", "shortest", "least-trained", "rejected", "random"] | None = None,
     count: Annotated[
         int | None, typer.Option(min=1, help="How many rows of a rule; on a page, the most.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of random rows.")] = 0,
-    html: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write one self-contained page.")
-    ] = None,
+    seed: int = 0,
+    html: str | None = None,
     serve: Annotated[
         bool,
         typer.Option("--serve", help="Serve the page over the whole store, to this machine only."),
     ] = False,
     port: Annotated[int, typer.Option(min=0, help="Port of --serve; 0 takes a free one.")] = 0,
-    compare: Annotated[
-        str | None,
-        typer.Option(metavar="OTHER", help="With --serve: another store to show beside it."),
-    ] = None,
-    values: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Show this sidecar's value behind every token."),
-    ] = None,
+    compare: str | None = None,
+    values: str | None = None,
     fetch: Annotated[
         bool,
         typer.Option(
@@ -103,7 +73,18 @@ def inspect(
         ),
     ] = False,
 ) -> None:
-    """Show rows with their tokens and masks."""
+    """Show rows with their tokens and masks.
+
+    Args:
+        row: Number of the row; negative counts from the end.
+        origin: The row made from this line; or FILE#ROW, from 0.
+        group: Number of a group: its answers side by side, from where they part.
+        rule: Choose rows by a rule.
+        seed: Seed of random rows.
+        html: Write one self-contained page.
+        compare: With --serve: another store to show beside it.
+        values: Show this sidecar's value behind every token.
+    """
     from tokenmill.inspect.row import SourceExcerpts
     from tokenmill.store import open_store
 
@@ -150,9 +131,7 @@ def inspect(
             document, lambda: output.say(f"{document['html']}: {size}. {document['selection']}")
         )
     elif rule == "rejected":
-        from tokenmill.inspect.row import rejected_rows
-
-        first = list(islice(rejected_rows(opened), count or LISTED))
+        first = list(islice(opened.rejected_rows(), count or LISTED))
         _show_rejected(output, opened, first, excerpts)
     elif rule is not None:
         from tokenmill.inspect.row import rows_by_rule
@@ -171,10 +150,10 @@ def inspect(
 def _named_rows(
     store: Store, row: int | None, origin: str | None
 ) -> tuple[list[int], list[Rejected]]:
-    from tokenmill.inspect.row import row_at_address
+    from tokenmill.inspect.row import rows_at_address
 
     if origin is not None:
-        return row_at_address(store, origin)
+        return rows_at_address(store, origin)
     number = row or 0
     if not -len(store) <= number < len(store):
         raise UsageError(f"--row {number}: the store has {len(store):,} rows")
@@ -218,7 +197,7 @@ def _show_rows(output: Output, store: Store, numbers: list[int], values: str | N
 
 
 def _rows_of_group(store: Store, number: int) -> tuple[int, list[int]]:
-    """The number of a group, counted from the beginning, and the numbers of its rows."""
+    """Return the number of a group, counted from the beginning, and its rows."""
     import numpy as np
 
     count = len(store.groups)
@@ -230,7 +209,7 @@ def _rows_of_group(store: Store, number: int) -> tuple[int, list[int]]:
 
 
 def _show_group(output: Output, store: Store, number: int) -> None:
-    """The prompt of a group, then its answers side by side from where they part."""
+    """Print the prompt of a group, then its answers side by side from where they part."""
     from tokenmill.inspect.row import store_tokenizer, view_row
 
     number, rows = _rows_of_group(store, number)
@@ -279,7 +258,6 @@ def _answer_title(group: Group, place: int, views: list[RowView]) -> str:
 
 
 def _tokens(view: RowView, start: int, end: int, *, plain: bool, values: Any = None) -> Text:
-    """Tokens of a row, each in its style; behind each its value of a sidecar, where given."""
     from rich.text import Text
 
     text = Text()
@@ -316,12 +294,12 @@ def _show_rejected(
     total = sum(store.rejected.values())
     listed: list[dict[str, Any]] = [
         {
-            "origin": row.origin._asdict(),
-            "reason": row.reason,
-            "detail": row.detail,
-            "raw": excerpts.excerpt(row.origin),
+            "origin": origin._asdict(),
+            "reason": reason,
+            "detail": detail,
+            "raw": excerpts.excerpt(origin),
         }
-        for row in rejected
+        for origin, reason, detail in rejected
     ]
     document = {"rejected": store.rejected, "total": total, "rows": listed}
 
@@ -329,11 +307,11 @@ def _show_rejected(
         from rich.text import Text
 
         screen = output.screen
-        for row, found in zip(rejected, listed, strict=True):
-            head = Text(harmless(str(row.origin)), style="bold")
-            head.append(f"  {row.reason}", style="red")
+        for (origin, reason, detail), found in zip(rejected, listed, strict=True):
+            head = Text(harmless(str(origin)), style="bold")
+            head.append(f"  {reason}", style="red")
             screen.print(head)
-            screen.print(Text(f"  {harmless(one_line(row.detail))}"))
+            screen.print(Text(f"  {harmless(one_line(detail))}"))
             raw = found["raw"]
             if raw["text"] is not None:
                 text = one_line(visible(raw["text"]), RAW_SHOWN)
@@ -351,7 +329,6 @@ def _per_token(values: list[float]) -> str:
 
 
 def _print_verdict(console: Console, view: RowView) -> None:
-    """The judge's word on a rollout: its class, then the findings, the gravest first."""
     from rich.text import Text
 
     from tokenmill.inspect.row import UNJUDGED, findings_of
@@ -375,7 +352,7 @@ def _print_verdict(console: Console, view: RowView) -> None:
 def show_row(
     console: Console, view: RowView, *, legend: bool = True, values: str | None = None
 ) -> None:
-    """Print a row, turn by turn; behind every token its value of a sidecar, where one is named."""
+    """Print a row, turn by turn; behind every token its value of the sidecar ``values``."""
     from rich.text import Text
 
     plain = not console.is_terminal or console.no_color

@@ -1,7 +1,4 @@
-"""Commands that look at data before a build: `rows`, `lint`, `trace` and `doctor`.
-
-`lint` and `trace` exit with 1 where ``--fail-on`` says so, `doctor` where a check fails.
-"""
+"""Commands that look at data before a build: `rows`, `lint`, `trace` and `doctor`."""
 
 from __future__ import annotations
 
@@ -44,12 +41,16 @@ def rows(
     output: Output,
     given: Given,
     sources: Sources,
-    row: Annotated[
-        int | None, typer.Option(help="Show this row; negative counts from the end.")
-    ] = None,
-    scan: Annotated[bool, typer.Option(help="Parse every row and count the bad ones.")] = False,
+    *,
+    row: int | None = None,
+    scan: bool = False,
 ) -> None:
-    """Index rows, count them, show one."""
+    """Index rows, count them, show one.
+
+    Args:
+        row: Show this row; negative counts from the end.
+        scan: Parse every row and count the bad ones.
+    """
     from tokenmill.sources.rows import open_rows
 
     start = time.perf_counter()
@@ -80,7 +81,7 @@ def _show_totals(output: Output, document: dict[str, Any]) -> None:
 
 
 def _show_source_row(output: Output, opened: Rows, row: int) -> None:
-    """The row's own bytes on stdout, where they stand on stderr."""
+    """Print the row's own bytes on stdout, its origin on stderr."""
     if not -len(opened) <= row < len(opened):
         raise UsageError(f"--row {row}: there are {len(opened):,} rows")
     origin = opened.origin(row)
@@ -104,25 +105,23 @@ PLACES_SHOWN = 5  # of a finding's places; --json has more
 def lint(
     output: Output,
     given: Given,
-    sample: Annotated[
-        int, typer.Option(help="How many rows are checked; always the same.")
-    ] = SAMPLE_ROWS,
+    *,
+    sample: int = SAMPLE_ROWS,
     check_all: Annotated[bool, typer.Option("--all", help="Check every row.")] = False,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(metavar="RULE", help="Run this rule alone. Repeatable, or with commas."),
-    ] = None,
-    ignore: Annotated[
-        list[str] | None,
-        typer.Option(metavar="RULE", help="Leave out this rule. Repeatable, or with commas."),
-    ] = None,
-    fail_on: Annotated[
-        Literal["error", "warning", "info", "never"],
-        typer.Option(help="The least severe finding that makes exit code 1."),
-    ] = "error",
-    list_rules: Annotated[bool, typer.Option(help="List the rules.")] = False,
+    only: list[str] | None = None,
+    ignore: list[str] | None = None,
+    fail_on: Literal["error", "warning", "info", "never"] = "error",
+    list_rules: bool = False,
 ) -> None:
-    """Find what is wrong with rows before they are prepared."""
+    """Find what is wrong with rows before they are prepared.
+
+    Args:
+        sample: How many rows are checked; always the same.
+        only: Run this rule alone. Repeatable, or with commas.
+        ignore: Leave out this rule. Repeatable, or with commas.
+        fail_on: The least severe finding that makes exit code 1.
+        list_rules: List the rules.
+    """
     from tokenmill.inspect.lint.run import lint as look
 
     if list_rules:
@@ -193,26 +192,27 @@ RENDERED = tuple(
 )
 
 
+RolloutFormat = Literal["auto", "openai", "rollout", "miles", "skyrl", "verl", "trl", "slime"]
+
+
 @command(app, *TOKENIZER, *RENDERED, *WHERE, *ENGINES)
 def trace(
     output: Output,
     given: Given,
-    dump: Annotated[
-        list[str], typer.Argument(metavar="DUMP", help="Files of recorded rollouts, globs.")
-    ],
-    format: Annotated[  # noqa: A002 - a name of the contract
-        Literal["auto", "openai", "rollout", "miles", "skyrl", "verl", "trl", "slime"],
-        typer.Option(help="Format of the rows; auto looks at each row's columns."),
-    ] = "auto",
-    fail_on: Annotated[
-        Literal["structure", "text", "retokenized"] | None,
-        typer.Option(help="The least grave class that makes exit code 1."),
-    ] = None,
-    findings: Annotated[
-        int, typer.Option(help="How many findings are shown; --json has all.")
-    ] = 20,
+    dump: list[str],
+    *,
+    format: RolloutFormat = "auto",  # noqa: A002 - a name of the contract
+    fail_on: Literal["structure", "text", "retokenized"] | None = None,
+    findings: int = 20,
 ) -> None:
-    """Check recorded rollouts against the chat template and the tokenizer."""
+    """Check recorded rollouts against the chat template and the tokenizer.
+
+    Args:
+        dump: Files of recorded rollouts, globs.
+        format: Format of the rows; auto looks at each row's columns.
+        fail_on: The least grave class that makes exit code 1.
+        findings: How many findings are shown; --json has all.
+    """
     from tokenmill.inspect.drift import check_rollouts
 
     report = check_rollouts(dump, format=format, progress=output.progress, **given)
@@ -255,20 +255,16 @@ def _show_rollouts(output: Output, report: RolloutReport, most: int) -> None:
 
 
 COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "fail": "bold red"}
-
-
 TRIED = TOKENIZER[0]._replace(help="Directory, tokenizer.json or hub id to try engines with.")
 
 
 @command(app, TRIED, *TOKENIZER[1:], *CACHE)
-def doctor(
-    output: Output,
-    given: Given,
-    sources: Annotated[
-        list[str] | None, typer.Argument(metavar="SRC", help="Sources that are to be prepared.")
-    ] = None,
-) -> None:
-    """Check engines, cache, disk, settings and Ray, and say what to do."""
+def doctor(output: Output, given: Given, sources: list[str] | None = None) -> None:
+    """Check engines, cache, disk, settings and Ray, and say what to do.
+
+    Args:
+        sources: Sources that are to be prepared.
+    """
     from tokenmill.inspect.doctor import examine
 
     given["describe_ray"] = _describe_ray

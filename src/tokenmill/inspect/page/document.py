@@ -1,13 +1,8 @@
 """The page as one HTML file, and its rows.
 
-The client (`client/page.html`, `page.css`, `*.js`) is put together when a page is written or
-served. A content security policy allows exactly this style and program, by their hashes, so text of
+A content security policy allows exactly the client's style and program, by their hashes, so text of
 a row can never run as code. The data is JSON, compressed with gzip, as base64 in a script element
-that no browser runs.
-
-A page on disk carries its rows in blocks. Where not all rows of a store fit, it holds the longest,
-the shortest and the least trained ones and a random sample, and says so. A group that the store
-keeps is in the page whole or not at all.
+that no browser runs. A stored group is in the page whole or not at all.
 """
 
 from __future__ import annotations
@@ -49,7 +44,6 @@ from tokenmill.inspect.row import (
     labelled,
     media_document,
     no_excerpt,
-    rejected_rows,
     rows_by_rule,
     store_tokenizer,
 )
@@ -83,7 +77,6 @@ EXTREMES = 20  # rows of each extreme in a sample
 
 @cache
 def client() -> tuple[str, str, str]:
-    """Return frame, style and program of the page."""
     folder = resources.files("tokenmill.inspect.page") / "client"
 
     def read(name: str) -> str:
@@ -127,7 +120,6 @@ def page(about: dict[str, Any], *, rows: dict[str, Any] | None = None) -> bytes:
 
 
 def compressed(value: Any) -> str:
-    """Return a value as JSON, compressed with gzip, in base64."""
     try:
         data = msgspec.json.encode(value)
     except UnicodeEncodeError:  # lone surrogates in somebody's data
@@ -341,7 +333,6 @@ def overview(
 
 
 def drift_counts(facts: RowFacts, rows: Any) -> dict[str, int] | None:
-    """Return the rows of each drift class; None in a store without rollouts."""
     if facts.drift is None:
         return None
     counts = np.bincount(facts.drift[rows] + 1, minlength=len(CLASSES) + 1).tolist()
@@ -433,7 +424,6 @@ def _quantiles(values: NDArray[np.float64]) -> list[float] | None:
 
 
 def packing_previews(store: Store) -> dict[str, Any]:
-    """Return a preview of the first window for every pack length."""
     lengths = PACK_LENGTHS if len(store) else ()
     previews = [
         packing_preview(store, Pack(length, oversize="drop"), windows=1) for length in lengths
@@ -446,7 +436,9 @@ def packing_previews(store: Store) -> dict[str, Any]:
             {
                 **preview.document(),
                 "histogram": share_histogram(
-                    preview.filled, np.full(len(preview.packs), preview.pack.length), SHARE_BINS
+                    preview.packs.per_pack(preview.packs.lengths),
+                    np.full(len(preview.packs), preview.pack.length),
+                    SHARE_BINS,
                 ),
                 "drawn": preview.first_packs(DRAWN_PACKS, DRAWN_ROWS),
             }
@@ -459,11 +451,11 @@ def rejected_document(store: Store, excerpts: SourceExcerpts | None) -> dict[str
     """Return rejected rows up to a number, with texts up to a size."""
     listed: list[dict[str, Any]] = []
     spent = 0
-    for row in islice(rejected_rows(store), MAX_REJECTED):
-        document = rejected_row(row)
+    for number, row in enumerate(islice(store.rejected_rows(), MAX_REJECTED)):
+        document = rejected_row(number, row)
         if excerpts is not None:
             if spent < MAX_RAW_BYTES:
-                document["raw"] = excerpts.excerpt(row.origin)
+                document["raw"] = excerpts.excerpt(row[0])
                 spent += len(document["raw"]["text"] or "")
             else:
                 note = "not in this page, which has excerpts up to a bound; --serve shows them all"
@@ -472,14 +464,14 @@ def rejected_document(store: Store, excerpts: SourceExcerpts | None) -> dict[str
     return {"total": sum(store.rejected.values()), "reasons": store.rejected, "rows": listed}
 
 
-def rejected_row(row: Rejected) -> dict[str, Any]:
-    """Return one rejected row as the page lists it."""
+def rejected_row(number: int, row: Rejected) -> dict[str, Any]:
+    origin, reason, detail = row
     return {
-        "number": row.number,
-        "origin": row.origin._asdict(),
-        "address": str(row.origin),
-        "reason": row.reason,
-        "detail": row.detail,
+        "number": number,
+        "origin": origin._asdict(),
+        "address": str(origin),
+        "reason": reason,
+        "detail": detail,
     }
 
 
@@ -497,7 +489,6 @@ THUMBNAIL_OVERHEAD = 120  # bytes of an entry beside the image
 
 
 def row_summary(facts: RowFacts, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return a row as the list shows it."""
     row = facts.store[number]
     return {
         "row": number,
@@ -540,7 +531,6 @@ def piece_table(tokenizer: Tokenizer, ids: Iterable[int]) -> dict[str, tuple[str
 
 
 def row_with_pieces(facts: RowFacts, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return a whole row with its own piece table."""
     row = row_document(facts, number, tokenizer)
     return {**row, "table": piece_table(tokenizer, row["ids"])}
 
