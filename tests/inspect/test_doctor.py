@@ -24,7 +24,7 @@ def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def look(*sources: str, tokenizer: Any = None, **given: Any) -> dict[str, Check]:
-    checks = examine(sources, tokenizer, tokenizer_backend="file", describe_ray=dict, **given)
+    checks = examine(sources, tokenizer, tokenizer_backend="file", **given)
     found = {check.name: check for check in checks}
     assert len(found) == len(checks)
     return found

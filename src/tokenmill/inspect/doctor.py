@@ -57,7 +57,7 @@ def examine(
     tokenizer_backend: str = "auto",
     trust_remote_code: bool = False,
     cache_dir: str | os.PathLike[str] | None = None,
-    describe_ray: Callable[[], dict[str, Any]],
+    describe_ray: Callable[[], dict[str, Any]] | None = None,
 ) -> list[Check]:
     """Run all checks; one that raises does not stop the others.
 
@@ -149,9 +149,12 @@ def offline() -> Check:
     return ok("offline", "not set: hub ids may be downloaded", remedy)
 
 
-def ray(describe: Callable[[], dict[str, Any]]) -> Check:
+def ray(describe: Callable[[], dict[str, Any]] | None) -> Check:
     if importlib.util.find_spec("ray") is None:
         return note("Ray", "not installed", "for executor='ray': pip install 'tokenmill[ray]'")
+    if describe is None:
+        version = installed_versions(["ray"]).get("ray", "of unknown version")
+        return ok("Ray", version, "`tokenmill doctor` says which cluster executor='ray' would use")
     try:
         found = describe()
     except Exception as error:  # a broken installation
