@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.cli.harness import Shell
 from tests.faults.tools import Zygote, compile_shim
 from tests.programs import PROJECT
 from tokenmill._core import fingerprint
@@ -64,7 +65,6 @@ def unpack_shared() -> Path | None:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """Directory with tokenizers/, templates/, corpora/ and golden/."""
     directory = unpack_shared()
     if directory is None:
         pytest.skip("needs ../shared/data, which is not beside this checkout")
@@ -85,7 +85,6 @@ def sync_to_disk() -> Iterator[Callable[[int], None]]:
 
 
 def link_new_files(source: Path, target: Path) -> None:
-    """Give one directory the files of another that it lacks, without copying a byte."""
     for path in source.rglob("*"):
         new = target / path.relative_to(source)
         if path.is_file() and not new.exists():
@@ -105,6 +104,11 @@ def identified(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "identified"
     place.mkdir(exist_ok=True)
     return place
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(capsys)
 
 
 @pytest.fixture(scope="session")
@@ -176,7 +180,6 @@ def nothing_known() -> Iterator[None]:
 
 @contextlib.contextmanager
 def nothing_answered() -> Iterator[None]:
-    """The same for what processors answered."""
     answers = dict(_answers)
     _answers.clear()
     yield

@@ -18,14 +18,12 @@ PROJECT = Path(__file__).resolve().parent.parent
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The environment of a process that imports this tokenmill and these tests."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(PACKAGES), str(PROJECT)]), **more}
 
 
 def python(
     program: str, *arguments: object, cwd: Path | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program in a fresh interpreter, with more variables in its environment."""
     return subprocess.run(
         [sys.executable, "-c", program, *map(str, arguments)],
         env=environment(**variables),

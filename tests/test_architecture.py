@@ -36,7 +36,6 @@ EXCEPTIONS = ("TokenmillError", "UsageError", "SourceError", "SourceMissing", "S
 
 
 def run(program: str, *arguments: str | Path) -> str:
-    """What a program prints in a fresh interpreter."""
     answer = python(program, *arguments)
     assert answer.returncode == 0, answer.stderr
     return answer.stdout

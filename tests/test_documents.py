@@ -28,7 +28,6 @@ DOCUMENTS = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
 
 
 def program_of(path: Path) -> str:
-    """The Python blocks of a document as one program, with the document's line numbers."""
     lines = [""] * len(path.read_text(encoding="utf-8").splitlines())
     for language, fence, block in read_page(path).blocks:
         if language == "python":
@@ -44,7 +43,6 @@ def test_program_of_keeps_python_and_line_numbers(tmp_path: Path) -> None:
 
 
 def copy_examples(directory: Path) -> Path:
-    """The directory in which the programs and commands of documents run."""
     place = directory / "work"
     shutil.copytree(PACKAGE / "examples", place)
     (place / "conversations.jsonl").rename(place / "chat.jsonl")

@@ -116,7 +116,6 @@ with open("mix.yaml", "w") as file:
 
 
 def shown_commands(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """The commands of ours that a document shows, with the line of their block."""
     for language, line, block in recording.read_page(path).blocks:
         if language in ("sh", "text") and re.search(r"^(\$ )?tokenmill ", block, re.MULTILINE):
             for words in recording.commands(block):
@@ -141,7 +140,6 @@ def as_run(words: list[str], place: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory, host_zygote: Zygote) -> dict[str, Any]:
-    """A directory that holds whatever commands of the pages name, and a cache."""
     place = copy_examples(tmp_path_factory.mktemp("pages"))
     around = {
         "directory": str(place),
@@ -170,7 +168,6 @@ def test_commands_of_a_document_run(
 
 
 def write_shown_files(path: Path, place: Path) -> None:
-    """Files that a document shows by ``$ cat NAME``."""
     for _, _, block in recording.read_page(path).blocks:
         for name, text in re.findall(r"(?ms)^\$ cat (\S+)\n(.*?)(?=^\$ |\Z)", block):
             (place / name).write_text(text, encoding="utf-8")
@@ -234,7 +231,6 @@ def is_ours(name: str, shown: frozenset[str]) -> bool:
 
 @functools.cache
 def made_by(page_path: Path) -> frozenset[str]:
-    """Names that the Python of a page assigns, imports or defines itself."""
     page = recording.read_page(page_path)
     found = {"tm", "hf"}
     for language, _, block in page.blocks:
@@ -313,7 +309,6 @@ def ours(dotted: str) -> Any:
 
 @pytest.fixture(autouse=True)
 def megatron_imports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our Megatron dataset can be looked at where Megatron is missing."""
     if "megatron.core" in sys.modules:
         return
     for name in ("megatron", "megatron.core", "megatron.core.datasets",
@@ -348,7 +343,6 @@ METHODS = {"bridge": "tokenmill.Bridge", "store": "tokenmill.store.Store"}
 
 
 def our_calls(block: str) -> Iterator[tuple[ast.Call, Any]]:
-    """Calls in a block, each with what of ours it calls."""
     origins = {"tm": "tokenmill", "hf": "tokenmill.integrations.hf", **recording.imported(block)}
     for node in ast.walk(ast.parse(recording.without_dots(block))):
         if not isinstance(node, ast.Call):
@@ -396,7 +390,6 @@ def call_that_fills(theirs: list[str]) -> list[str]:
 
 
 def signature_of(stated: list[str]) -> Any:
-    """A function with the parameters that the record states."""
     space: dict[str, Any] = {}
     text = ", ".join(f"{one}None" if one.endswith("=") else one for one in stated)
     exec(f"def function({text}): ...", space)

@@ -23,7 +23,6 @@ SETTINGS = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"
 
 
 def files_under(directory: Path) -> set[str]:
-    """What a distribution must hold of a directory, by its name within the project."""
     return {
         path.relative_to(PROJECT).as_posix()
         for path in directory.rglob("*")

@@ -29,13 +29,13 @@ DECLARED = {
     for name, option in declared(struct).items()
     if option.choices
 }
-PACKS = {"method": METHODS, "oversize": OVERSIZE, "order": ORDERS}
+PACKS = {"method": METHODS, "oversize": OVERSIZE}
 OWN = {
     "attach": {"per": PER},
-    "export": {"format": FORMATS, "mask": MASKS, "layout": LAYOUTS, **PACKS},
+    "export": {"format": FORMATS, "mask": MASKS, "layout": LAYOUTS, "order": ORDERS, **PACKS},
     "inspect": {"rule": RULES},
     "lint": {"fail_on": FAIL_ON},
-    "stats": {"method": METHODS, "oversize": OVERSIZE},
+    "stats": PACKS,
     "trace": {"format": ("auto", *ROLLOUT_FORMATS), "fail_on": CLASSES[:0:-1]},
 }
 

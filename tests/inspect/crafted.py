@@ -60,7 +60,6 @@ def talk(question: str, answer: str, **more: Any) -> dict[str, Any]:
 
 
 def asked(question: str, answer: str, **more: Any) -> dict[str, Any]:
-    """The same, with members of the question."""
     return {"messages": [says("user", question, **more), says("assistant", answer)]}
 
 

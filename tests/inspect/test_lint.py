@@ -32,7 +32,6 @@ def lines(report: LintReport) -> dict[str, list[int | None]]:
 
 
 def told(report: LintReport) -> dict[str, Any]:
-    """The report without what may differ: the time."""
     document = report.document()
     del document["seconds"]
     return document
@@ -107,14 +106,13 @@ def test_clean_rows_have_no_findings(room: Path, tokenizer: str) -> None:
     assert not report.fails("info")
 
 
-@pytest.mark.parametrize("workers", [1, 2])
 def test_workers_find_what_one_process_finds(
-    all_rules: LintReport, room: Path, tokenizer: str, workers: int, monkeypatch: pytest.MonkeyPatch
+    all_rules: LintReport, room: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_cuts(monkeypatch)  # several blocks, so that both workers have something to do
-    given = {**QUICK, "executor": "local", "max_length": MAX_LENGTH, "num_workers": workers}
+    given = {**QUICK, "executor": "local", "max_length": MAX_LENGTH, "num_workers": 2}
     source = str(crafted(room))
-    report = tm.lint(source, tokenizer, cache_dir=room / f"of-{workers}", sample=None, **given)
+    report = tm.lint(source, tokenizer, cache_dir=room / "workers", sample=None, **given)
     assert told(report) == told(all_rules)
 
 
@@ -194,7 +192,6 @@ def test_rules_can_be_chosen_and_depend_on_the_recipe(room: Path, tokenizer: str
         ({"pad_token": "<|im_end|>"}, {"pad_is_eos"}),
         ({"pad_token": None}, {"no_pad_token"}),
         ({"post": "<|endoftext|>"}, {"bos_elsewhere"}),
-        ({}, set()),
     ],
 )
 def test_tokenizer_findings_have_no_place(

@@ -1,7 +1,4 @@
-"""Groups on the page: whole, and side by side from where their answers part.
-
-The oracle is `store.groups`: what a group's rows, labels and numbers are, told by the store itself.
-"""
+"""Groups on the page: whole, and side by side from where their answers part."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from tests.cli.harness import Shell
 from tests.inspect.page.browsing import Visit, go_to, tokens, wait_for_title
 from tests.inspect.page.conftest import own_page_and_server
 from tests.inspect.page.test_document import data_of, decompressed
-from tokenmill.inspect.page.document import embed, group_document, make_page, select_rows
+from tokenmill.inspect.page.document import embed, make_page, select_rows
 from tokenmill.inspect.page.serve import Viewer
 from tokenmill.inspect.row import RowFacts, store_tokenizer
 from tokenmill.store import Group, Store
@@ -32,7 +29,6 @@ PAIR, KTO, RANKED = 0, 1, 2  # numbers of groups
 
 @pytest.fixture(scope="module")
 def store(room: Path) -> Store:
-    """Pairs, ranked ones and single answers in turn, and ordinary rows behind them."""
     rows = [make(number) for number in range(35, 65) for make in (pair, kto, ranked)]
     write_rows(room / "rows.jsonl", rows)
     write_rows(room / "chat.jsonl", conversations(3))
@@ -45,7 +41,7 @@ def tokenizer(store: Store) -> Tokenizer:
     return store_tokenizer(store)
 
 
-room, page_file, server = own_page_and_server("groups")
+room, page_file, _ = own_page_and_server("groups")
 
 
 @pytest.fixture(scope="module")
@@ -93,12 +89,6 @@ def test_every_row_says_which_answer_of_which_group_it_is(
     listed = viewer.rows({"count": "500", "order": "longest"})["rows"]
     assert len(listed) == len(store)
     assert all(line["group"] == expected[line["row"]] for line in listed)
-
-
-def test_rows_that_stand_for_themselves_have_no_group(tmp_path: Path) -> None:
-    source = write_rows(tmp_path / "chat.jsonl", conversations(2))
-    alone = tm.prepare(str(source), str(TOKENIZER), cache_dir=tmp_path / "cache", **INLINE)
-    assert [group_document(RowFacts(alone), number) for number in (0, 1)] == [None, None]
 
 
 CHOICES = st.one_of(
@@ -153,11 +143,11 @@ def stored(store: Store, row: int, first: int, last: int | None) -> list[list[An
 
 
 def test_prompt_stands_once_and_answers_side_by_side(
-    visit: Visit, address: str, store: Store, members: list[list[int]]
+    visit: Visit, on_disk: str, store: Store, members: list[list[int]]
 ) -> None:
-    page = visit(address)
+    page = visit(on_disk)
     page.check("#look-ids")
-    for number in (PAIR, RANKED, 6, 90 - 1):  # with scores and margin, or without
+    for number in (PAIR, RANKED, 6):  # with scores and margin, or without
         group, rows = store.groups[number], members[number]
         assert len(group) > 1
         go_to(page, rows[-1], f"Group {number}")
@@ -206,9 +196,9 @@ def test_answers_stand_whole_where_their_prompts_differ(visit: Visit, tmp_path: 
 
 
 def test_previous_and_next_go_from_group_to_group(
-    visit: Visit, address: str, store: Store, members: list[list[int]]
+    visit: Visit, on_disk: str, store: Store, members: list[list[int]]
 ) -> None:
-    page = visit(address)
+    page = visit(on_disk)
     wait_for_title(page, "Group 0")
     for title in (f"Row {members[KTO][0]}", "Group 2", "Group 3"):
         page.keyboard.press("j")
@@ -223,8 +213,15 @@ def test_previous_and_next_go_from_group_to_group(
     assert shown == f"group 1, {'wanted' if label[0] else 'unwanted'}"
 
 
-def test_row_of_a_group_can_be_seen_alone(visit: Visit, address: str, store: Store) -> None:
-    page = visit(address)
+def test_row_of_a_group_is_named_in_the_list_and_can_be_seen_alone(
+    visit: Visit, on_disk: str, store: Store
+) -> None:
+    page = visit(on_disk)
+    page.wait_for_selector("#item-1 .where")
+    answers = [(0, "chosen"), (0, "rejected"), (1, names(store.groups[KTO])[0]), (2, "rank 1")]
+    for item, (number, answer) in enumerate(answers):
+        where = page.inner_text(f"#item-{item} .where")
+        assert where == f"group {number}, {answer} · rows.jsonl:{number + 1}"
     page.check("#look-ids")
     go_to(page, 0, f"Group {PAIR}")
     page.uncheck("#look-group")
@@ -233,15 +230,6 @@ def test_row_of_a_group_can_be_seen_alone(visit: Visit, address: str, store: Sto
         assert tokens(page) == stored(store, row, 0, None)
         assert page.inner_text(".row-head .title .muted") == f"group 0, {answer}"
         page.keyboard.press("j")
-
-
-def test_list_names_group_and_answer(visit: Visit, address: str, store: Store) -> None:
-    page = visit(address)
-    page.wait_for_selector("#item-1 .where")
-    answers = [(0, "chosen"), (0, "rejected"), (1, names(store.groups[KTO])[0]), (2, "rank 1")]
-    for item, (number, answer) in enumerate(answers):
-        where = page.inner_text(f"#item-{item} .where")
-        assert where == f"group {number}, {answer} · rows.jsonl:{number + 1}"
 
 
 @pytest.mark.parametrize("width", [360, 820])

@@ -1,7 +1,4 @@
-"""Recorded rollouts on the page: verdicts, values on tokens, groups side by side, over steps.
-
-The oracle is the store itself: what its rows carry and what is attached to them, by plain loops.
-"""
+"""Recorded rollouts on the page: verdicts, values on tokens, groups side by side, over steps."""
 
 from __future__ import annotations
 
@@ -156,8 +153,8 @@ def test_filters_and_orders_in_the_list(visit: Visit, address: str, store: Store
     assert chips[:2] == [f"reward {carried[wanted[0]]['reward']:g}", "step 1"]
 
 
-def test_tokens_are_coloured_by_what_is_attached(visit: Visit, address: str, store: Store) -> None:
-    page = visit(address)
+def test_tokens_are_coloured_by_what_is_attached(visit: Visit, on_disk: str, store: Store) -> None:
+    page = visit(on_disk)
     row = 0
     go_to(page, row, page_title(store, row))
     page.uncheck("#look-group")
@@ -188,8 +185,8 @@ def test_tokens_are_coloured_by_what_is_attached(visit: Visit, address: str, sto
         assert abs(lightness[0] - lightness[-1]) > 0.2
 
 
-def test_findings_lead_to_their_tokens(visit: Visit, address: str, store: Store) -> None:
-    page = visit(address)
+def test_findings_lead_to_their_tokens(visit: Visit, on_disk: str, store: Store) -> None:
+    page = visit(on_disk)
     row = broken(store)
     go_to(page, row, page_title(store, row))
     page.uncheck("#look-group")
@@ -241,8 +238,8 @@ def test_answers_of_a_recorded_group_side_by_side(visit: Visit, address: str, st
     assert len(page.query_selector_all("#prompt section.turn .tok")) == common > 0
 
 
-def test_hostile_names_and_findings_are_text(visit: Visit, address: str, store: Store) -> None:
-    page = visit(address)
+def test_hostile_names_and_findings_are_text(visit: Visit, on_disk: str, store: Store) -> None:
+    page = visit(on_disk)
     row = next(n for n, one in enumerate(store) if isinstance(one.carried["group"], dict))
     name = json.dumps(store[row].carried["group"])[:80]
     page.fill("#jump", str(row))
@@ -256,8 +253,8 @@ def test_hostile_names_and_findings_are_text(visit: Visit, address: str, store: 
     assert name[:12] in listed
 
 
-def test_overview_over_steps(visit: Visit, address: str, store: Store) -> None:
-    page = visit(address)
+def test_overview_over_steps(visit: Visit, on_disk: str, store: Store) -> None:
+    page = visit(on_disk)
     page.click("#tab-overview")
     assert len(page.query_selector_all("#steps-reward .column")) == STEPS
     carried = [row.carried for row in store]
@@ -276,11 +273,9 @@ def test_overview_over_steps(visit: Visit, address: str, store: Store) -> None:
     wait_for_status(page, f"{wanted} rows of {len(store)}")
 
 
-def test_terminal_tells_verdict_and_findings(
-    store: Store, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_terminal_tells_verdict_and_findings(store: Store, shell: Shell) -> None:
     row = broken(store)
-    said = Shell(capsys)("inspect", store.path, "--row", str(row), "--values", "logprobs").out
+    said = shell("inspect", store.path, "--row", str(row), "--values", "logprobs").out
     assert "drift: structure" in said
     one = findings(store, row)[0]
     assert f"{one['kind']}  turn {one['turn']}, token {one['token']}" in said

@@ -54,8 +54,8 @@ def test_rejected_row_leads_to_its_origin(visit: Visit, address: str, made: Made
     page.wait_for_function("() => document.querySelectorAll('.rejected-row').length === 1")
 
 
-def test_keyboard_alone_reaches_everything(visit: Visit, address: str, store: Store) -> None:
-    page = visit(address)
+def test_keyboard_alone_reaches_everything(visit: Visit, on_disk: str, store: Store) -> None:
+    page = visit(on_disk)
     press = page.keyboard.press
     press("Escape")
     assert page.evaluate("document.activeElement.id") == "list"
@@ -103,8 +103,8 @@ def test_tab_key_visits_a_short_way(visit: Visit, on_disk: str) -> None:
     assert sum(str(one).startswith("tok") for one in seen) == 1, "tokens are one stop, not hundreds"
 
 
-def test_bar_of_a_histogram_shows_its_rows(visit: Visit, address: str, store: Store) -> None:
-    page = visit(address)
+def test_bar_of_a_histogram_shows_its_rows(visit: Visit, on_disk: str, store: Store) -> None:
+    page = visit(on_disk)
     page.click("#tab-overview")
     bar = page.query_selector("#chart-length button:not([tabindex='-1'])")
     label = bar.get_attribute("aria-label")
@@ -117,8 +117,8 @@ def test_bar_of_a_histogram_shows_its_rows(visit: Visit, address: str, store: St
     assert page.input_value("#least") == str(least)
 
 
-def test_row_of_a_pack_opens(visit: Visit, address: str) -> None:
-    page = visit(address)
+def test_row_of_a_pack_opens(visit: Visit, on_disk: str) -> None:
+    page = visit(on_disk)
     page.click("#tab-packing")
     piece = page.query_selector(".pack .piece >> nth=1")
     row = piece.get_attribute("data-row")
@@ -162,8 +162,8 @@ def test_server_filters_by_the_language_of_views(visit: Visit, server: str, stor
     wait_for_status(page, f"{len(expected)} rows of {len(store)}")
 
 
-def test_turns_fold_and_unfold(visit: Visit, address: str) -> None:
-    page = visit(address)
+def test_turns_fold_and_unfold(visit: Visit, on_disk: str) -> None:
+    page = visit(on_disk)
     go_to(page, 2)
     page.click("#view .turn-head >> nth=0")
     assert page.get_attribute("#view .turn-head >> nth=0", "aria-expanded") == "false"
