@@ -1,12 +1,8 @@
-"""Every way tokenmill can refuse, drawn once.
+"""The exceptions of tokenmill and the reasons for rejecting a row.
 
-An error says what is wrong, where (path, row, line, byte offset, as far as known) and what to do
-about it. Each leaf has a builtin second parent, so ``except FileNotFoundError`` works as people
-expect. Foreign exceptions (msgspec, jinja2, pyarrow, OSError) are translated at the boundary of
-the room that calls the foreign library, with ``from``.
-
-Arguments that are wrong in the commonest ways are refused here, in one wording: `check_positive`,
-`check_one_of`.
+An error says what is wrong, where (path, row, line, byte offset, as far as known) and what to do.
+Each leaf has a builtin second parent, so ``except FileNotFoundError`` works. A package that calls
+another library (msgspec, jinja2, pyarrow) translates its exceptions with ``from``.
 
 ::
 
@@ -50,7 +46,7 @@ REASONS = (
 
 
 class TokenmillError(Exception):
-    """Root of the tree: a message plus the place it speaks of.
+    """Root of the tree: a message and the place it is about.
 
     Args:
         message: What is wrong and what to do, without the place.
@@ -100,14 +96,8 @@ class TokenmillError(Exception):
 
     def as_dict(self) -> dict[str, Any]:
         """The ``error`` object of the command line's ``--json`` output."""
-        return {
-            "type": type(self).__name__,
-            "message": self.message,
-            "path": self.path,
-            "row": self.row,
-            "line": self.line,
-            "offset": self.offset,
-        }
+        names = ("message", "path", "row", "line", "offset")
+        return {"type": type(self).__name__, **{name: getattr(self, name) for name in names}}
 
 
 def _rebuild(cls: type[TokenmillError], message: str, state: dict[str, Any]) -> TokenmillError:
@@ -147,13 +137,11 @@ def _worded_argument(name: str, *values: Any, as_flag: bool) -> str:
 
 
 def check_positive(name: str, value: object) -> None:
-    """Refuse what is no positive whole number."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UsageError((name,), f" is {value!r}; it is a positive whole number")
 
 
 def check_one_of(name: str, value: object, known: Collection[str]) -> None:
-    """Refuse what is none of the values that there are."""
     if value not in known:
         raise UsageError((name,), f" is {value!r}; it is one of {', '.join(known)}")
 
@@ -163,11 +151,11 @@ class SourceError(TokenmillError, OSError):
 
 
 class SourceMissing(SourceError, FileNotFoundError):
-    """No such file, or a place that holds no data."""
+    """No such file, or a location without data."""
 
 
 class SourceChanged(SourceError, RuntimeError):
-    """The file changed between two looks at it."""
+    """The file changed while it was being read."""
 
 
 class RowError(SourceError, ValueError):
@@ -176,23 +164,11 @@ class RowError(SourceError, ValueError):
     Args:
         message: What is wrong with the row.
         reason: One of `REASONS`.
-        path: The file it stands in.
-        row: Its number in that file, from 0.
-        line: Its line, from 1.
-        offset: Its first byte in the decompressed file.
+        place: As in `TokenmillError`.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        reason: str = "bad_shape",
-        path: str | os.PathLike[str] | None = None,
-        row: int | None = None,
-        line: int | None = None,
-        offset: int | None = None,
-    ) -> None:
-        super().__init__(message, path=path, row=row, line=line, offset=offset)
+    def __init__(self, message: str, *, reason: str = "bad_shape", **place: Any) -> None:
+        super().__init__(message, **place)
         if reason not in REASONS:
             raise AssertionError(f"unknown reason of rejection: {reason!r}")
         self.reason = reason
@@ -203,17 +179,17 @@ class TokenizerError(TokenmillError, ValueError):
 
 
 class TemplateError(TokenmillError, ValueError):
-    """A chat template cannot be compiled, or asks for something the recipe must pin."""
+    """A chat template cannot be compiled, or needs something that the recipe must pin."""
 
 
 class BridgeError(TemplateError, ValueError):
-    """A rollout cannot go on as it stands: the template would rewrite a turn of it.
+    """A rollout cannot be continued: the template would rewrite a turn of it.
 
     Args:
         message: What would be rewritten.
-        turn: Number of the message whose turn it is; None where it cannot be told.
-        before: What stands.
-        after: What the template would print in its place.
+        turn: Number of the turn's message; None where it is unknown.
+        before: The turn's text.
+        after: What the template would print instead.
         place: As in `TokenmillError`.
     """
 

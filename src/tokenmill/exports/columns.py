@@ -1,9 +1,5 @@
 """The columns of every format of tables, and of lines of JSON.
 
-A `Column` is an Arrow field with a function that gives its value for a record. A format is a list
-of columns and a function that turns a block of samples into records (`Table`): a `Record` for rows
-and groups, a dictionary of arrays for packs.
-
 Labels are unshifted and -100 at the first token of every row; ``loss_mask`` of a row is the stored
 one. In a pack the mask is 0 at the first token of every row, as in the loader's batches.
 """
@@ -33,11 +29,10 @@ from tokenmill.store.slice_writer import number_type
 if TYPE_CHECKING:
     from tokenmill.exports.export_files import ExportPlan
 
+# Formats with the columns of trainers. Of data with groups they hold a record per group, every
+# other format a record per row.
 TRAINERS = ("hf", "axolotl", "llama-factory")
-"""Formats with the columns of trainers. Of data with groups they hold a record per group, every
-other format a record per row."""
-LENGTHS = ("length", "lengths")
-"""Columns with the number of a row's tokens, as transformers and ms-swift name them."""
+LENGTHS = ("length", "lengths")  # a row's tokens, as transformers and ms-swift name them
 
 _FLOAT = pa.list_(pa.float32())
 _INT8, _INT32, _INT64 = (pa.list_(kind()) for kind in (pa.int8, pa.int32, pa.int64))
@@ -49,9 +44,7 @@ MEDIA = (
     *((name, pa.int32()) for name in ("width", "height", "start", "count")),
     ("grid", pa.list_(pa.int32())),
 )
-"""Attributes of `tokenmill.Media` that are exported."""
-LLAMA_FACTORY_MEDIA = ("images", "videos", "audios")
-"""Columns that LLaMA-Factory's collators for groups require; always null."""
+LLAMA_FACTORY_MEDIA = ("images", "videos", "audios")  # its collators for groups require these
 PACK = {
     "input_ids": _INT32,
     "labels": _INT64,
@@ -66,8 +59,6 @@ MAX_EXACT = 1 << 53  # larger integers would change in a column of floating-poin
 
 
 class Record(NamedTuple):
-    """A row, or a group of rows."""
-
     row: Row  # of a group the first
     sequences: Sequence[Piece]  # ids and mask of every sequence
     carried: dict[str, str]  # JSON text by name
@@ -116,7 +107,6 @@ class Table:
 
 
 def table_of(plan: ExportPlan) -> Table:
-    """Return the columns and records of a plan's format."""
     view = plan.run.view
     if plan.format == "packed-parquet":
         return _pack_table(plan)
@@ -137,7 +127,6 @@ def _record(row: Row) -> Record:
 
 
 def listed(values: Sequence[npt.NDArray[Any]], kind: Any) -> pa.ListArray:
-    """Return arrays as one list column."""
     offsets = np.concatenate(([0], np.cumsum([value.size for value in values]))).astype(np.int32)
     flat = np.concatenate([*values, np.zeros(0, kind)]).astype(kind, copy=False)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat))
@@ -259,7 +248,6 @@ def carried_names(view: View) -> list[str]:
 
 
 def raw_columns(view: View, taken: Collection[str]) -> list[Column]:
-    """Return the carried columns as JSON values."""
     return [
         Column(_title(name, taken), pa.null(), _carried(name, lambda t: msgspec.Raw(t.encode())))
         for name in carried_names(view)

@@ -1,12 +1,8 @@
 """Plan an export, write its files and publish them together.
 
-An `ExportPlan` holds a run (`tokenmill.data.stream.WholeRun`: rows, groups or packs by number). It
-cuts the run into *shards* (one file each, where the target is a directory) and shards into *blocks*
-(what is in memory at a time), from stored lengths only.
-
-Files are staged in a hidden sibling of the target and published in one step: one file by a link, a
-directory by a rename. Where the target exists, nothing is written: it is compared with the files
-of the plan byte by byte, and is either the same export or refused.
+A run of rows, groups or packs is cut into *shards* (one file each, where the target is a directory)
+and shards into *blocks* (what is in memory at a time). An existing target is compared byte by byte
+with the files of the plan, and is either the same export or refused.
 """
 
 from __future__ import annotations
@@ -41,18 +37,14 @@ FORMATS = (
 )  # fmt: skip
 MASKS = ("loss_mask", "labels")
 LAYOUTS = ("tokenmill", "megatron-bridge")
+# Formats whose readers know masks only; the others have a column of weights.
 UNWEIGHTED = ("axolotl", "llama-factory", "megatron", "packed-parquet")
-"""Formats whose readers know masks only; the others have a column of weights."""
+# Formats with everything about a row: loss mask or labels, origin, images, carried columns.
 ROW_FORMATS = ("parquet", "arrow", "jsonl")
-"""Formats with everything about a row: loss mask or labels, origin, images, carried columns."""
-
+# A target that ends so is one file; any other is a directory, of shards where needed.
 SUFFIXES = {
-    "parquet": ".parquet",
-    "arrow": ".arrow",
-    "jsonl": ".jsonl",
-    "packed-parquet": ".parquet",
-}
-"""A target that ends so is one file; any other is a directory, of shards where needed."""
+    "parquet": ".parquet", "arrow": ".arrow", "jsonl": ".jsonl", "packed-parquet": ".parquet",
+}  # fmt: skip
 
 SHARD_TOKENS = 1 << 27  # tokens per file of a directory: about 640 MB of ids and mask
 BLOCK_TOKENS = 1 << 20  # tokens in memory at a time, and per row group: a few tens of MB
@@ -189,7 +181,6 @@ def unit_of(data: Store | View | Mixture, format_name: str) -> str:
 
 
 def default_name(key: str, format_name: str) -> str:
-    """Return the name of an export without ``--out``."""
     packed = ".packed" if format_name == "packed-parquet" else ""
     return key[:12] + packed + SUFFIXES.get(format_name, f"-{format_name}")
 
@@ -204,8 +195,6 @@ INDEX_CHUNK = 1 << 18  # rows at a time in the index: 2 MiB
 
 @dataclass(frozen=True)
 class Exported:
-    """The outcome of an export."""
-
     path: Path
     rows: int  # records: rows, groups or packs
     bytes: int  # of all files
@@ -272,12 +261,7 @@ def export(
 
 
 def write_plan(plan: ExportPlan | SplitPlan) -> Exported:
-    """Write the files of a plan, or find them at the target.
-
-    Raises:
-        UsageError: Something else is where the files would go.
-        CacheError: The disk is full or cannot be written; nothing was published.
-    """
+    """Write the files of a plan, or find them at the target."""
     target = plan.target.absolute()
     if _is_there(target):
         return _same(plan, target)
@@ -305,7 +289,6 @@ def _records(plan: ExportPlan | SplitPlan) -> int:
 
 
 def files_of(plan: ExportPlan | SplitPlan) -> Iterator[tuple[str, Buffers]]:
-    """Yield the name and the bytes of every file."""
     if isinstance(plan, SplitPlan):
         for split, part in plan.splits.items():
             for name, stream in files_of(part):
@@ -328,17 +311,13 @@ def files_of(plan: ExportPlan | SplitPlan) -> Iterator[tuple[str, Buffers]]:
     if plan.layout == "megatron-bridge" and not plan.one_file:
         yield "_metadata.json", _bridge_metadata(plan)
     if plan.suffix == ".arrow" and not plan.one_file:
-        # What `datasets.load_from_disk` asks for. Types are taken from the Arrow schema.
+        # For `datasets.load_from_disk`, which takes the types from the Arrow schema.
         yield "state.json", _state(plan, names)
         yield "dataset_info.json", [b"{}\n"]
 
 
 def _stream(plan: ExportPlan, table: Table, samples: range) -> Iterator[bytes]:
-    """Yield one file of tables or JSON lines, block by block.
-
-    Parquet has a row group per block, compressed with zstd; Arrow is an uncompressed IPC stream,
-    which `datasets` maps.
-    """
+    """Yield one file of tables or JSON lines, block by block; `datasets` maps those of Arrow."""
     blocks = plan.blocks(samples)
     if plan.suffix == ".jsonl":
         yield from map(table.lines, blocks)
@@ -392,39 +371,29 @@ def _is_there(target: Path) -> bool:
 
 def _same(plan: ExportPlan | SplitPlan, target: Path) -> Exported:
     """Return the existing export, or raise if it is another one."""
-    size, names = 0, set()
+    paths, same = set(), True
     for name, stream in files_of(plan):
         path = target if plan.one_file else target / name
-        size += _compared(path, stream, target)
-        names.add(name)
+        same = same and _are_bytes_of(path, stream)
+        paths.add(path)
     if not plan.one_file:
-        there = {path for path in target.rglob("*") if not path.is_dir()}
-        if {path.relative_to(target).as_posix() for path in there} != names:
-            raise _something_else(target)
-    return Exported(target, _records(plan), size, len(names), found=True)
+        same = same and paths == {path for path in target.rglob("*") if not path.is_dir()}
+    if not same:
+        raise UsageError(
+            "exists and is not this export; nothing is replaced: name another --out or remove it",
+            path=target,
+        )
+    size = sum(path.stat().st_size for path in paths)
+    return Exported(target, _records(plan), size, len(paths), found=True)
 
 
-def _compared(path: Path, stream: Buffers, target: Path) -> int:
-    size = 0
+def _are_bytes_of(path: Path, stream: Buffers) -> bool:
     try:
         with open(path, "rb") as file:
-            for buffer in stream:
-                expected = bytes(buffer)
-                if file.read(len(expected)) != expected:
-                    raise _something_else(target)
-                size += len(expected)
-            if file.read(1):
-                raise _something_else(target)
-    except OSError as error:
-        raise _something_else(target) from error
-    return size
-
-
-def _something_else(target: Path) -> UsageError:
-    return UsageError(
-        "exists and is not this export; nothing is replaced: name another --out or remove it",
-        path=target,
-    )
+            same = all(file.read(len(data)) == data for data in map(bytes, stream))
+            return same and not file.read(1)
+    except OSError:
+        return False
 
 
 def _megatron_items(plan: ExportPlan, name: str) -> Iterator[memoryview]:

@@ -1,9 +1,7 @@
-"""Two texts that should be the same: where they part and where they meet again.
+"""Find the differences between two texts that should be equal.
 
-In go two byte strings and the places of the expected one at which something new begins (turns,
-sampled parts). Out come the stretches that both have, and between them the *divergences*. A
-divergence whose ends could be chosen in several ways (a turn is missing, and the next begins alike)
-is moved to begin at one of these places, so that it holds what a person would call missing.
+Where the ends of a difference are ambiguous (a turn is missing, and the next begins alike), it is
+moved to begin at one of the given places: the beginnings of turns and sampled parts.
 """
 
 from __future__ import annotations
@@ -13,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import AnyStr
 
-WINDOW = 24  # bytes that must agree for two texts to have met again
-REACH = 4096  # bytes behind a parting in which any place may be the meeting
-OVERRUN = 256  # bytes that two texts may agree in by chance before a parting is seen
-MEETINGS = 8  # stretches behind a parting that are looked at before one is chosen
-MOST = 16  # divergences told of one trajectory
+WINDOW = 24  # bytes that must agree for two texts to be in sync again
+REACH = 4096  # bytes after a difference in which they may be in sync at any place
+OVERRUN = 256  # bytes in which two texts may agree by chance before a difference is seen
+MEETINGS = 8  # matches after a difference that are compared before one is chosen
+MOST = 16  # divergences of one trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +29,7 @@ class Divergence:
 
 
 def same_until(left: AnyStr, at: int, right: AnyStr, by: int) -> int:
-    """How many bytes two texts share from two places on."""
+    """Return how many bytes two texts share from two places on."""
     size = min(len(left) - at, len(right) - by)
     done, step = 0, 64
     while done < size:
@@ -52,10 +50,7 @@ def same_until(left: AnyStr, at: int, right: AnyStr, by: int) -> int:
 
 
 def divergences(expected: bytes, found: bytes, places: Sequence[int]) -> list[Divergence]:
-    """Where two texts differ, in order; the last one may reach to both ends.
-
-    ``places`` rise: something new begins there in ``expected``.
-    """
+    """Return where two texts differ, in order; the last one may reach to both ends."""
     told: list[Divergence] = []
     e = r = synced = 0
     while True:
@@ -76,7 +71,7 @@ def divergences(expected: bytes, found: bytes, places: Sequence[int]) -> list[Di
 def _meet(
     expected: bytes, e: int, found: bytes, r: int, places: Sequence[int], synced: int
 ) -> Divergence | None:
-    """The place behind which most goes on alike, for what has to be passed over before it."""
+    """Choose the place with the most equal bytes after it and the fewest different before it."""
     best: tuple[int, Divergence] | None = None
 
     def offer(start: int, end: int, found_start: int, found_end: int) -> None:
@@ -119,7 +114,7 @@ def _meet(
 def _settle(
     expected: bytes, found: bytes, one: Divergence, places: Sequence[int], synced: int
 ) -> Divergence:
-    """Trim what both share at the end, then move it to where something new begins."""
+    """Trim what both share at the end, then move the start to one of the places."""
     start, end, found_start, found_end = one.start, one.end, one.found_start, one.found_end
     while end > start and found_end > found_start and expected[end - 1] == found[found_end - 1]:
         end, found_end = end - 1, found_end - 1

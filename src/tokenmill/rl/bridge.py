@@ -1,28 +1,13 @@
-r"""Continue rollouts in token ids, for any chat template.
+"""Continue rollouts in token ids, for any chat template.
 
-An agent loop hands an inference engine ids and gets ids back. Between two turns it needs the ids of
-what answered: tool results, a user, the next generation prompt. Rendering the whole conversation
-again and encoding it would write what was sampled in other tokens, or in other words. A `Bridge`
-only ever appends::
-
-    ids = bridge.prompt(messages)                 the conversation with its generation prompt
-    ids += engine.generate(ids)                   whatever the engine does
-    ids = bridge.extend(ids, [tool_result])       + closer, tool result, next generation prompt
-
-No given id is changed, decoded to be encoded again, or dropped. What is appended is what the
-template itself prints behind that turn *in that very conversation*: the whole of it is rendered
-along traced paths, must begin with everything that was printed before (`tokenmill.chat.append`),
-and what follows is encoded. Where the template would rewrite earlier text, `BridgeError` says which
-turn, what it is and what it would become.
-
-A bridge knows the conversation of every prompt that it has given out, by its ids; what was sampled
-follows the longest such prompt. The sampled turn is known by its text, or better by the message
-that the host's parser made of it (``sampled=``): some templates print a tool's result otherwise
-after a call than after a text, and where that is so the message is asked for.
+A bridge appends what the template prints after a sampled turn in the whole conversation. It changes
+no given id. It finds the conversation by the longest prompt that it returned before and that the
+ids begin with. docs/bridge.md explains the rules.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from array import array
 from collections import OrderedDict
@@ -46,7 +31,6 @@ from tokenmill.tokenizers.loading import load
 from tokenmill.tokenizers.tokenizer import Tokenizer
 
 REMEMBERED = 65_536  # prompts; each holds references to its messages, not its text
-STRETCH = 512  # ids that are looked at together for where a prompt ends, from the last on
 LONGEST_OPENER = 256  # characters in which a generation prompt may open thinking
 BY_TEXT = (
     " (the sampled turn is known by its text alone; sampled= takes the message that it was parsed"
@@ -59,7 +43,7 @@ Ids = Sequence[int] | NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, slots=True)
 class _KnownPrompt:
-    """A prompt that was given out."""
+    """A prompt that was returned or remembered."""
 
     messages: list[Message]
     tools: list[Any] | None
@@ -75,18 +59,21 @@ class _KnownPrompt:
 
 @dataclass(frozen=True, slots=True)
 class _Sampled:
-    """What was sampled after a prompt, and what answers it."""
+    """A turn sampled after a prompt, and the messages that answer it."""
 
     prompt: _KnownPrompt
     own: str  # its text
     stop: str  # the special token that it ends with, as text; may be empty
     answer: list[Message]
-    by_text: bool  # whether the turn is known by its text alone
+    by_text: bool  # whether there is no message, only the text
 
     @property
     def turn(self) -> int:
-        """Number of its message."""
         return len(self.prompt.messages)
+
+    def complete(self, form: Form) -> Form:
+        """Return the conversation in which the turn has this form."""
+        return form._replace(messages=[*self.prompt.messages, *form.messages, *self.answer])
 
     def is_in(self, text: str) -> bool:
         return self.prompt.begins(text) and text.startswith(self.own, self.prompt.characters)
@@ -94,7 +81,7 @@ class _Sampled:
 
 @dataclass(frozen=True, slots=True)
 class _Printed:
-    """A conversation as the template prints it."""
+    """A rendered conversation."""
 
     messages: list[Message]
     text: str
@@ -102,7 +89,7 @@ class _Printed:
     judge: TurnJudge
 
     def words(self, k: int) -> tuple[int, int | None]:
-        """As `TurnJudge.closing`."""
+        """See `TurnJudge.closing`."""
         if self.run is None:
             raise BridgeError(
                 "the template cannot be traced, so it cannot be told where a turn of it ends"
@@ -114,14 +101,13 @@ class _Printed:
             raise BridgeError(error.message, turn=k) from error
 
     def closing(self, k: int) -> tuple[int, int]:
-        """Where the words of a sampled turn end, and where its closer does."""
+        """Return where the words of a sampled turn end, and where its end-of-turn token does."""
         words, close = self.words(k)
         if close is None:
             raise BridgeError(f"the template prints other messages in the turn {k}", turn=k)
         return words, close
 
     def ends(self) -> list[int]:
-        """Where turns end; what follows the last is nobody's, or begins the next."""
         if self.run is None:
             return []
         ends = self.judge.settle(self.run, self.messages, None).ends
@@ -183,14 +169,12 @@ class Bridge:
     def __reduce__(self) -> Any:
         return partial(Bridge, **self._options), (self.tokenizer, self.tools)
 
-    # -- the three questions ------------------------------------------------------------------
-
     def prompt(
         self, messages: Sequence[Mapping[str, Any]], tools: list[Any] | None = None
     ) -> list[int]:
-        """The ids of a conversation with the generation prompt behind it.
+        """Return the ids of a conversation and its generation prompt.
 
-        ``tools`` default to the bridge's, here and below. A conversation that the template refuses
+        ``tools`` defaults to the bridge's, here and below. A conversation that the template refuses
         raises `RowError`.
         """
         with self._lock:
@@ -207,19 +191,19 @@ class Bridge:
         *,
         sampled: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The same ids, and what the template prints after what was sampled.
+        """Return the same ids, and what the template prints after the sampled turn.
 
-        Where the end-of-turn token was not sampled (a length limit), it follows first; where it
-        was, it is not repeated. Any other token that stopped the engine is part of the turn.
+        The end-of-turn token is added first if it was not sampled (a length limit). Any other token
+        that stopped the engine is part of the turn.
 
         Args:
-            ids: What `prompt` or `extend` gave, and everything that was sampled after it.
-            messages: What answers it: tool results, a user, a system message.
+            ids: The ids of `prompt` or `extend`, and everything that was sampled after them.
+            messages: The answer: tool results, a user, a system message.
             sampled: The sampled turn as a message, with its calls and its reasoning, as the host's
-                parser understood it. None: its text, which will do for most templates.
+                parser understood it. None: its text, which is enough for most templates.
 
         Raises:
-            BridgeError: The template would rewrite what stands.
+            BridgeError: The template would rewrite earlier text.
             UsageError: The ids begin with no known prompt, or the message is needed.
             RowError: The template refuses the conversation.
         """
@@ -247,16 +231,16 @@ class Bridge:
     def is_append_only(
         self, messages: Sequence[Mapping[str, Any]], tools: list[Any] | None = None
     ) -> bool:
-        """Whether a rollout of this conversation is never rewritten; see `rewrite`."""
+        """Return whether a rollout of this conversation is never rewritten; see `rewrite`."""
         return self.rewrite(messages, tools) is None
 
     def rewrite(
         self, messages: Sequence[Mapping[str, Any]], tools: list[Any] | None = None
     ) -> Rewrite | None:
-        """The first turn of a conversation that the template would not leave as it was sampled.
+        """Return the first turn that the template would rewrite; None if there is none.
 
-        Every assistant's turn after the first message counts as sampled, in the words in which the
-        template prints it as the last one. None where each prompt goes on from what was before it.
+        Every assistant's turn after the first message counts as sampled, as the template prints it
+        when it is the last one.
         """
         with self._lock:
             tools = self.tools if tools is None else tools
@@ -281,10 +265,10 @@ class Bridge:
     def remember(
         self, ids: Ids, messages: Sequence[Mapping[str, Any]], tools: list[Any] | None = None
     ) -> None:
-        """Learn of a prompt that another process or library made.
+        """Add a prompt that another process or library made.
 
         Raises:
-            UsageError: Ids and conversation are not the same text.
+            UsageError: Ids and conversation are different texts.
         """
         with self._lock:
             tools = self.tools if tools is None else tools
@@ -305,8 +289,6 @@ class Bridge:
         with self._lock:
             self._prompts.clear()
 
-    # -- what the template prints -------------------------------------------------------------
-
     def _print_whole(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -314,24 +296,35 @@ class Bridge:
         *,
         prompt: bool = True,
     ) -> _Printed:
-        """A conversation in the first form that the template takes."""
+        """Render a conversation in the first form that the template accepts."""
+        forms = conversation("messages", [dict(message) for message in messages]).forms()
+        return next(self._accepted(forms, tools, prompt=prompt))
+
+    def _accepted(
+        self, forms: Iterable[Form], tools: Any, hint: str = "", *, prompt: bool = True
+    ) -> Iterator[_Printed]:
+        """Yield every form of a conversation that the template accepts; raise if there is none."""
         refused: RowError | None = None
-        for form in conversation("messages", [dict(message) for message in messages]).forms():
+        is_accepted = False
+        for form in forms:
             try:
                 printed = self._print(form.messages, tools, prompt=prompt)
             except RowError as error:
                 refused = refused or error
                 continue
-            if not form.nulls or (printed.run is not None and not printed.run.nones):
-                return printed
-        assert refused is not None
-        raise refused
+            if form.nulls and (printed.run is None or printed.run.nones):
+                continue  # null would be printed as a word
+            is_accepted = True
+            yield printed
+        if not is_accepted:
+            assert refused is not None
+            raise RowError(f"{refused.message}{hint}", reason=refused.reason) from refused
 
     def _print(self, messages: list[Message], tools: list[Any] | None, *, prompt: bool) -> _Printed:
         text, run = self._renderer.printed(messages, tools, prompt=prompt)
         return _Printed(messages, text, run, self._renderer.judge(tools))
 
-    # -- what follows a sampled turn ----------------------------------------------------------
+    # What follows a sampled turn
 
     def _follow(
         self,
@@ -340,7 +333,7 @@ class Bridge:
         new: list[Message],
         sampled: Mapping[str, Any] | None,
     ) -> tuple[_Printed, str]:
-        """The conversation with the sampled turn and its answer, and what is printed behind it."""
+        """Return the conversation with the turn and its answer, and the text after the turn."""
         own = self._text(numbers, prompt.tokens)
         stop = ""
         if len(numbers) > prompt.tokens and self.tokenizer.table.is_special[numbers[-1]]:
@@ -350,41 +343,25 @@ class Bridge:
         if sampled is not None:
             forms = conversation("messages", [dict(sampled)]).forms()
         candidates: list[_Printed] = []
-        refused: RowError | None = None
-        for form in forms:
-            try:
-                printed = self._print_on(given, form.messages[0])
-            except RowError as error:
-                refused = refused or error
-                continue
-            if form.nulls and (printed.run is None or printed.run.nones):
-                continue  # null would be printed as a word
+        hint = BY_TEXT if given.by_text else ""
+        for printed in self._accepted(map(given.complete, forms), prompt.tools, hint):
             if given.is_in(printed.text):
                 printed, following = self._exact(given, printed)
                 break
             candidates.append(printed)
         else:
-            if not candidates:
-                assert refused is not None
-                if given.by_text:
-                    refused = RowError(f"{refused.message}{BY_TEXT}", reason=refused.reason)
-                raise refused
             printed = candidates[0]
             stop, following = self._worded_otherwise(given, printed)
         if given.by_text:
             self._refuse_what_depends_on_calls(given, printed, stop + following)
         return printed, following
 
-    def _print_on(self, given: _Sampled, turn: Message) -> _Printed:
-        messages = [*given.prompt.messages, turn, *given.answer]
-        return self._print(messages, given.prompt.tools, prompt=True)
-
     def _readings(self, given: _Sampled) -> Iterator[Form]:
-        """What a sampled text may be as a message, the likeliest first.
+        """Yield messages that a sampled text may be, the likeliest first.
 
-        With its thinking parted from the rest, as servers part it, then as it is. Where the
-        template, printing such a turn as the last one, prints what was sampled, no other reading
-        is tried: if it prints something else when more follows, that is a rewrite.
+        With its thinking as reasoning_content, then as it is. Where the template prints the sampled
+        text for such a message at the end, no other is tried: if it prints something else when more
+        follows, that is a rewrite.
         """
         prompt, own, words = given.prompt, given.own, given.own.removesuffix(given.stop)
         whole = prompt.opened + words
@@ -401,7 +378,7 @@ class Bridge:
                 return
 
     def _parted(self, text: str, tools: list[Any] | None) -> Message | None:
-        """A text with thinking in it as a message with both; None where it has none."""
+        """Return a text with thinking as content and reasoning_content; None if it has none."""
         tags = self._renderer.judge(tools).thinking
         found = list(tags.finditer(text)) if tags is not None else []
         closing = next((tag for tag in found if CLOSING.search(tag[0])), None)
@@ -416,7 +393,7 @@ class Bridge:
         }
 
     def _exact(self, given: _Sampled, printed: _Printed) -> tuple[_Printed, str]:
-        """The template prints the turn as it was sampled: what stands behind it follows."""
+        """The template prints the turn as it was sampled."""
         place = given.prompt.characters + len(given.own)
         turn, stop = printed.messages[given.turn], given.stop
         if given.by_text and not (stop and not turn["content"].endswith(stop)):
@@ -431,9 +408,9 @@ class Bridge:
         return printed, printed.text[place:]
 
     def _without_closer(self, given: _Sampled, printed: _Printed) -> _Printed:
-        """The same without a closer that was sampled in the turn's words.
+        """Print the turn without an end-of-turn text that was sampled as part of its content.
 
-        Where it is no special token, only the render tells what closes a turn.
+        Where it is no special token, only the render shows what ends a turn.
         """
         prompt, own = given.prompt, given.own
         words, close = printed.closing(given.turn)
@@ -442,15 +419,15 @@ class Bridge:
             return printed
         turn = printed.messages[given.turn]
         core = turn["content"] if closer.isspace() else turn["content"].rstrip()
-        closed = self._print_on(given, {**turn, "content": core.removesuffix(closer)})
+        form = given.complete(Form([{**turn, "content": core.removesuffix(closer)}]))
+        closed = self._print(form.messages, prompt.tools, prompt=True)
         return closed if given.is_in(closed.text) else printed
 
     def _worded_otherwise(self, given: _Sampled, printed: _Printed) -> tuple[str, str]:
-        """The template would write the turn in other words, or rewrite it, which is refused.
+        """The template prints the turn in other words, or rewrites it, which is refused.
 
-        Other words are fine where it writes the same with and without what follows: white space
-        trimmed, JSON with other blanks. What was sampled stays, and what is printed behind the turn
-        follows. Returns what of the sampled turn stands for its closer, and what follows it.
+        Other words are fine if it prints the same with and without the answer: white space trimmed,
+        JSON with other blanks. Returns the sampled end-of-turn text, and what follows it.
         """
         prompt, own, stop, k = given.prompt, given.own, given.stop, given.turn
         if not prompt.begins(printed.text):
@@ -472,7 +449,7 @@ class Bridge:
         return stop, text[close + len(blank) :]
 
     def _end_of_turn(self, closer: str) -> str:
-        """What ends a turn, without what else is printed between its words and there."""
+        """Return what ends a turn, without other text before it."""
         ids = self._encode(closer)
         if ids and self.tokenizer.table.is_added[ids[-1]]:
             last = self._token(ids[-1])
@@ -482,9 +459,9 @@ class Bridge:
     def _refuse_what_depends_on_calls(
         self, given: _Sampled, printed: _Printed, following: str
     ) -> None:
-        """A turn that tools answer has called them, and its text alone does not say so.
+        """Raise if the same turn with tool calls, with or without ids, is followed by other text.
 
-        The same turn with calls, which may have ids or not, must be followed by the same.
+        A turn that tools answer has called them, and its text alone does not show it.
         """
         tools = given.prompt.tools
         answers = [message for message in given.answer if message["role"] in TOOL_ROLES]
@@ -496,15 +473,12 @@ class Bridge:
         found = []
         for tool_calls in (calls, nameless):
             turn = {**printed.messages[given.turn], "tool_calls": tool_calls}
-            for form in conversation("messages", [turn]).forms():
-                try:
-                    called = self._print_on(given, form.messages[0])
-                    found.append(
-                        called.text.endswith(following) and _behind(called, given.turn) == behind
-                    )
-                    break
-                except RowError:
-                    continue
+            forms = map(given.complete, conversation("messages", [turn]).forms())
+            with contextlib.suppress(RowError):
+                called = next(self._accepted(forms, tools))
+                found.append(
+                    called.text.endswith(following) and _behind(called, given.turn) == behind
+                )
         if behind is None or not found or not all(found):
             raise UsageError(
                 "this template prints the answer of a tool otherwise after a call than after a"
@@ -512,7 +486,7 @@ class Bridge:
                 " tool_calls (sampled=)"
             )
 
-    # -- ids ----------------------------------------------------------------------------------
+    # Ids
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer.reference.encode(text, add_special_tokens=False).ids
@@ -522,7 +496,7 @@ class Bridge:
         return self.tokenizer.table.piece(int(number)).decode("utf-8", "replace")
 
     def _text(self, numbers: NDArray[np.int64], start: int) -> str:
-        """The text of ids from a place on, read as what follows the ids before it."""
+        """Return the text of the ids from `start` on, as it follows the ids before."""
         first = max(start - 1, 0)
         table = self.tokenizer.table
         ids = numbers[first:].astype(np.int32)
@@ -531,11 +505,11 @@ class Bridge:
         return data[int(starts[start - first]) :].decode("utf-8", "replace")
 
     def _encode_behind(self, numbers: NDArray[np.int64], text: str) -> list[int]:
-        """The ids of a text that follows ids: those of the whole, where these are its own.
+        """Return the ids of a text that follows ids, as in the encoding of both.
 
-        Nothing before an added token changes what comes after it. A text that begins with none is
-        encoded with what stands before it back to the last added token; where that gives other ids
-        than were sampled, behind that token alone.
+        Text before an added token does not change the ids after it. A text that begins with none is
+        encoded together with the text since the last added token, or, if that gives other ids than
+        were sampled, after that token alone.
         """
         table = self.tokenizer.table
         if table.is_added[numbers[-1]]:
@@ -559,7 +533,7 @@ class Bridge:
                 return ids[1:]
         return alone
 
-    # -- prompts that were given out ----------------------------------------------------------
+    # Known prompts
 
     def _refuse_unknown(self, numbers: NDArray[np.int64]) -> None:
         size = len(self.tokenizer.table)
@@ -596,18 +570,13 @@ class Bridge:
             self._prompts.popitem(last=False)
 
     def _find(self, numbers: NDArray[np.int64]) -> _KnownPrompt:
-        sums = self._sums(numbers)
-        for end in range(len(sums), 0, -STRETCH):
-            first = max(0, end - STRETCH)
-            for size, total in zip(
-                range(end, first, -1), reversed(sums[first:end].tolist()), strict=True
-            ):
-                found = self._prompts.get((size, total))
-                if found is not None and found.ids_digest == xxhash.xxh3_64_intdigest(
-                    numbers[:size].tobytes()
-                ):
-                    self._prompts.move_to_end((size, total))
-                    return found
+        sums = self._sums(numbers).data
+        for size in range(len(sums), 0, -1):
+            key = size, sums[size - 1]
+            found = self._prompts.get(key)
+            if found and found.ids_digest == xxhash.xxh3_64_intdigest(numbers[:size].tobytes()):
+                self._prompts.move_to_end(key)
+                return found
         raise UsageError(
             "these ids begin with no prompt that this bridge gave or was told of:"
             " remember(ids, messages) tells it of one"
@@ -628,7 +597,7 @@ def _digest(text: str) -> int:
 
 
 def _closed(own: str, closer: str, behind: str) -> bool:
-    """Whether a sampled text ends with the closer, or with white space printed behind that."""
+    """Whether a sampled text ends with the end of turn, or with white space printed after it."""
     if not closer or closer.isspace():
         return bool(closer) and own.endswith(closer)
     core = own.rstrip()
@@ -636,7 +605,7 @@ def _closed(own: str, closer: str, behind: str) -> bool:
 
 
 def _behind(printed: _Printed, k: int) -> str | None:
-    """What is printed behind a sampled turn's closer; None where that cannot be told."""
+    """Return what is printed after a sampled turn; None if its end is unknown."""
     try:
         return printed.text[printed.closing(k)[1] :]
     except BridgeError:
@@ -649,7 +618,7 @@ def _refusal(found: Rewrite, by_text: bool) -> BridgeError:
 
 
 def _call(answer: Message, tools: list[Any] | None) -> dict[str, Any]:
-    """A call that a tool may have answered so."""
+    """A call that this message may answer."""
     name = answer.get("name")
     if not name and tools:
         function = tools[0].get("function", tools[0]) if isinstance(tools[0], dict) else {}

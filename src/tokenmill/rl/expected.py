@@ -1,23 +1,16 @@
-r"""What a template prints for a recorded conversation, and which part of it a model would sample.
+r"""The texts that a recording of a conversation may hold, and the parts that a model would sample.
 
-For every assistant turn there is the *render at its time*: the conversation up to and including it.
-Of these, two texts follow, either of which a sound recording may hold:
+A sound recording holds the *whole* render of the conversation, or the *appended* text: each turn
+as it was sampled at its time, with the new messages and the generation prompt appended::
 
-- *whole*: the render at the time of the last turn. The template may have rewritten history in it.
-- *appended*: at each turn, the new messages and the generation prompt are put behind what was
-  there, and what was sampled stays as it was sampled. So a rollout looks that hands ids from turn
-  to turn, and thoughts stay where a whole render would drop them::
-
-      at turn 1   <user>Hi<assistant>▏<think>hm</think>Hello<end>
-      at turn 2   <user>Hi<assistant>Hello<end>\n<user>And?<assistant>▏Fine<end>
-      appended    <user>Hi<assistant>▏<think>hm</think>Hello<end>▏\n<user>And?<assistant>▏Fine<end>
-
-For a template that only appends, both are the same text. `Expectations.of` gives an `Expected` for
-each, encoded as a whole, with the tokens that belong to each turn.
+    at turn 1   <user>Hi<assistant>▏<think>hm</think>Hello<end>
+    at turn 2   <user>Hi<assistant>Hello<end>\n<user>And?<assistant>▏Fine<end>
+    appended    <user>Hi<assistant>▏<think>hm</think>Hello<end>▏\n<user>And?<assistant>▏Fine<end>
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,14 +32,13 @@ from tokenmill.tokenizers.pieces import PieceTable
 from tokenmill.tokenizers.tokenizer import Tokenizer
 
 _GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
-_AFTER = {"role": "assistant", "content": "."}
-"""Stands for the turn that a model would write after a conversation that ends with others."""
+_AFTER = {"role": "assistant", "content": "."}  # the turn after the last message of others
 _OF_TRAINING = ("weight", "train", "step_loss_mask")
 
 
 @dataclass(frozen=True, slots=True)
 class Spelled:
-    """Ids with the bytes that they stand for."""
+    """Ids with their bytes."""
 
     ids: Ids
     starts: NDArray[np.int64]  # where the bytes of each id start, and the total
@@ -60,7 +52,6 @@ class Spelled:
 
 
 def spell(table: PieceTable, ids: Ids) -> Spelled:
-    """The bytes of ids, all of which are in the vocabulary."""
     numbers = table.twins(ids, np.array([0, len(ids)], np.int64))
     starts, data = table.joined(numbers)
     return Spelled(ids, starts.astype(np.int64), data.to_pybytes())
@@ -68,35 +59,35 @@ def spell(table: PieceTable, ids: Ids) -> Spelled:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One message's part of an expected text, in tokens."""
+    """One message's part of an expected text."""
 
     role: str
-    start: int
+    start: int  # in tokens
     end: int
-    sampled: Span | None = None  # what the model wrote
+    sampled: Span | None = None  # in tokens
     wrote: Span | None = None  # the same in bytes; a token at either end may reach beyond
     rewritten: bool = False  # whether the model wrote something else at its time
 
 
 @dataclass(frozen=True)
 class Expected:
-    """One text that a sound recording may hold."""
+    """One text that a recording may hold."""
 
-    spelled: Spelled  # its canonical ids
+    spelled: Spelled  # canonical ids
     turns: tuple[Turn, ...]  # one for each message
     open: bool  # whether it ends with a generation prompt
 
     @cached_property
     def required(self) -> int:
-        """Tokens up to the end of the last sampled turn; what follows need not be recorded."""
+        """Number of tokens up to the end of the last sampled turn; the rest is optional."""
         return max((turn.sampled[1] for turn in self.turns if turn.sampled), default=0)
 
     @cached_property
     def doubtful(self) -> list[Span]:
         """Tokens that may have been sampled or not.
 
-        Whitespace that ends a turn in place of a token, and a token that the template prints behind
-        the last turn's end: some samplers stop before it, some behind.
+        Whitespace that ends a turn in place of a token, and a token that the template prints after
+        the last turn: some samplers stop before it, some after it.
         """
         found = []
         for turn in self.turns:
@@ -122,25 +113,17 @@ class Expected:
 
 @dataclass(slots=True)
 class _Text:
-    """A text in characters."""
-
     text: str
-    ends: list[int]  # of turns
+    ends: list[int]  # of turns, in characters
     roles: Sequence[str]
     sampled: dict[int, Span]  # by turn
     rewritten: frozenset[int] = frozenset()
 
 
 class Expectations:
-    """Makes what is expected of trajectories; engine and renderer never change the result."""
+    """Renders and encodes the expected texts; engine and renderer never change the result."""
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        spec: ChatSpec,
-        engine: str = "auto",
-        renderer: str = "auto",
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, spec: ChatSpec, engine: str, renderer: str) -> None:
         self.tokenizer = tokenizer
         spec = ChatSpec(
             format="messages",
@@ -153,24 +136,19 @@ class Expectations:
         self.encoder = Encoder(tokenizer, engine)
 
     def of(self, trajectories: Sequence[Trajectory]) -> list[list[Expected] | RowError]:
-        """What each trajectory may hold, the appended text first, or why that is not known."""
-        rows: list[dict[str, Any]] = []
-        runs: list[Span] = []
-        for trajectory in trajectories:
-            first = len(rows)
-            rows += _prefixes(trajectory)
-            runs.append((first, len(rows)))
-        rendered = self._render(rows)
-        found: list[list[_Text] | RowError] = []
-        for trajectory, (first, last) in zip(trajectories, runs, strict=True):
-            found.append(_texts(trajectory, rows[first:last], rendered[first:last]))
+        """Return the texts per trajectory, the appended one first, or why they are unknown."""
+        prefixes = [_prefixes(trajectory) for trajectory in trajectories]
+        rendered = iter(self._render([row for rows in prefixes for row in rows]))
+        found = [
+            _texts(trajectory, rows, list(itertools.islice(rendered, len(rows))))
+            for trajectory, rows in zip(trajectories, prefixes, strict=True)
+        ]
         return self._encoded(trajectories, found)
 
     def by_reference(self, trajectory: Trajectory) -> Expected | None:
-        """What an append-only sampler would be given and write, by the reference alone.
+        """Return the appended text by the reference alone; None if the template rewrites history.
 
-        Slow, and the last word before something is called wrong. None where the template does not
-        only append.
+        Slow: used only before something is called wrong.
         """
         messages = trajectory.messages or []
         try:
@@ -233,7 +211,7 @@ class Expectations:
 def _asked(
     reference: ReferenceTemplate, messages: list[dict[str, Any]], tools: list[Any] | None
 ) -> _Text | None:
-    """The prompt of each assistant turn and what follows it, as long as one continues the other."""
+    """Join the prompts of the assistant turns and the turns; None if one does not continue."""
     before = text = ""
     ends: list[int] = []
     sampled: dict[int, Span] = {}
@@ -265,7 +243,7 @@ def _asked(
 
 
 def _without_generation(template: Any) -> Any:
-    """A template without its author's word on what is trained: here it matters what is sampled."""
+    """Remove ``generation`` tags, which say what is trained and not what is sampled."""
     if isinstance(template, Mapping):
         return {name: _without_generation(source) for name, source in template.items()}
     if not isinstance(template, str):
@@ -274,7 +252,7 @@ def _without_generation(template: Any) -> Any:
 
 
 def _prefixes(trajectory: Trajectory) -> list[dict[str, Any]]:
-    """The conversation at the time of each assistant turn, and behind its end if it is not one."""
+    """The conversation up to each assistant turn, and up to its end if that is none."""
     messages = trajectory.messages
     if messages is None:
         return []
@@ -307,7 +285,7 @@ def _texts(
     rows: Sequence[dict[str, Any]],
     rendered: Sequence[_Text | RowError],
 ) -> list[_Text] | RowError:
-    """The appended text and the whole one, or only one where they are the same."""
+    """Return the appended text and the whole one, or one if they are equal."""
     if not rows:
         return []
     last = rendered[-1]
@@ -322,7 +300,7 @@ def _texts(
         whole = _cut_open(last, turns[-1])
         appended = None if appended is None else _cut_open(appended, turns[-1])
     if whole is None:
-        return RowError("what comes after the last message is not told", reason="mask_unproven")
+        return RowError("what comes after the last message is unknown", reason="mask_unproven")
     if appended is None:
         return [whole]
     if appended.text == whole.text and appended.sampled == whole.sampled:
@@ -336,7 +314,7 @@ def _texts(
 
 
 def _append(turns: Sequence[int], rendered: Sequence[_Text | RowError]) -> _Text | None:
-    """Every turn as it was at its time, behind what was there; None where that is not known."""
+    """Append every turn as it was at its time; None where that is unknown."""
     text, ends, tail = "", [0], ""
     roles: Sequence[str] = ()
     sampled: dict[int, Span] = {}
@@ -359,7 +337,7 @@ def _append(turns: Sequence[int], rendered: Sequence[_Text | RowError]) -> _Text
 
 
 def _cut_open(text: _Text, turn: int) -> _Text | None:
-    """Up to where the model would go on."""
+    """Cut a text where the model would continue it."""
     if turn not in text.sampled:
         return None
     start, _ = text.sampled[turn]

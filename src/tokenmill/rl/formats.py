@@ -1,15 +1,6 @@
-"""From a row to trajectories, in whichever format a trainer or a server recorded it.
+"""Read trajectories from rows of several trainers and servers (docs/rollouts.md).
 
-`read_rollouts` looks at a row's columns and reads it as one of `FORMATS`; a row of none of them is
-a `RowError` that names its columns. What is not understood is kept as metadata, and nothing is
-executed. The formats and what cannot be checked in each stand in docs/rollouts.md.
-
-    rollout     our own: token_ids, loss_mask, messages …; ``trajectories`` or ``tree`` for many
-    miles       samples of miles and slime: tokens, response_length, loss_mask of the response
-    skyrl       prompt_token_ids, response_ids; or decoded: input_prompt, output_response
-    verl        decoded: input, output, score
-    trl         prompt, completion, advantage; ids where the columns are there
-    openai      a chat completion with ``choices``, as vLLM and SGLang answer it with token ids
+Columns that are not understood become metadata.
 """
 
 from __future__ import annotations
@@ -48,7 +39,7 @@ def read_rollouts(row: Any, format: str = "auto") -> Recording:  # noqa: A002 - 
 
 
 def reread(value: Any, raw: bytes) -> Any:
-    """Read a row with NaN or infinities as Python does, so that a check can name the number."""
+    """Read a row with NaN or infinities as Python does, so that a check can name the token."""
     if not isinstance(value, RowError) or value.reason != "bad_json":
         return value
     if b"NaN" not in raw and b"Infinity" not in raw:
@@ -60,17 +51,13 @@ def reread(value: Any, raw: bytes) -> Any:
     return found if isinstance(found, dict) else value
 
 
-# Our own form
+# Our own format
 
 _OWN = (
     "messages", "tools", "token_ids", "loss_mask", "logprobs", "prompt_length", "prompt",
     "response", "finish_reason", "reward", "advantage", "advantages", "group", "step", "version",
     "trajectories", "tree",
 )  # fmt: skip
-
-
-def _is_own(row: Row) -> bool:
-    return any(row.get(name) is not None for name in ("token_ids", "trajectories", "tree"))
 
 
 def _own(row: Row) -> Recording:
@@ -93,7 +80,7 @@ def _one(row: Row) -> Trajectory:
         mask=_mask(row, "loss_mask"),
         given_logprobs=_numbers(row, "logprobs"),
         prompt_length=_whole(row, "prompt_length"),
-        messages=_messages(row, "messages"),
+        messages=_messages(row.get("messages")),
         tools=_tools(row),
         prompt=_text(row, "prompt"),
         response=_text(row, "response"),
@@ -108,10 +95,10 @@ def _one(row: Row) -> Trajectory:
 
 
 def _tree(row: Row) -> Recording:
-    """A tree of nodes, each with what it adds; one trajectory for every leaf.
+    """One trajectory for every leaf of a tree.
 
-    Siblings are different samples even where their ids are the same, so what two trajectories share
-    is said by the nodes and not by the ids.
+    Siblings are different samples even where their ids are equal, so the nodes say what two
+    trajectories share.
     """
     nodes = _objects(row, "tree")
     outer = _others(row, ("tree",))
@@ -141,7 +128,7 @@ def _tree(row: Row) -> Recording:
 
 
 def _join(nodes: list[Row], branch: list[int]) -> tuple[Row, list[tuple[int, int]]]:
-    """What the nodes of a branch add up to, and how many ids there are after each."""
+    """Return the nodes of a branch as one row, and the number of ids after each node."""
     joined: Row = {"messages": [], "token_ids": [], "loss_mask": [], "logprobs": []}
     path, scored, told = [], False, True
     for number in branch:
@@ -185,15 +172,11 @@ def _join(nodes: list[Row], branch: list[int]) -> tuple[Row, list[tuple[int, int
     return joined, path
 
 
-# Those of others
-
-
-def _is_miles(row: Row) -> bool:
-    return row.get("tokens") is not None and row.get("response_length") is not None
+# Formats of others
 
 
 def _miles(row: Row) -> Recording:
-    """A sample of miles or slime, as `dump_details` and `save_debug_rollout_data` keep it."""
+    """A sample of miles or slime, as `dump_details` and `save_debug_rollout_data` write it."""
     names = (
         "tokens", "response_length", "loss_mask", "rollout_log_probs", "reward", "group_index",
         "weight_versions", "prompt", "response", "status", "rollout_id", "tools", "metadata",
@@ -224,11 +207,6 @@ def _miles(row: Row) -> Recording:
     return Recording([trajectory])
 
 
-def _is_skyrl(row: Row) -> bool:
-    ids = row.get("prompt_token_ids") is not None and row.get("response_ids") is not None
-    return ids or (row.get("input_prompt") is not None and row.get("output_response") is not None)
-
-
 def _skyrl(row: Row) -> Recording:
     """A row of SkyRL's generator output, or of its evaluation dumps, which are decoded."""
     names = (
@@ -236,18 +214,16 @@ def _skyrl(row: Row) -> Recording:
         "reward", "rewards", "trajectory_id", "trajectory_ids", "stop_reason", "stop_reasons",
         "input_prompt", "output_response", "step", "global_step",
     )  # fmt: skip
-    prompt, response = _ids(row, "prompt_token_ids"), _ids(row, "response_ids")
-    if prompt is not None and response is not None:
-        mask = _mask(row, "loss_mask" if row.get("loss_mask") is not None else "loss_masks")
-        logprobs = _numbers(row, "rollout_logprobs")
-        trajectory = _prompt_and_response("skyrl", prompt, response, mask, logprobs)
-    else:
-        trajectory = Trajectory("skyrl")
+    mask = _mask(row, "loss_mask" if row.get("loss_mask") is not None else "loss_masks")
+    trajectory = _prompt_and_response(
+        "skyrl", _ids(row, "prompt_token_ids"), _ids(row, "response_ids"), mask,
+        _numbers(row, "rollout_logprobs"),
+    )  # fmt: skip
     trajectory.prompt = _text(row, "input_prompt")
     trajectory.response = _text(row, "output_response")
     trajectory.finish = _text(row, "stop_reason") or _text(row, "stop_reasons")
     reward = _first(row, "score", "reward", "rewards")
-    if isinstance(reward, list):  # one per token: what the whole earned is their sum
+    if isinstance(reward, list):  # one per token
         trajectory.metadata["token_rewards"] = reward
         reward = sum(_number(value, "rewards") or 0.0 for value in reward)
     trajectory.reward = _number(reward, "reward")
@@ -276,25 +252,17 @@ def _verl(row: Row) -> Recording:
     return Recording([trajectory])
 
 
-def _is_trl(row: Row) -> bool:
-    return row.get("prompt") is not None and row.get("completion") is not None
-
-
 def _trl(row: Row) -> Recording:
-    """A row of TRL's logged completions; rewards stand under the names of their functions."""
+    """A row of TRL's logged completions; reward columns have the names of their functions."""
     names = ("prompt", "completion", "step", "advantage", "prompt_ids", "completion_ids",
              "completion_mask", "logprobs", "sampling_per_token_logps", "reward")  # fmt: skip
-    prompt, response = _ids(row, "prompt_ids"), _ids(row, "completion_ids")
-    if not _is_trl(row):
+    if row.get("prompt") is None or row.get("completion") is None:
         raise RowError("a row of TRL's completions has 'prompt' and 'completion'")
-    if prompt is not None and response is not None:
-        logprobs = _numbers(row, "logprobs")
-        if logprobs is None:
-            logprobs = _numbers(row, "sampling_per_token_logps")
-        mask = _mask(row, "completion_mask")
-        trajectory = _prompt_and_response("trl", prompt, response, mask, logprobs)
-    else:
-        trajectory = Trajectory("trl")
+    logprobs = "sampling_per_token_logps" if row.get("logprobs") is None else "logprobs"
+    trajectory = _prompt_and_response(
+        "trl", _ids(row, "prompt_ids"), _ids(row, "completion_ids"), _mask(row, "completion_mask"),
+        _numbers(row, logprobs),
+    )  # fmt: skip
     completion = row["completion"]
     if isinstance(completion, str):
         trajectory.response = completion
@@ -320,7 +288,7 @@ def _openai(row: Row) -> Recording:
     """A chat completion: alone, beside its messages, or as ``{"request": …, "response": …}``."""
     request, answer = _inner(row, "request", row), _inner(row, "response", row)
     choices = _objects(answer, "choices")
-    asked = _messages(request, "messages")
+    asked = _messages(request.get("messages"))
     names = ("request", "response", "choices", "messages", "tools", "prompt_token_ids")
     found = []
     for choice in choices:
@@ -328,10 +296,7 @@ def _openai(row: Row) -> Recording:
         if prompt is None:
             prompt = _ids(choice, "prompt_token_ids")
         ids, logprobs = _answered(choice)
-        if prompt is None or ids is None:
-            trajectory = Trajectory("openai")
-        else:
-            trajectory = _prompt_and_response("openai", prompt, ids, None, logprobs)
+        trajectory = _prompt_and_response("openai", prompt, ids, None, logprobs)
         message = choice.get("message")
         if isinstance(message, dict):
             # Servers write every field they know, null where there is nothing.
@@ -367,17 +332,19 @@ def _answered(choice: Row) -> tuple[Ids | None, NDArray[np.float64] | None]:
 
 def _prompt_and_response(
     name: str,
-    prompt: Ids,
-    response: Ids,
+    prompt: Ids | None,
+    response: Ids | None,
     mask: Bits | None,
     logprobs: NDArray[np.float64] | None,
 ) -> Trajectory:
-    """A trajectory of which mask and log-probabilities speak of the response alone."""
+    """A trajectory whose mask and log-probabilities are those of the response; it may lack ids."""
+    if prompt is None or response is None:
+        return Trajectory(name)
     if mask is None:
         mask = np.ones(len(response), np.uint8)
     if logprobs is not None and len(logprobs) == len(response):
         logprobs = np.concatenate([np.zeros(len(prompt)), logprobs])
-    if len(mask) == len(response):  # else it stays wrong, for `Trajectory.faults` to say
+    if len(mask) == len(response):  # else it stays wrong, for `Trajectory.faults` to name
         mask = np.concatenate([np.zeros(len(prompt), np.uint8), mask])
     return Trajectory(
         name,
@@ -393,27 +360,32 @@ def _say(trajectory: Trajectory, prompt: Any, messages: Any) -> None:
     if isinstance(prompt, str):
         trajectory.prompt = prompt
     if isinstance(messages, list) and messages:
-        trajectory.messages = _messages({"messages": messages}, "messages")
+        trajectory.messages = _messages(messages)
     elif isinstance(prompt, list) and trajectory.response is not None:
         mask = trajectory.mask
         whole = mask is None or (
             trajectory.prompt_length is not None and bool(mask[trajectory.prompt_length :].all())
         )
-        if whole:  # one answer; what environments said in between is not told
+        if whole:  # one answer; otherwise messages of the environment in between are unknown
             answer = {"role": "assistant", "content": trajectory.response}
-            trajectory.messages = _messages({"messages": [*prompt, answer]}, "messages")
+            trajectory.messages = _messages([*prompt, answer])
+
+
+def _has(*alternatives: str) -> Callable[[Row], bool]:
+    sets = [names.split() for names in alternatives]
+    return lambda row: any(all(row.get(name) is not None for name in names) for names in sets)
 
 
 FORMATS: dict[str, tuple[Callable[[Row], bool], Callable[[Row], Recording]]] = {
     "openai": (_is_openai, _openai),
-    "rollout": (_is_own, _own),
-    "miles": (_is_miles, _miles),
-    "skyrl": (_is_skyrl, _skyrl),
+    "rollout": (_has("token_ids", "trajectories", "tree"), _own),
+    "miles": (_has("tokens response_length"), _miles),
+    "skyrl": (_has("prompt_token_ids response_ids", "input_prompt output_response"), _skyrl),
     "verl": (_is_verl, _verl),
-    "trl": (_is_trl, _trl),
-    "slime": (lambda row: False, _miles),  # only by name: such a row is recognised as of miles
+    "trl": (_has("prompt completion"), _trl),
+    "slime": (_has(), _miles),  # only by name: such a row is recognised as one of miles
 }
-"""Of each format, whether a row is of it, and what reads it; asked in this order."""
+"""Format → whether a row has it, and its reader; tried in this order."""
 
 
 # Columns
@@ -437,7 +409,7 @@ def _ids(row: Row, name: str) -> Ids | None:
 
 
 def _mask(row: Row, name: str) -> Bits | None:
-    """A mask; what is neither 0 nor 1 becomes 2, for `Trajectory.faults` to name."""
+    """A mask; other numbers than 0 and 1 become 2, for `Trajectory.faults` to name."""
     mask = _numbers(row, name, "0 and 1")
     if mask is None:
         return None
@@ -457,12 +429,11 @@ def _numbers(row: Row, name: str, kind: str = "numbers") -> NDArray[np.float64] 
     return numbers
 
 
-def _messages(row: Row, name: str) -> list[dict[str, Any]] | None:
-    values = row.get(name)
+def _messages(values: Any) -> list[dict[str, Any]] | None:
     if values is None:
         return None
     if not isinstance(values, list) or not values or not all(_is_message(one) for one in values):
-        raise RowError(f"{name!r} must be a list of messages with roles")
+        raise RowError("'messages' must be a list of messages with roles")
     return values
 
 

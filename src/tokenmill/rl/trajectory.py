@@ -1,19 +1,11 @@
 """Trajectories: recorded sequences of token ids, and the rows that are cut from them.
 
-`formats` reads trajectories from rows, `verdict` compares them with what the template prints. Ids
-and masks are kept as they were recorded; `Trajectory.faults` lists what is wrong with them by
-themselves: a check reports that, a build refuses the row.
-
-A sampler that branches records the same ids several times, once in every trajectory that runs
-through them. `cut_rows` gives rows in which every sampled token is trained exactly once, after
-exactly the ids that the sampler saw::
+A sampler that branches records the same ids several times. `cut_rows` gives rows in which every
+sampled token is trained exactly once, after exactly the ids that the sampler saw::
 
     recorded   p p S S t S S            rows   p p S S t S S
-               p p S S t S X S                 p p s s t s X S     s: there, and not trained
-               p p S S                         (the beginning of the first: no row)
-
-A trajectory that is the beginning of another gives no row of its own: what it says was sampled is
-trained in the other one, where the same ids stand before it.
+               p p S S t S X S                 p p s s t s X S     s: context, not trained
+               p p S S                         (a prefix of the first: no row)
 """
 
 from __future__ import annotations
@@ -31,12 +23,11 @@ Ids = NDArray[np.int32]
 Bits = NDArray[np.uint8]
 Logprobs = NDArray[np.float32]
 
-TRUNCATED = ("length", "truncated", "aborted", "abort", "max_tokens")
-"""What formats call the end of a trajectory that was cut off."""
+TRUNCATED = ("length", "truncated", "aborted", "abort", "max_tokens")  # words of several formats
 
 
 class Fault(NamedTuple):
-    """What is wrong with the columns of a trajectory by themselves."""
+    """What is wrong with mask or log-probabilities, whatever the ids say."""
 
     kind: str
     token: int | None
@@ -68,7 +59,6 @@ class Trajectory:
 
     @property
     def truncated(self) -> bool:
-        """Whether it was cut off, as the recorder says."""
         return self.finish in TRUNCATED
 
     @property
@@ -86,7 +76,6 @@ class Trajectory:
         return spread
 
     def faults(self) -> Iterator[Fault]:
-        """What is wrong with mask and log-probabilities, whatever the ids say."""
         if self.ids is None:
             return
         size = len(self.ids)
@@ -138,7 +127,6 @@ class Trajectory:
         return Fault("mask_misses_sampled", token, "1", found)
 
     def require_sound(self) -> None:
-        """Refuse a trajectory that no row can be made of."""
         if self.ids is None:
             raise RowError(
                 f"a rollout of format {self.format!r} without token ids: what was sampled is never"
@@ -160,8 +148,6 @@ class Recording(NamedTuple):
 
 
 class CutRow(NamedTuple):
-    """One row of a store."""
-
     trajectory: Trajectory  # whose ids and reward it has
     ids: Ids
     mask: Bits  # 1 on what this row trains
@@ -173,8 +159,6 @@ def cut_rows(recording: Recording) -> list[CutRow]:
     trajectories = recording.trajectories
     for trajectory in trajectories:
         trajectory.require_sound()
-    if len(trajectories) == 1:
-        return [_whole(trajectories[0])]
     shared = _shared(recording)
     sizes = [len(_ids(trajectory)) for trajectory in trajectories]
     leaves = [
@@ -192,15 +176,10 @@ def cut_rows(recording: Recording) -> list[CutRow]:
     ]
 
 
-def _whole(trajectory: Trajectory) -> CutRow:
-    assert trajectory.mask is not None
-    return CutRow(trajectory, _ids(trajectory), trajectory.mask, trajectory.logprobs)
-
-
 def _row(
     trajectories: Sequence[Trajectory], leaf: int, shared: Sequence[int], trained_before: int
 ) -> CutRow:
-    """The row of a leaf: it trains what any trajectory sampled on its way, and no row before."""
+    """The row of a leaf: it trains what any trajectory sampled on its path, and no earlier row."""
     ids = _ids(trajectories[leaf])
     mask = np.zeros(len(ids), np.uint8)
     logprobs = np.zeros(len(ids), np.float32)
@@ -219,7 +198,6 @@ def _row(
 
 
 def _shared(recording: Recording) -> list[list[int]]:
-    """How many ids each two trajectories share, each with itself all of them."""
     ids = [_ids(trajectory) for trajectory in recording.trajectories]
     paths = recording.paths
     if paths is not None:
@@ -244,6 +222,5 @@ def _common_prefix(left: Ids, right: Ids) -> int:
 
 
 def _ids(trajectory: Trajectory) -> Ids:
-    if trajectory.ids is None:
-        raise RowError("a rollout without token ids")
+    assert trajectory.ids is not None  # require_sound raises
     return trajectory.ids

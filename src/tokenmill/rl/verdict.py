@@ -1,18 +1,9 @@
-"""What became of a trajectory: its verdict, and every finding with its place and both sides.
+"""Compare recorded trajectories with the text and mask that the template implies.
 
-A `Judge` compares what was recorded with what is expected (`expected`), in four classes:
-
-    equal         the ids are those that one encode of the expected text gives
-    retokenized   other ids, the same text
-    text          other text
-    structure     a turn, thought or observation that is missing, something doubled, a mask on what
-                  was not sampled or not on what was, log-probabilities that do not fit
-
-A trajectory's class is the gravest of its findings'. Of the two texts that are expected of a
-template which rewrites history, the nearer one counts; and nothing is called wrong that the
-reference, asked turn by turn, would have given a sampler. A trajectory that ends inside a
-turn was cut off, which is no finding. Texts are compared in bytes, as the tokenizer's pieces spell
-them; masks are compared wherever both texts agree.
+`CLASSES` and the kinds of findings are described in docs/rollouts.md. Where the template rewrites
+history, the nearer of the two expected texts counts; and nothing is wrong that the reference,
+rendered turn by turn, would have given a sampler. A trajectory that ends inside a turn was cut off,
+which is no finding. Texts are compared in bytes; masks wherever both texts agree.
 """
 
 from __future__ import annotations
@@ -35,17 +26,13 @@ from tokenmill.rl.expected import Expectations, Expected, Spelled, Turn, spell
 from tokenmill.rl.trajectory import Bits, Trajectory
 from tokenmill.tokenizers.tokenizer import Tokenizer
 
-CLASSES = ("equal", "retokenized", "text", "structure")
-"""From harmless to grave."""
-
+CLASSES = ("equal", "retokenized", "text", "structure")  # from harmless to grave
 SHOWN = 60  # bytes of either side that a finding shows
 _LOST = ("observation_lost", "turn_missing")
 _UNKNOWN = 2  # in an expected mask: the texts differ here
 
 
 class Note(NamedTuple):
-    """One finding within a trajectory."""
-
     drift: str  # one of `CLASSES`
     kind: str
     turn: int | None  # number of the message
@@ -61,17 +48,19 @@ class Verdict:
 
     drift: str | None = None  # the gravest class; None where nothing could be compared
     notes: list[Note] = field(default_factory=list)
+    # Role and end in recorded tokens; from the mask where messages are unknown or do not fit.
     turns: list[tuple[str, int]] = field(default_factory=list)
-    """Role and end, in recorded tokens, of every turn; by the mask where messages are unknown or do
-    not fit."""
     truncated: bool = False  # whether it ends inside a turn
     unchecked: str = ""  # what could not be compared, and why
     apart: int = 0  # bytes in which texts differ
 
     @property
+    def is_grave(self) -> bool:
+        return self.drift in ("text", "structure")
+
+    @property
     def distance(self) -> tuple[bool, int, int]:
-        """How badly what is expected explains what was recorded."""
-        return _is_grave(self), self.apart, len(self.notes)
+        return self.is_grave, self.apart, len(self.notes)
 
 
 class Judge:
@@ -84,7 +73,7 @@ class Judge:
         self.expectations = Expectations(tokenizer, spec, engine, renderer)
 
     def judge(self, trajectories: Sequence[Trajectory]) -> list[Verdict | RowError]:
-        """Verdicts, or why there can be none."""
+        """Return a verdict per trajectory, or why there is none."""
         with_ids = [
             trajectory if _can_be_spelled(trajectory, len(self.tokenizer.table)) else None
             for trajectory in trajectories
@@ -110,17 +99,13 @@ class Judge:
     ) -> Verdict | RowError:
         faults = list(_own_faults(trajectory))
         best: Verdict | None = None
-        for one in expected if not isinstance(expected, RowError) else ():
+        known = () if isinstance(expected, RowError) else expected
+        for one in itertools.chain(known, self._by_reference(trajectory)):
             verdict = self._against(trajectory, one)
             if best is None or verdict.distance < best.distance:
                 best = verdict
-            if not _is_grave(best):
+            if not best.is_grave:
                 break
-        if best is None or _is_grave(best):
-            for one in self._by_reference(trajectory):
-                verdict = self._against(trajectory, one)
-                if best is None or verdict.distance < best.distance:
-                    best = verdict
         if best is None:
             assert isinstance(expected, RowError)
             return _verdict(faults, trajectory, []) if faults else expected
@@ -131,7 +116,7 @@ class Judge:
         return best
 
     def _by_reference(self, trajectory: Trajectory) -> Iterator[Expected]:
-        """What the reference expects; what nobody answered at the end may be recorded, or not."""
+        """What the reference expects, with and without the last messages that have no answer."""
         messages = list(trajectory.messages or ())
         while messages:
             asked = self.expectations.by_reference(replace(trajectory, messages=list(messages)))
@@ -145,7 +130,7 @@ class Judge:
         ids, wanted = trajectory.ids, expected.spelled
         assert ids is not None
         size = len(ids)
-        if np.array_equal(ids, wanted.ids[:size]):  # nearly always, also where it was cut off
+        if np.array_equal(ids, wanted.ids[:size]):  # nearly always
             starts = wanted.starts[: size + 1]
             recorded = Spelled(ids, starts, wanted.data[: int(starts[-1])])
         else:
@@ -176,7 +161,6 @@ class Judge:
         return verdict
 
     def _against_texts(self, trajectory: Trajectory, recorded: Spelled) -> Iterator[Note]:
-        """Prompt and response as texts, where they were recorded beside their ids."""
         size = trajectory.prompt_length
         if size is None:
             return
@@ -257,16 +241,12 @@ def _gravest(notes: Sequence[Note]) -> str:
     return max((note.drift for note in notes), key=CLASSES.index, default="equal")
 
 
-def _is_grave(verdict: Verdict) -> bool:
-    return verdict.drift in ("text", "structure")
-
-
 def _verdict(notes: list[Note], trajectory: Trajectory, turns: list[tuple[str, int]]) -> Verdict:
     return Verdict(_gravest(notes), notes, turns or turns_by_mask(trajectory))
 
 
 def turns_by_mask(trajectory: Trajectory) -> list[tuple[str, int]]:
-    """Turns where messages do not say them: what was sampled, and the context around it."""
+    """Return turns without messages: what was sampled, and the context around it."""
     if trajectory.ids is None or trajectory.mask is None:
         return []
     if len(trajectory.mask) != len(trajectory.ids) or not len(trajectory.ids):
@@ -276,11 +256,10 @@ def turns_by_mask(trajectory: Trajectory) -> list[tuple[str, int]]:
     return [("assistant" if mask[end - 1] else "context", end) for end in cuts]
 
 
-def _ends(trajectory: Trajectory, expected: Expected, size: int) -> Iterator[Note]:
-    """A recording that holds the beginning of what is expected: cut off, or without its last turns.
+def _ends(trajectory: Trajectory, expected: Expected, size: int, last: int) -> Iterator[Note]:
+    """Note the last turns if they are missing from a recording of `size` expected tokens.
 
-    One that ends inside a turn was cut off. One that ends where a turn begins, while the messages
-    hold further turns of the assistant, lost them.
+    A recording that ends inside a turn was cut off, which is no finding.
     """
     for turn in expected.turns:
         if turn.sampled is None or not turn.sampled[0] < size < turn.sampled[1]:
@@ -302,15 +281,9 @@ def _ends(trajectory: Trajectory, expected: Expected, size: int) -> Iterator[Not
         if (turn.end if turn.sampled is None else turn.sampled[1]) > size
     )
     role = expected.turns[lost].role
-    yield Note(
-        "structure",
-        _lost_kind(role),
-        lost,
-        size - 1,
-        _shown(expected.spelled.data, int(expected.spelled.starts[size])),
-        "the end of the recording",
-        f"the turn of {role}",
-    )
+    shown = _shown(expected.spelled.data, int(expected.spelled.starts[size]))
+    yield Note("structure", _lost_kind(role), lost, last, shown, "the end of the recording",
+               f"the turn of {role}")  # fmt: skip
 
 
 def _compare(trajectory: Trajectory, recorded: Spelled, expected: Expected) -> Verdict:
@@ -331,22 +304,19 @@ def _compare(trajectory: Trajectory, recorded: Spelled, expected: Expected) -> V
         if one.start >= required and wanted.data.startswith(extra, required):
             continue  # what the template prints behind the last turn may be there, or some of it
         if not extra and one.found_start == size and one.end == len(text):
-            stop = wanted.token_at(one.start)
-            notes += [note._replace(token=last) for note in _ends(trajectory, expected, stop)]
+            notes += _ends(trajectory, expected, wanted.token_at(one.start), last)
         else:
             notes.append(_differs(trajectory, recorded, expected, one))
     if any(note.drift == "structure" for note in notes):
         notes = [*_lost(trajectory, recorded, expected, notes), *notes]
     if not differing and size < required and size in wanted.starts:
-        stop = wanted.token_at(size)
-        notes += [note._replace(token=last) for note in _ends(trajectory, expected, stop)]
+        notes += _ends(trajectory, expected, wanted.token_at(size), last)
     same_ids = np.array_equal(recorded.ids, wanted.ids[: len(recorded.ids)])
     if not differing and not same_ids:
         notes += _retokenized(recorded, expected)
     flags, spans = _expected_mask(recorded, expected, differing, len(text))
     notes += _mask_notes(trajectory, expected, flags, spans)
-    turns = _recorded_turns(recorded, expected, differing)
-    verdict = _verdict(notes, trajectory, _to_the_end(turns, len(recorded.ids)))
+    verdict = _verdict(notes, trajectory, _recorded_turns(recorded, expected, differing))
     verdict.truncated = size < required and (same_ids or not notes)
     verdict.apart = sum(one.end - one.start + one.found_end - one.found_start for one in differing)
     return verdict
@@ -355,10 +325,7 @@ def _compare(trajectory: Trajectory, recorded: Spelled, expected: Expected) -> V
 def _lost(
     trajectory: Trajectory, recorded: Spelled, expected: Expected, notes: Sequence[Note]
 ) -> Iterator[Note]:
-    """What others said and the recording holds nowhere, where no finding names it yet.
-
-    Where a turn is gone, the nearest explanation may be that of two others.
-    """
+    """Contents of other roles that are missing from the recording and that no finding names yet."""
     named = {note.turn for note in notes if note.kind in (*_LOST, "context_text")}
     pairs = zip(trajectory.messages or (), expected.turns, strict=False)
     for number, (message, turn) in enumerate(pairs):
@@ -413,7 +380,7 @@ def _named(
     missing: bytes,
     extra: bytes,
 ) -> tuple[str, str, int]:
-    """Class, kind and turn of a divergence."""
+    """Return class, kind and turn of a divergence."""
     starts = expected.spelled.starts
     data = expected.spelled.data
     messages = trajectory.messages or []
@@ -472,7 +439,7 @@ def _named(
 
 
 def _inside(words: bytes, missing: bytes) -> bool:
-    """Whether words are lost but for a few bytes that both sides happen to share at the ends."""
+    """Whether words are missing, except for a few bytes that both sides share at the ends."""
     if words in missing:
         return True
     kept = max(4, len(words) // 8)
@@ -493,14 +460,8 @@ def _thoughts(message: dict[str, Any]) -> list[bytes]:
     return [thought.strip().encode() for thought in found if thought.strip()]
 
 
-# The same text in other ids
-
-
 def _retokenized(recorded: Spelled, expected: Expected, *, told: bool = True) -> Iterator[Note]:
-    """One note for each turn in which ids are others though the text is the same.
-
-    Not `told`: there are no messages, so nobody knows of turns.
-    """
+    """One note for each turn with other ids for the same text; not `told`: turns are unknown."""
     size = len(recorded.data)
     ours, theirs = recorded, expected.spelled
     known = np.isin(ours.starts[:-1], theirs.starts[:-1])
@@ -510,7 +471,7 @@ def _retokenized(recorded: Spelled, expected: Expected, *, told: bool = True) ->
         theirs.starts[at + 1] == ours.starts[1:][known]
     )
     if len(ours.ids) and not same[-1] and size < len(theirs.data):
-        # The last token of a recording that was cut off may be the beginning of another.
+        # The last token of a recording that was cut off may be the prefix of another.
         last = int(np.flatnonzero(same)[-1]) + 1 if same.any() else 0
         if theirs.starts[theirs.token_at(int(ours.starts[last])) + 1] >= size:
             same[last:] = True
@@ -535,14 +496,11 @@ def _retokenized(recorded: Spelled, expected: Expected, *, told: bool = True) ->
         sampled = turn.sampled is not None and turn.sampled[0] <= wanted.start < turn.sampled[1]
         where = "what was sampled" if sampled else "the context"
         yield Note(
-            "retokenized",
-            "retokenized_context" if told and not sampled else "retokenized",
-            number if told else None,
-            first,
-            _spelled_out(theirs, wanted),
-            _spelled_out(ours, slice(first, stop)),
+            "retokenized", "retokenized_context" if told and not sampled else "retokenized",
+            number if told else None, first,
+            _spelled_out(theirs, wanted), _spelled_out(ours, slice(first, stop)),
             f"in {len(places)} places" + (f" of {where} ({turn.role})" if told else ""),
-        )
+        )  # fmt: skip
 
 
 def _spelled_out(spelled: Spelled, tokens: slice, most: int = 8) -> str:
@@ -561,13 +519,13 @@ Span = tuple[int, int] | None
 def _expected_mask(
     recorded: Spelled, expected: Expected, differing: Sequence[Divergence], end: int
 ) -> tuple[Bits, list[Span]]:
-    """Per recorded token whether it was sampled, as far as that is known; and the spans by turn."""
+    """Return per recorded token whether it was sampled, or `_UNKNOWN`, and the spans by turn."""
     flags = np.full(len(recorded.ids), _UNKNOWN, np.uint8)
     starts = expected.spelled.starts
     opens, closes = recorded.starts[:-1], recorded.starts[1:]
 
     def touched(begin: int, stop: int) -> slice:
-        """Tokens with a byte of a range."""
+        """Tokens with a byte in a range."""
         return slice(int(closes.searchsorted(begin, "right")), int(opens.searchsorted(stop)))
 
     def inside(begin: int, stop: int) -> slice:
@@ -607,7 +565,7 @@ def _mask_notes(
 ) -> Iterator[Note]:
     mask = trajectory.mask
     if mask is None or len(mask) != len(flags):
-        return  # told already
+        return  # _own_faults has it
     flags = flags.copy()
     masked = [
         k
@@ -670,11 +628,11 @@ def _is_context(
     first: int,
     span: tuple[int, int],
 ) -> bool:
-    """Whether an assistant's turn without any mask was part of what the sampler was given.
+    """Whether an assistant's turn without any mask was part of the prompt.
 
-    It was if the recorder says how long the prompt is and the turn is in it. Otherwise, if it comes
-    before everything that was sampled, and a user spoke in between: of a turn that leads to the
-    next one by tools alone, the sampler wrote both.
+    It was if it lies within the recorded prompt length. If that is unknown, it was if it precedes
+    everything sampled and a user spoke in between: a turn that leads to the next one by tools
+    alone was sampled.
     """
     if trajectory.prompt_length is not None:
         return span[1] <= trajectory.prompt_length
@@ -692,7 +650,7 @@ def _turn_of(place: int, spans: Sequence[Span], near: int = 0) -> int | None:
 
 
 def _owner(expected: Expected, spans: Sequence[Span], place: int) -> int | None:
-    """The turn that holds a token which was not sampled: the one behind the last sampled before."""
+    """Return the turn of a token that was not sampled: the one after the last sampled before it."""
     before = [k for k, span in enumerate(spans) if span is not None and span[1] <= place]
     if not before:
         return 0 if expected.turns else None
@@ -701,13 +659,10 @@ def _owner(expected: Expected, spans: Sequence[Span], place: int) -> int | None:
     return before[-1] if place == span[1] else min(before[-1] + 1, len(expected.turns) - 1)
 
 
-# Turns of what was recorded
-
-
 def _recorded_turns(
     recorded: Spelled, expected: Expected, differing: Sequence[Divergence]
 ) -> list[tuple[str, int]]:
-    """Where turns end in recorded tokens; empty where a turn is missing or there is another."""
+    """Return where turns end in recorded tokens; empty if turns are missing or unexpected."""
     starts: NDArray[np.int64] = expected.spelled.starts
     turns: list[tuple[str, int]] = []
     for turn in expected.turns:
@@ -725,12 +680,8 @@ def _recorded_turns(
         turns.append((turn.role, token))
         if token == len(recorded.ids):
             break
-    return turns
-
-
-def _to_the_end(turns: list[tuple[str, int]], size: int) -> list[tuple[str, int]]:
-    if turns and turns[-1][1] < size:
-        turns[-1] = (turns[-1][0], size)
+    if turns:
+        turns[-1] = (turns[-1][0], len(recorded.ids))
     return turns
 
 

@@ -1,13 +1,7 @@
-"""Slices and stores on disk: write, commit, map, verify.
-
-A *slice* is a contiguous run of source rows turned into tokens: a token file, a meta file and the
-commit record that makes them one. A *store* is an ordered list of slices with totals; its directory
-is at the same time a dataset directory that `datasets.load_from_disk` opens. docs/format.md
-describes every byte.
+"""Slices and stores on disk: write, commit, map, verify; docs/format.md describes every byte.
 
 The read half (`open_store`, `Store`, `Row`) imports numpy, msgspec and xxhash only. The write half
-(`tokenmill.store.slice_writer`, `tokenmill.store.commit`) needs pyarrow and is imported by the
-builders.
+(`slice_writer`, `commit`) needs pyarrow and is imported by the builders.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Read published files, mapped or range by range, with block checksums.
 
-Published files never change, so they are mapped. On network file systems a mapped file that
-vanishes ends the process with SIGBUS; there every access is a `pread` that can raise instead.
-`GuardedFile` checks each block's checksum the first time a range touches it.
+On network file systems a mapped file that vanishes ends the process with SIGBUS; there every access
+is a `pread`, which can raise.
 """
 
 from __future__ import annotations
@@ -12,9 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import xxhash
 
 from tokenmill._core import sealed
@@ -30,7 +27,6 @@ ATTACH_AGAIN = "attach the same values again: the damaged ones then go to quaran
 
 
 def remedy(path: Path | RemotePath) -> str:
-    """Return the advice for a damaged file."""
     if as_remote(path) is not None:
         return "push the store there again"
     return ATTACH_AGAIN if path.name == SIDECAR_VALUES else REMEDY
@@ -42,8 +38,6 @@ def reading_errors(path: Path | RemotePath) -> AbstractContextManager[None]:
 
 
 class ByteFile:
-    """The bytes of one published file: mapped, or read range by range."""
-
     def __init__(self, path: Path, *, mapped: bool) -> None:
         self.path = path
         self._descriptor = -1
@@ -81,12 +75,10 @@ class ByteFile:
 
 
 def require_size(path: Path | RemotePath, actual: int, expected: int) -> None:
-    """Refuse a file of another size than stated."""
     sealed.require_size(path, actual, expected, remedy(path))
 
 
 def require_checksum(path: Path | RemotePath, actual: str, expected: str) -> None:
-    """Refuse a file with another checksum than stated."""
     sealed.require_checksum(path, actual, expected, remedy(path))
 
 
@@ -114,7 +106,6 @@ class GuardedFile:
         return blocks
 
     def view(self, start: int, length: int) -> memoryview:
-        """Bytes of a range, every block of it checked."""
         if not self.clean:
             self.check(start, length)
         return self._bytes.view(start, length)
@@ -182,18 +173,9 @@ class GuardedFile:
 
 
 def open_guarded(path: Path, record: FileRecord, *, mapped: bool, check: bool) -> GuardedFile:
-    """Open a slice's file, local or remote."""
     remote = as_remote(path)
     if remote is None:
         return GuardedFile(path, record, mapped=mapped, check=check)
     from tokenmill.store.remote import RemoteGuardedFile
 
     return RemoteGuardedFile(remote, record, check=check)
-
-
-def load_array(path: Path, dtype: str, count: int, *, mapped: bool) -> np.ndarray[Any, Any]:
-    """Read a flat file as an array; its size must be exact."""
-    wanted = count * np.dtype(dtype).itemsize
-    file = ByteFile(path, mapped=mapped)
-    require_size(path, file.size, wanted)
-    return np.frombuffer(file.view(0, wanted), dtype)

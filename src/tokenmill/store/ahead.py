@@ -1,8 +1,4 @@
-"""Map a function over a stream with several calls in flight, results in order.
-
-Network file systems answer each small operation in a fraction of a millisecond; a million of them
-in turn take an hour.
-"""
+"""Map a function over a stream with several calls in flight, results in order."""
 
 from __future__ import annotations
 

@@ -4,10 +4,9 @@
 was marked at least ``grace_s`` ago and is still not needed. So a reader that has a store open can
 finish, and a builder that takes up a marked slice makes it needed again.
 
-Needed are all stores but those that are old or named by the caller, the slices in their tables, and
-their sidecars and those of stores outside of the cache. Not needed: other slices, sidecars of
-stores that are gone, parts of complete sidecars, unused files of rollouts, staging directories of
-dead processes, and quarantined files. A mistake costs a rebuild, never a wrong row.
+Not needed are stores that are old or named by the caller, slices and sidecars of no other store,
+parts of complete sidecars, unused files of rollouts, staging directories of dead processes, and
+quarantined files. A mistake costs a rebuild, never a wrong row.
 """
 
 from __future__ import annotations
@@ -39,13 +38,12 @@ PARTS = (
     "blocks", "staging", "quarantine",
 )  # fmt: skip
 
+MARKS = "gc/marks.json"
 GRACE_S = 24 * 3600.0  # longer than an epoch's reader keeps a slice unopened
 
 
 @dataclass
 class Collection:
-    """What one call of `collect` did."""
-
     marked: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     freed_bytes: int = 0
@@ -245,19 +243,15 @@ def _remove_directory(root: Path, path: Path) -> None:
         shutil.rmtree(staging.path / "gone", ignore_errors=True)
 
 
-def _marks_path(root: Path) -> Path:
-    return root / "gc" / "marks.json"
-
-
 def _read_marks(root: Path) -> dict[str, float]:
     try:
-        return msgspec.json.decode(_marks_path(root).read_bytes(), type=dict[str, float])
+        return msgspec.json.decode((root / MARKS).read_bytes(), type=dict[str, float])
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-        return {}  # lost marks only mean that the grace period starts anew
+        return {}  # lost marks only mean that the grace period starts again
 
 
 def _write_marks(root: Path, marks: dict[str, float]) -> None:
-    path = _marks_path(root)
+    path = root / MARKS
     with Staging(root) as staging:
         staged = staging.write("marks.json", msgspec.json.encode(marks))
         with writing_errors(path):

@@ -1,8 +1,7 @@
 """The rows of a slice in memory (`SliceColumns`), and masks and weights as runs.
 
-A mask changes at a few tokens of a row: first into a trained run, then out of it, and so on. Slices
-and stores hold these positions, so a rank counts the trained tokens of a global batch without
-opening rows of other ranks. Weights other than 1 are stored in the same way.
+A mask changes at a few tokens of a row: first into a trained run, then out of it, and so on. Stores
+hold these places, so a rank counts the trained tokens of a global batch without opening its rows.
 """
 
 from __future__ import annotations
@@ -40,10 +39,7 @@ def row_numbers(indices: Iterable[SupportsIndex], size: int, noun: str = "row") 
 
 
 def runs_of(mask: NDArray[Any], starts: NDArray[Any]) -> tuple[Int32, Int64]:
-    """Return the places within each row at which its mask changes, and where each row's begin.
-
-    ``starts`` are the rows' starts in ``mask``, and one more.
-    """
+    """Return the places within each row at which its mask changes, and where each row's begin."""
     starts = np.asarray(starts, np.int64)
     return _within(_changes(mask, starts), starts)
 
@@ -65,7 +61,6 @@ def _within(changes: NDArray[np.bool_], starts: Int64) -> tuple[Int32, Int64]:
 
 
 def firsts_of(runs: Int32, bounds: Int64) -> NDArray[np.uint8]:
-    """Return whether each row's first token is trained."""
     firsts = np.zeros(len(bounds) - 1, np.uint8)
     some = np.flatnonzero(bounds[:-1] < bounds[1:])
     firsts[some] = runs[bounds[some]] == 0
@@ -91,22 +86,14 @@ def count_within(runs: Int32, first: Int64, last: Int64, starts: Int64, stops: I
 
 
 class WeightRuns(NamedTuple):
-    """Loss weights of rows as runs.
+    """Loss weights of rows as runs; a row in which every trained token weighs 1 has none."""
 
-    Attributes:
-        places: The tokens at which each row's weight changes, all rows one after another.
-        weights: The weight from each of them on; before the first it is 0.
-        bounds: Where each row's places begin; one more entry than rows. A row in which every
-            trained token weighs 1 has none.
-    """
-
-    places: Int32
-    weights: NDArray[np.float32]
-    bounds: Int64
+    places: Int32  # at which each row's weight changes, all rows one after another
+    weights: NDArray[np.float32]  # from each of them on; before the first it is 0
+    bounds: Int64  # where each row's places begin, and one more
 
 
 def weight_runs_of(weights: NDArray[np.float32], starts: NDArray[Any]) -> WeightRuns:
-    """Return the runs of weights per token; ``starts`` as for `runs_of`."""
     starts = np.asarray(starts, np.int64)
     said = np.concatenate(([0], np.cumsum((weights != 0) & (weights != 1))))
     changes = _changes(weights, starts)
@@ -169,20 +156,12 @@ def weighed_within(store: Store, rows: Int64, starts: Int64, stops: Int64) -> ND
 
 @dataclass(frozen=True)
 class GroupColumns:
-    """Further columns of a slice with groups; the rows of a group are adjacent.
+    """Further columns of a slice with groups; the rows of a group are adjacent."""
 
-    Attributes:
-        label: 1 preferred, 0 not preferred, -1 not known.
-        score: Of the answer, or NaN.
-        margin: Of the group, the same on all its rows, or NaN.
-        prompt_tokens: Untrained tokens that all rows of the group begin with, or -1 where the
-            template writes the prompt differently for them.
-    """
-
-    label: NDArray[np.int8]
-    score: NDArray[np.float64]
-    margin: NDArray[np.float64]
-    prompt_tokens: Int32
+    label: NDArray[np.int8]  # 1 preferred, 0 not preferred, -1 not known
+    score: NDArray[np.float64]  # of the answer, or NaN
+    margin: NDArray[np.float64]  # of the group, the same on all its rows, or NaN
+    prompt_tokens: Int32  # that all rows of the group begin with; -1 where their prompts differ
 
     def take(self, rows: NDArray[Any]) -> GroupColumns:
         return GroupColumns(**{name: getattr(self, name)[rows] for name in GROUP_COLUMNS})
@@ -206,15 +185,7 @@ class GroupColumns:
 
 @dataclass(frozen=True)
 class MediaColumns:
-    """Further columns of a slice with images.
-
-    Attributes:
-        told: JSON text of each row's images; see `tokenmill.store.record.Media`.
-        pictures: Images of each row.
-        patches: Their vision-model patches.
-    """
-
-    told: Sequence[str]
+    told: Sequence[str]  # JSON text of each row's images; see `tokenmill.store.record.Media`
     pictures: Int32
     patches: Int32
 
@@ -235,46 +206,27 @@ def weights_or_none(
 
 @dataclass(frozen=True)
 class SliceColumns:
-    """All rows of one slice.
+    """All rows of one slice."""
 
-    Attributes:
-        ids: Token ids of all rows, one after another.
-        mask: 1 where a token is trained, as long as ``ids``.
-        starts: Where each row starts in ``ids``; one more entry than rows.
-        row: Number of each served row within the slice's source rows.
-        part: Number of its (first) turn under ``expand``, number within its group, else 0.
-        line: Physical line within the slice, from 0; -1 when the format has none.
-        offset: Byte offset within the slice; -1 when the format has none.
-        raw_length: Bytes of the source row.
-        digest: xxh3-64 of the source row's bytes.
-        turn_ends: Token at which each turn ends, within its row.
-        turn_roles: Index into ``roles`` of each turn, of the type `role_type`.
-        turn_starts: Where each row's turns start; one more entry than rows.
-        carried: Column name → JSON text of each row.
-        source_rows: Rows of the source in this slice.
-        rows_in: Rows after expansion, or groups: served plus rejected.
-        weights: Loss weight of each token, 0 where it is untrained; None where all others are 1.
-    """
-
-    ids: Int32
-    mask: NDArray[np.uint8]
-    starts: Int64
-    row: Int32
-    part: Int32
-    line: Int64
-    offset: Int64
-    raw_length: Int64
-    digest: NDArray[np.uint64]
-    turn_ends: Int32
-    turn_roles: NDArray[np.signedinteger[Any]]
-    turn_starts: Int64
+    ids: Int32  # of all rows, one after another
+    mask: NDArray[np.uint8]  # 1 where a token is trained
+    starts: Int64  # where each row starts in ``ids``, and one more
+    row: Int32  # number of each served row within the slice's source rows
+    part: Int32  # number of its (first) turn under ``expand``, number within its group, else 0
+    line: Int64  # within the slice, from 0; -1 when the format has none
+    offset: Int64  # in bytes within the slice; -1 when the format has none
+    raw_length: Int64  # bytes of the source row
+    digest: NDArray[np.uint64]  # xxh3-64 of the source row's bytes
+    turn_ends: Int32  # token at which each turn ends, within its row
+    turn_roles: NDArray[np.signedinteger[Any]]  # indexes into ``roles``, of the type `role_type`
+    turn_starts: Int64  # where each row's turns start, and one more
     roles: tuple[str, ...]
     source_rows: int
-    rows_in: int
+    rows_in: int  # rows after expansion, or groups: served plus rejected
     rejected: Sequence[RejectedRow] = ()
-    carried: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    carried: Mapping[str, Sequence[str]] = field(default_factory=dict)  # JSON text of each row
     groups: GroupColumns | None = None
-    weights: NDArray[np.float32] | None = None
+    weights: NDArray[np.float32] | None = None  # of each token, 0 untrained; None: as the mask
     media: MediaColumns | None = None
 
     def __post_init__(self) -> None:

@@ -1,8 +1,7 @@
 """Commit a store: published slices become one directory, by one rename.
 
-Each slice's commit record and counts are read (no token is), totals recounted, and the table, the
-columns, the files for `datasets.load_from_disk`, the manifest and the advisory proof are staged. A
-published store of the same key is compared, and moved to quarantine if it is damaged.
+Counts of slices are read, tokens are not. A published store of the same key is compared, and moved
+to quarantine if it is damaged.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from tokenmill._core.fingerprint import key as fingerprint_key
 from tokenmill._core.publish import NewFile, Staging, write_file, writing_errors
-from tokenmill._core.sealed import file_checksum, quarantine
+from tokenmill._core.sealed import quarantine
 from tokenmill.errors import CorruptionError, NonDeterminismError, UsageError
 from tokenmill.store import layout as names
 from tokenmill.store.ahead import ahead
@@ -47,8 +47,6 @@ MOST_SHARDS = 50_000  # that state.json lists: `datasets` maps each, and a proce
 
 @dataclass(frozen=True)
 class Placement:
-    """One slice's place in a store."""
-
     key: str
     source: int
     source_row: int
@@ -57,8 +55,6 @@ class Placement:
 
 
 class _Tally:
-    """Running totals."""
-
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.rejected: Counter[str] = Counter()
@@ -78,7 +74,7 @@ class _Tally:
             slices=1,
             runs=len(counts.columns[names.MASK_RUNS]),
             weight_runs=len(counts.columns[names.WEIGHT_RUNS]),
-            pictures=int(counts.columns[names.PICTURES].sum(dtype=np.int64)),
+            pictures=int(counts.columns[names.PICTURES].sum()) if record.has_media else 0,
             ungrouped=record.rows if record.groups is None else 0,
         )
         self.rejected.update(row.reason for row in record.rejected)
@@ -103,7 +99,7 @@ def commit_store(
     tokenizer: Mapping[str, Any],
     proof: Mapping[str, Any],
 ) -> StoreLayout:
-    """Make a store of published slices.
+    """Make a store of published slices and return the visible one, ours or an equal one.
 
     Args:
         cache: The cache that holds the slices.
@@ -111,28 +107,22 @@ def commit_store(
         placements: Every slice of the plan, in order.
         tokenizer: For the manifest: identity, pad and eos ids.
         proof: Content of ``proof.json``.
-
-    Returns:
-        The visible store, ours or an equal one that came first.
     """
     store = cache.store(fingerprint_key(document))
     with writing_errors(store.directory), Staging(cache.root) as staging:
         staged = staging.path / "store"
         staging.write("store/" + names.PROOF, json.dumps(proof, indent=1).encode() + b"\n")
         tally, files = _write_columns(cache, placements, staged)
-        staging.write(
-            "store/" + names.STATE, state_json(staged / names.TABLE, store.directory.name)
-        )
-        staging.write("store/" + names.DATASET_INFO, _DATASET_INFO)
-        for name in (names.TABLE, names.STATE, names.DATASET_INFO):
-            files[name] = file_document(staged / name)
+        state = state_json(staged / names.TABLE, store.directory.name)
+        files[names.STATE] = _stated(write_file(staged / names.STATE, state))
+        files[names.DATASET_INFO] = _stated(write_file(staged / names.DATASET_INFO, _DATASET_INFO))
         manifest = make_manifest(document, tally.totals(), dict(tokenizer), files)
         staging.write("store/" + names.MANIFEST, encode_manifest(manifest))
-        if not staging.publish(staged, store.directory) and not _agrees(cache, store, manifest):
+        for _ in range(2):
+            if staging.publish(staged, store.directory) or _agrees(cache, store, manifest):
+                return store
             quarantine(cache.root, store.directory)
-            if not staging.publish(staged, store.directory) and not _agrees(cache, store, manifest):
-                raise CorruptionError("corrupt again as soon as it was mended", path=store.manifest)
-    return store
+    raise CorruptionError("corrupt again as soon as it was replaced", path=store.manifest)
 
 
 def _agrees(cache: CacheLayout, store: StoreLayout, ours: Document) -> bool:
@@ -145,26 +135,24 @@ def _agrees(cache: CacheLayout, store: StoreLayout, ours: Document) -> bool:
         published = read_manifest(store)
         for name, stated in published["files"].items():
             check_file(store.file(name), stated, content=True)
-        if published["digest"] != ours["digest"]:
-            # A slice of it may have been replaced, or lost and built anew by another version: then
-            # it is this store that nobody can read any more.
-            for row in _table_rows(store.file(names.TABLE)):
-                files = cache.slice(row["key"].tobytes().hex())
-                read_record(files, row["record"].tobytes().hex())
+        if published["digest"] == ours["digest"]:
+            return True
+        # A slice of it may have been replaced, or lost and built again by another version: then
+        # nobody can read the published store any more.
+        for row in _table_rows(store.file(names.TABLE)):
+            files = cache.slice(row["key"].tobytes().hex())
+            read_record(files, row["record"].tobytes().hex())
     except (CorruptionError, UsageError):  # the latter: it has no manifest
         return False
-    if published["digest"] != ours["digest"]:
-        raise NonDeterminismError(
-            f"the published manifest has digest {published['digest']}, this build made "
-            f"{ours['digest']} from the same inputs; what is published stays",
-            path=store.manifest,
-        )
-    return True
+    raise NonDeterminismError(
+        f"the published manifest has digest {published['digest']}, this build made "
+        f"{ours['digest']} from the same inputs; what is published stays",
+        path=store.manifest,
+    )
 
 
-def file_document(path: Path) -> Document:
-    """Size and checksum of a file, as a manifest states them."""
-    return {"size": path.stat().st_size, "checksum": file_checksum(path)}
+def _stated(file: NewFile) -> Document:
+    return {"size": file.size, "checksum": file.checksum}
 
 
 def _write_columns(
@@ -181,28 +169,22 @@ def _write_columns(
         for placement, counts in ahead(read, placements, batch=_TOGETHER):
             arrays = counts.columns_after(tally["rows"], tally["runs"], tally["weight_runs"])
             for name, values in arrays.items():
-                columns[name].write(values.astype(names.ARRAYS[name]).data)
+                if len(values):
+                    columns[name].write(values.astype(names.ARRAYS[name], copy=False).data)
             table.write(_table_row(placement, counts.record, counts.digest, tally["rows"]))
             tally.add(counts)
-    write_file(staged / names.TABLE, _chain(header(tally["slices"]), body))
+    with open(body, "rb") as rows:
+        pieces = chain([header(tally["slices"])], iter(lambda: rows.read(_PIECE), b""))
+        columns[names.TABLE] = write_file(staged / names.TABLE, pieces)
     body.unlink()
-    # Every row for itself, every trained token as much as any other: nobody needs to be told.
+    # Without groups, weights or images there is nothing to state.
     unneeded = [] if tally.groups else list(names.GROUP_FILES)
     unneeded += [] if tally["weight_runs"] else names.WEIGHT_FILES
     unneeded += [] if tally["pictures"] else names.MEDIA_FILES
     for name in unneeded:
         del columns[name]
         (staged / name).unlink()
-    return tally, {
-        name: {"size": column.size, "checksum": column.checksum} for name, column in columns.items()
-    }
-
-
-def _chain(head: bytes, path: Path) -> Iterator[bytes]:
-    yield head
-    with open(path, "rb") as file:
-        while piece := file.read(_PIECE):
-            yield piece
+    return tally, {name: _stated(column) for name, column in columns.items()}
 
 
 def _table_row(placement: Placement, record: CommitRecord, digest: str, first_row: int) -> bytes:
@@ -237,9 +219,9 @@ def state_json(table_path: Path, key: str, slices: str = "../../slices") -> Iter
     count = count_rows(table_path.stat().st_size)
     yield b'{"_data_files": ['
     if count > MOST_SHARDS:
-        # The name stands in the error that whoever opens this file gets.
-        told = f"{count} slices are too many for load_from_disk - use tokenmill export"
-        yield json.dumps({"filename": told}).encode()
+        # Opening this file fails with an error that contains the name.
+        advice = f"{count} slices are too many for load_from_disk - use tokenmill export"
+        yield json.dumps({"filename": advice}).encode()
     else:
         served = (row["key"].tobytes().hex() for row in _table_rows(table_path) if row["rows"])
         for number, shard in enumerate(served):
@@ -249,7 +231,6 @@ def state_json(table_path: Path, key: str, slices: str = "../../slices") -> Iter
 
 
 def datasets_state(key: str) -> Document:
-    """Members of ``state.json`` besides the file names."""
     return {
         "_fingerprint": key[:16],
         "_format_columns": None,

@@ -1,12 +1,9 @@
-"""Groups: rows that belong together, by integer.
-
-A store whose rows are several answers to one prompt (``format="preference"``, ``kto``, ``ranked``)
-has groups of adjacent rows. `Groups` is the sequence of them, over a store or a view.
-"""
+"""Groups of adjacent rows, such as the answers to one prompt, by integer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, SupportsIndex, overload
 
 import numpy as np
@@ -19,17 +16,11 @@ if TYPE_CHECKING:
     from tokenmill.store.store import Row, Store
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Group:
-    """Rows that belong together.
+    """Rows that belong together."""
 
-    Attributes:
-        rows: The rows: chosen first, or by rank.
-    """
-
-    __slots__ = ("rows",)
-
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self.rows = tuple(rows)
+    rows: tuple[Row, ...]  # chosen first, or by rank
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -85,7 +76,7 @@ class Groups(Sequence[Group]):
         if isinstance(index, slice):
             return Groups(self.select(range(len(self))[index]))
         first, stop = self._bounds([index])
-        return Group(self._whole.batch(range(int(first[0]), int(stop[0]))))
+        return Group(tuple(self._whole.batch(range(int(first[0]), int(stop[0])))))
 
     def select(self, groups: Iterable[SupportsIndex]) -> View:
         """A view of the rows of groups by number, in the given order."""

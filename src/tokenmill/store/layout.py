@@ -1,20 +1,19 @@
 """All paths of a cache and of a store.
 
 A store finds its slices beside it in the same cache (``../../slices``) or, when it is
-self-contained (``--out``), beneath itself. A name read from a file must be a key before it becomes
-a path, so it cannot lead out of the cache.
+self-contained (``--out``), beneath itself.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from pathlib import Path
 
 from tokenmill._core.fingerprint import KEY_HEX
 from tokenmill._core.paths import require_inside
-from tokenmill._core.remote_path import RemotePath, as_remote
+from tokenmill._core.remote_path import as_remote
 from tokenmill.errors import CorruptionError
 
 FORMAT = 1
@@ -54,19 +53,16 @@ _KEY = re.compile(rf"[0-9a-f]{{{KEY_HEX}}}")
 
 
 def is_key(name: str) -> bool:
-    """Whether a name is a key."""
     return _KEY.fullmatch(name) is not None
 
 
-def check_key(key: str, path: Path) -> str:
-    """Return a key read from a file, or refuse it."""
-    if not isinstance(key, str) or not is_key(key):
+def check_key(key: str, path: Path) -> None:
+    """Refuse what is no key in a file: as a path it could lead out of the cache."""
+    if not is_key(key):
         raise CorruptionError(f"{key!r} is not a key of {KEY_HEX} hex digits", path=path)
-    return key
 
 
 def image_name(digest: str) -> str:
-    """The path of an image below a self-contained store."""
     return f"media/{digest[:2]}/{digest}"
 
 
@@ -82,43 +78,34 @@ class SliceFiles:
         if as_remote(self.directory) is None:
             require_inside(self.directory, self.directory.parent.parent)
 
-    @property
+    @cached_property
     def tokens(self) -> Path:
         """Token ids and loss mask, an Arrow IPC stream."""
         return self.directory / f"{self.key}.arrow"
 
-    @property
+    @cached_property
     def meta(self) -> Path:
         """Origins, turns and extra columns, an Arrow IPC stream."""
         return self.directory / f"{self.key}.meta.arrow"
 
-    @property
+    @cached_property
     def record(self) -> Path:
         """The commit record, published last: no record, no slice."""
         return self.directory / f"{self.key}.json"
 
 
-@dataclass(frozen=True)
 class CacheLayout:
     """Every path below one cache directory."""
 
-    root: Path
-
-    @property
-    def slices(self) -> Path:
-        return self.root / "slices"
-
-    @property
-    def stores(self) -> Path:
-        return self.root / "stores"
-
-    @property
-    def tokenizers(self) -> Path:
-        return self.root / "tokenizers"
-
-    @property
-    def rollouts(self) -> Path:
-        return self.root / "rollouts"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.slices = root / "slices"
+        self.stores = root / "stores"
+        self.tokenizers = root / "tokenizers"
+        self.rollouts = root / "rollouts"
+        self.rows = root / "rows"
+        self.quarantine = root / "quarantine"
+        self.sidecars = root / SIDECARS
 
     def picture(self, digest: str) -> Path:
         """An image of a store that `pull` copied."""
@@ -126,18 +113,6 @@ class CacheLayout:
 
     def processor(self, identity: str) -> Path:
         return self.root / "processors" / identity
-
-    @property
-    def rows(self) -> Path:
-        return self.root / "rows"
-
-    @property
-    def quarantine(self) -> Path:
-        return self.root / "quarantine"
-
-    @property
-    def sidecars(self) -> Path:
-        return self.root / SIDECARS
 
     def sidecars_of_other(self, store: str) -> Path:
         """Values attached to a store outside of this cache."""
@@ -153,11 +128,6 @@ class CacheLayout:
         return self.tokenizers / identity
 
 
-@lru_cache(maxsize=64)
-def _has_own_slices(store: RemotePath) -> bool:
-    return b"../" not in (store / STATE).fetch(0, 64)
-
-
 @dataclass(frozen=True)
 class StoreLayout:
     """Every path of one store directory, in a cache or self-contained."""
@@ -167,10 +137,6 @@ class StoreLayout:
     @property
     def manifest(self) -> Path:
         return self.directory / MANIFEST
-
-    @property
-    def proof(self) -> Path:
-        return self.directory / PROOF
 
     def file(self, name: str) -> Path:
         return self.directory / name
@@ -186,17 +152,19 @@ class StoreLayout:
     @property
     def is_self_contained(self) -> bool:
         """Whether slices and tokenizer are beneath this directory (``--out``, ``push``)."""
-        remote = as_remote(self.directory)
-        if remote is not None:
-            # Only a cache that was copied as a whole has its stores in "stores"; then its own
-            # state.json says where slices are, because not every server can list.
-            return remote.parent.name != "stores" or _has_own_slices(remote)
-        return (self.directory / "slices").is_dir()
+        return self._cache is None
 
-    @property
+    @cached_property
     def _cache(self) -> CacheLayout | None:
         """The cache around a store that is not self-contained."""
-        return None if self.is_self_contained else CacheLayout(self.directory.parent.parent)
+        remote = as_remote(self.directory)
+        if remote is None:
+            alone = (self.directory / "slices").is_dir()
+        else:
+            # Only a cache that was copied as a whole has its stores in "stores"; then its own
+            # state.json says where slices are, because not every server can list.
+            alone = remote.parent.name != "stores" or b"../" not in (remote / STATE).fetch(0, 64)
+        return None if alone else CacheLayout(self.directory.parent.parent)
 
     def require_inside(self, path: Path) -> None:
         """Refuse a local path of this store that leads out of its cache by a symbolic link."""
@@ -210,15 +178,12 @@ class StoreLayout:
     @property
     def sidecars(self) -> Path:
         """Values attached to this store: beside it, or beneath it when it is self-contained."""
-        cache = self._cache
-        own = self.directory
+        own, cache = self.directory, self._cache
         return own / SIDECARS if cache is None else cache.sidecars / own.name
 
     def picture(self, digest: str) -> Path:
         cache = self._cache
-        if cache is None:
-            return self.directory / image_name(digest)
-        return cache.picture(digest)
+        return self.directory / image_name(digest) if cache is None else cache.picture(digest)
 
     def processor(self, identity: str) -> Path:
         cache = self._cache

@@ -1,9 +1,4 @@
-"""The manifest, which names everything in a store, and ``slices.bin``, the table of its slices.
-
-The manifest holds the format, the key, the key document (what the key is computed from), totals,
-and a digest for each of the store's other files and for itself. It names no path, host or time.
-Opening a store compares key and digests, and recounts the table's totals.
-"""
+"""The manifest, which names everything in a store, and ``slices.bin``, the table of its slices."""
 
 from __future__ import annotations
 
@@ -24,26 +19,16 @@ from tokenmill._core import fingerprint
 from tokenmill._core.remote_path import as_remote
 from tokenmill._core.sealed import require_file
 from tokenmill.errors import CorruptionError, SourceMissing, UsageError
+from tokenmill.store import layout as names
 from tokenmill.store.access import REMEDY, ByteFile, reading_errors, require_checksum
-from tokenmill.store.layout import (
-    CHECKED_FILES,
-    FORMAT,
-    GROUP_FILES,
-    MEDIA_FILES,
-    PICTURES,
-    TABLE,
-    WEIGHT_FILES,
-    WEIGHT_RUNS,
-    StoreLayout,
-    check_key,
-)
+from tokenmill.store.layout import StoreLayout, check_key
 from tokenmill.store.record import GROUP_COUNTS, UNREADABLE, count_groups, require_format
 
 MAGIC = b"TOKMILL\0"
 VERSION = 1
 HEADER_BYTES = 64  # keeps the rows aligned for any member, with room for what a later version adds
 
-SLICE_ROW = np.dtype(
+SLICE_ROW = np.dtype(  # one slice of a store: 96 bytes
     [
         ("key", "u1", 20),
         ("record", "u1", 16),  # xxh3-128 of the commit record's bytes
@@ -58,7 +43,6 @@ SLICE_ROW = np.dtype(
         ("trained", "<i8"),
     ]
 )
-"""One slice of a store: 96 bytes."""
 
 STRETCH = 8192  # rows read at once by whoever passes over the whole table
 
@@ -66,13 +50,11 @@ PACKED_ROW = struct.Struct("<20s16s3I6q")  # `SLICE_ROW`, for writing one
 
 
 def header(count: int) -> bytes:
-    """Return the header of a table of ``count`` slices."""
     packed = struct.pack("<8sIIQ", MAGIC, VERSION, SLICE_ROW.itemsize, count)
     return packed.ljust(HEADER_BYTES, b"\0")
 
 
 def count_rows(size: int) -> int:
-    """Number of slices in a table of this many bytes."""
     return (size - HEADER_BYTES) // SLICE_ROW.itemsize
 
 
@@ -108,9 +90,8 @@ Document = dict[str, Any]
 def make_manifest(
     document: Document, totals: Document, tokenizer: Document, files: dict[str, Document]
 ) -> Document:
-    """Compose a manifest with its own digest."""
     return with_digest({
-        "format": FORMAT,
+        "format": names.FORMAT,
         "key": fingerprint.key(document),
         "document": document,
         "totals": totals,
@@ -132,7 +113,6 @@ def encode_manifest(manifest: Document) -> bytes:
 
 
 def read_manifest(layout: StoreLayout) -> Document:
-    """Read and check a manifest (not the files it names)."""
     path = layout.manifest
     layout.require_inside(path)
     try:
@@ -181,8 +161,6 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class StatedFile(msgspec.Struct, frozen=True):
-    """Size and checksum of a file."""
-
     size: Count
     checksum: str
 
@@ -233,9 +211,9 @@ def _check_members(manifest: Document, path: Path) -> None:
     groups = found.totals.groups
     if groups is not None and set(groups) != set(GROUP_COUNTS):
         raise CorruptionError(f"must count {', '.join(GROUP_COUNTS)} of groups", path=path)
-    wanted = {*CHECKED_FILES, *(GROUP_FILES if groups is not None else ())}
-    wanted |= set(WEIGHT_FILES) if WEIGHT_RUNS in found.files else set()
-    wanted |= set(MEDIA_FILES) if PICTURES in found.files else set()
+    wanted = {*names.CHECKED_FILES, *(names.GROUP_FILES if groups is not None else ())}
+    wanted |= set(names.WEIGHT_FILES) if names.WEIGHT_RUNS in found.files else set()
+    wanted |= set(names.MEDIA_FILES) if names.PICTURES in found.files else set()
     if set(found.files) != wanted:
         raise CorruptionError(f"must name the files {', '.join(sorted(wanted))}", path=path)
 
@@ -246,7 +224,6 @@ def units_out(totals: Document) -> int:
 
 
 def check_file(path: Path, stated: Document, *, content: bool) -> None:
-    """Compare a file's size, and its checksum if ``content``, with the manifest."""
     require_file(path, stated["size"], stated["checksum"] if content else None, REMEDY)
 
 
@@ -269,7 +246,7 @@ def check_table(manifest: Document, path: Path, *, content: bool) -> None:
         counts["slices"] += len(stretch)
         last_source = max(last_source, int(stretch["source"].max()))
     if content:
-        require_checksum(path, hasher.hexdigest(), manifest["files"][TABLE]["checksum"])
+        require_checksum(path, hasher.hexdigest(), manifest["files"][names.TABLE]["checksum"])
     expected = {
         "slices": totals["slices"],
         "rows": totals["rows"],
@@ -288,8 +265,6 @@ def check_table(manifest: Document, path: Path, *, content: bool) -> None:
 
 
 class _Proof(msgspec.Struct):
-    """Members of a proof that others rely on."""
-
     paths: list[str | None] = []
     notes: dict[str, dict[str, int]] = {}
 

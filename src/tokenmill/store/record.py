@@ -1,9 +1,8 @@
 """The commit record: the JSON document, published last, that makes two files a slice.
 
-It states counts, role names, rejected rows, sizes, block checksums and the position of every
-buffer, so a reader never parses Arrow. It holds no path, time or host: two builders of one key
-write the same bytes, and the tables of stores hold its digest. *Content* is a digest of the values,
-equal for builders whose Arrow libraries write different headers.
+It states the position of every buffer, so a reader never parses Arrow. It holds no path, time or
+host: two builders of one key write the same bytes. *Content* is a digest of the values, equal for
+builders whose Arrow libraries write different headers.
 """
 
 from __future__ import annotations
@@ -40,6 +39,7 @@ GROUP_COLUMNS = {
     "prompt_tokens": "int32",
 }
 MEDIA_COLUMNS = {"pictures": "int32", "patches": "int32"}
+FIXED_COLUMNS = {**META_COLUMNS, **GROUP_COLUMNS, **MEDIA_COLUMNS}
 
 # Columns of lists or texts of the meta file.
 MASK_RUNS = "mask_runs"  # the tokens at which each row's mask changes
@@ -55,7 +55,6 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def count_groups(counts: dict[str, int]) -> int:
-    """Number of groups of all kinds."""
     return sum(counts[kind] for kind in GROUP_KINDS)
 
 
@@ -112,8 +111,6 @@ class RejectedRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FileRecord(msgspec.Struct, frozen=True):
-    """One file of a slice."""
-
     size: int
     blocks: tuple[str, ...]  # xxh3-64 of each block of `BLOCK_BYTES`, as 16 hex digits
     buffers: dict[str, tuple[int, int]]  # name → (position, bytes)
@@ -181,19 +178,16 @@ def decode_record(data: bytes, files: SliceFiles) -> CommitRecord:
             f"{record.rows_in} rows in, but {record.units} kept + {len(record.rejected)} rejected",
             path=files.record,
         )
-    _check_buffers(record.token_file, _token_sizes(record), files)
-    _check_buffers(record.meta_file, _meta_sizes(record), files)
-    return record
-
-
-def _token_sizes(record: CommitRecord) -> dict[str, int | None]:
     offsets = 4 * (record.rows + 1)
-    return {
+    token_sizes: dict[str, int | None] = {
         "input_ids.offsets": offsets,
         "input_ids.values": 4 * record.tokens,
         "loss_mask.offsets": offsets,
         "loss_mask.values": record.tokens,
     }
+    _check_buffers(record.token_file, token_sizes, files)
+    _check_buffers(record.meta_file, _meta_sizes(record), files)
+    return record
 
 
 def _meta_sizes(record: CommitRecord) -> dict[str, int | None]:
@@ -227,7 +221,6 @@ def _check_buffers(stated: FileRecord, sizes: dict[str, int | None], files: Slic
 
 
 def require_format(stated: Any, path: Path) -> None:
-    """Refuse a file of another format."""
     if stated != FORMAT:
         raise CorruptionError(
             f"written as format {stated!r}, this version reads format {FORMAT}; prepare it again",

@@ -1,8 +1,7 @@
 """Remote stores, read row by row over the network.
 
-Opening fetches the manifest and the table of slices; a row fetches the blocks it touches. Every
-block is checked when it is loaded, from the network or from the local block cache, which is bounded
-and keyed by content. Row-sized files (table, lengths) are cached as whole local files and mapped.
+Opening fetches the manifest and the table of slices; a row fetches the blocks it touches into the
+local block cache, which is bounded and keyed by content. Every block is checked when it is loaded.
 """
 
 from __future__ import annotations
@@ -59,9 +58,11 @@ class RemoteStore(Store):
             )
         self._cache_dir = cache_dir
         super().__init__(path, verify, paths=paths, **media)
+        self._options["cache_dir"] = cache_dir
 
     def _locate(self, path: str | os.PathLike[str]) -> Path:
         root = Path(self._cache_dir or default_cache_dir()).absolute()
+        self._mapped, self._maps_own = False, not is_network(root)
         # It speaks the part of `Path` that reading a store needs, so that there is one layout.
         return cast(Path, RemotePath(str(path), BlockCache(root)))
 
@@ -72,37 +73,28 @@ class RemoteStore(Store):
     def _check_own_files(self) -> None:
         self._own_file(names.TABLE)
 
-    @property
-    def _maps_own(self) -> bool:
-        return not is_network(self.remote.blocks.root)
-
     def _own_file(self, name: str) -> Path:
         stated = self.manifest["files"][name]
-        return fetch_file(self.remote / name, stated, check=self._verify != "off")
+        return fetch_file(self.remote / name, stated, check=self.checks_blocks)
 
     def _check_own(self, name: str, stated: Document) -> int:
-        """Check a file where it lies, not its local copy."""
         return sum(map(len, _checked_pieces(self.remote / name, stated)))
 
     @property
     def tokenizer_path(self) -> Path:
-        """A local copy of the tokenizer, fetched on first use."""
         cache = CacheLayout(self.remote.blocks.root)
         target = cache.tokenizer(self.manifest["tokenizer"]["identity"])
-        return _fetch_model(self.remote, "tokenizer", cache, target)
+        return _fetch_model(self.remote, "tokenizer", target)
 
     @property
     def processor_path(self) -> Path | None:
         if not self.processor_key:
             return None
-        cache = CacheLayout(self.remote.blocks.root)
-        return _fetch_model(self.remote, "processor", cache, cache.processor(self.processor_key))
-
-    def _options(self) -> dict[str, Any]:
-        return {**super()._options(), "cache_dir": self._cache_dir}
+        target = CacheLayout(self.remote.blocks.root).processor(self.processor_key)
+        return _fetch_model(self.remote, "processor", target)
 
 
-def _fetch_model(store: RemotePath, kind: str, cache: CacheLayout, target: Path) -> Path:
+def _fetch_model(store: RemotePath, kind: str, target: Path) -> Path:
     """Return the local copy of a tokenizer or processor; fetch it first if need be."""
     if target.is_dir():
         return target
@@ -124,7 +116,7 @@ def _fetch_model(store: RemotePath, kind: str, cache: CacheLayout, target: Path)
             data = (store / name).read_bytes()
         require_checksum(store / name, checksum(data), stated.checksum)
         files["/".join(parts[1:])] = data
-    publish_files(cache.root, target, files)
+    publish_files(store.blocks.root, target, files)
     return target
 
 
@@ -186,7 +178,7 @@ class RemoteGuardedFile(GuardedFile):
     unchecked_view = view
 
     def check(self, start: int, length: int) -> None:
-        """Do nothing: every block is checked when it is loaded."""
+        pass  # every block is checked when it is loaded
 
     def _name(self, block: int) -> str:
         return f"{self._remote.name}.{block}.{self.record.blocks[block]}"
@@ -198,8 +190,7 @@ class RemoteGuardedFile(GuardedFile):
             return found
         kept = self._remote.blocks.get(name)
         if kept is not None:
-            right = self._trusted or xxhash.xxh3_64_hexdigest(kept) == self.record.blocks[number]
-            if right:
+            if self._trusted or xxhash.xxh3_64_hexdigest(kept) == self.record.blocks[number]:
                 view = memoryview(kept)
                 ranged.recent.put((self._trusted, name), view)
                 return view

@@ -1,10 +1,8 @@
 """Write sidecars: all values at once (`Store.attach`) or while they are computed (`attach`).
 
-`_publish_values` writes a whole sidecar from values in row order, staged and published by one
-rename. `Store.attach` gives it the caller's values. A `SidecarWriter` takes the values of any rows,
-in any number of processes, and publishes them as *parts*: row numbers and their values. When no row
-is missing, the parts are merged and published. Several processes that do so produce the same bytes.
-``tokenmill cache gc`` removes the parts of a published sidecar.
+A `SidecarWriter` takes the values of any rows, in any number of processes, and publishes them as
+*parts*: row numbers and their values. When no row is missing, the parts are merged. Several
+processes that do so produce the same bytes. ``tokenmill cache gc`` then removes the parts.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ import numpy.typing as npt
 import xxhash
 
 from tokenmill._core import fingerprint
-from tokenmill._core.sealed import Draft, SealedKind, reading_errors
+from tokenmill._core.sealed import Draft, SealedKind, map_array, reading_errors
 from tokenmill.errors import CacheError, CorruptionError, NonDeterminismError, UsageError
 from tokenmill.store.columns import row_numbers
 from tokenmill.store.layout import SIDECAR_VALUES
@@ -54,8 +52,7 @@ CHUNK_VALUES = 1 << 20  # of an array that are converted at once: 4 MiB
 WINDOW_ROWS = 1 << 16  # rows merged from parts at once, at most
 WINDOW_VALUES = 1 << 21  # and about this many values of them
 HELD_BYTES = 64 << 20  # that a writer holds before it publishes a part
-FLUSH_SECONDS = 60.0
-"""How much work a killed writer loses at most. It does not change the result."""
+FLUSH_SECONDS = 60.0  # of work that a killed writer loses at most
 
 ROW_NUMBERS = "rows.bin"
 PART = SealedKind(
@@ -70,13 +67,10 @@ PART = SealedKind(
 
 
 class _Converter:
-    """Convert values to float32; refuse what float32 cannot hold.
+    """Convert values to float32; refuse what float32 cannot hold."""
 
-    ``describe`` names the row of the value at a position.
-    """
-
-    def __init__(self, describe: Callable[[int], str]) -> None:
-        self._describe = describe
+    def __init__(self, row_of: Callable[[int], int]) -> None:
+        self._row_of = row_of  # the row of the value at a position
         self.taken = 0
 
     def __call__(self, given: npt.ArrayLike) -> Float32:
@@ -87,9 +81,9 @@ class _Converter:
         if wrong.any():
             place = int(wrong.argmax())
             raise UsageError(
-                f"the value of {self._describe(self.taken + place)} is {array[place]!r}: a sidecar "
-                "holds numbers that float32 can hold, and no NaN; leave such rows out of the view "
-                "or give them a number of your own"
+                f"the value of row {self._row_of(self.taken + place)} is {array[place]!r}: a "
+                "sidecar holds numbers that float32 can hold, and no NaN; leave such rows out of "
+                "the view or give them a number of your own"
             )
         self.taken += values.size
         return values
@@ -124,14 +118,9 @@ def _row_by_row(
 
 
 def _in_order(values: Values, per: Per, store: Store) -> Iterator[Float32]:
-    """Convert values of all rows to float32 arrays that follow one another."""
     starts = RowStarts(store.lengths)
     expected = len(store) if per == "row" else starts.total
-
-    def describe(place: int) -> str:
-        return f"row {place}" if per == "row" else f"row {starts.row_at(place)} (token {place})"
-
-    convert = _Converter(describe)
+    convert = _Converter(int if per == "row" else starts.row_at)
     if isinstance(values, list | tuple):
         if per == "token":
             yield from _row_by_row(values, range(len(store)), store.lengths, convert)
@@ -143,8 +132,6 @@ def _in_order(values: Values, per: Per, store: Store) -> Iterator[Float32]:
         whole: Any = values  # also a memory map or a tensor: sliced, so that it stays there
         if whole.ndim != 1:
             whole = _as_array(whole)  # a single value; refused otherwise
-        if len(whole) != expected:
-            raise _wrong_count(len(whole), expected, per)
         values = (whole[at : at + CHUNK_VALUES] for at in range(0, len(whole), CHUNK_VALUES))
     elif not isinstance(values, Iterable) or isinstance(values, str | bytes | dict):
         raise UsageError(f"values are arrays or an iterable of them, not {type(values).__name__}")
@@ -173,63 +160,31 @@ def _wrong_count(given: int, expected: int, per: Per, suffix: str = "") -> Usage
 # A whole sidecar
 
 
-class _BlockWriter:
-    """Write values in blocks and compute the record; it does not depend on how values come."""
-
-    def __init__(self, write: Callable[[memoryview], None]) -> None:
-        self._write = write
-        self._block = np.empty(BLOCK_VALUES, dtype="<f4")
-        self._filled = 0
-        self._hasher = xxhash.xxh3_128()
-        self._blocks: list[str] = []
-        self._sums: list[float] = []
-        self._low, self._high = math.inf, -math.inf
-        self.values = self._infinite = 0
-
-    def add(self, values: Float32) -> None:
-        self.values += values.size
-        while values.size:
-            taken = min(values.size, BLOCK_VALUES - self._filled)
-            self._block[self._filled : self._filled + taken] = values[:taken]
-            self._filled += taken
-            values = values[taken:]
-            if self._filled == BLOCK_VALUES:
-                self._end_block()
-
-    def _end_block(self) -> None:
-        block = self._block[: self._filled]
-        data = block.data.cast("B")
-        self._hasher.update(data)
-        self._blocks.append(xxhash.xxh3_64_hexdigest(data))
-        self._write(data)
+def _record(identity: Identity, per: Per, rows: int, values: Float32, checksum: str) -> Record:
+    blocks, sums, low, high, infinite = [], [], math.inf, -math.inf, 0
+    for first in range(0, values.size, BLOCK_VALUES):
+        block = values[first : first + BLOCK_VALUES]
+        blocks.append(xxhash.xxh3_64_hexdigest(block.data))
         finite = block[np.isfinite(block)]
-        self._infinite += block.size - finite.size
+        infinite += block.size - finite.size
         if finite.size:
-            self._low = min(self._low, float(finite.min()))
-            self._high = max(self._high, float(finite.max()))
-            self._sums.append(float(finite.sum(dtype=np.float64)))
-        self._filled = 0
-
-    def record(self, identity: Identity, per: Per, rows: int) -> Record:
-        if self._filled:
-            self._end_block()
-        finite = self.values - self._infinite
-        return Record(
-            document=identity.document,
-            per=per,
-            rows=rows,
-            values=self.values,
-            checksum=self._hasher.hexdigest(),
-            blocks=tuple(self._blocks),
-            low=self._low if finite else None,
-            high=self._high if finite else None,
-            mean=math.fsum(self._sums) / finite if finite else None,
-            infinite=self._infinite,
-        )
+            low, high = min(low, float(finite.min())), max(high, float(finite.max()))
+            sums.append(float(finite.sum(dtype=np.float64)))
+    return Record(
+        document=identity.document,
+        per=per,
+        rows=rows,
+        values=values.size,
+        checksum=checksum,
+        blocks=tuple(blocks),
+        low=low if sums else None,
+        high=high if sums else None,
+        mean=math.fsum(sums) / (values.size - infinite) if sums else None,
+        infinite=infinite,
+    )
 
 
 def attach_values(store: Store, name: str, values: Values, *, made_by: str, per: str) -> Sidecar:
-    """See `Store.attach`."""
     identity, kind = Identity(store.key, name, made_by), check_per(per)
     return _publish_values(store, identity, kind, _in_order(values, kind, store))
 
@@ -238,24 +193,22 @@ def _publish_values(
     store: Store, identity: Identity, per: Per, pieces: Iterable[Float32]
 ) -> Sidecar:
     """Publish values in row order; an intact published sidecar must have the same ones."""
-
-    def record(write: Callable[[memoryview], None]) -> Record:
-        writer = _BlockWriter(write)
-        for piece in pieces:
-            writer.add(piece)
-        return writer.record(identity, per, len(store))
-
     found = _intact(store, identity)
     if found is not None:
-        return _require_same(found, record(lambda data: None))
+        if found.per != per or not _are_values_of(found, pieces):
+            raise _other_values(found)
+        return found
     with _staged(store, KIND, identity.key) as (place, draft):
-        with draft.open(SIDECAR_VALUES) as file:
-            ours = record(file.write)
+        path = draft.write(SIDECAR_VALUES, (piece.astype("<f4").data for piece in pieces))
+        checksum = draft.checksums[SIDECAR_VALUES]
+        ours = _record(identity, per, len(store), map_array(path, "<f4"), checksum)
         draft.publish(place, ours, is_whole=lambda: _intact(store, identity) is not None)
     published = find(store, identity)
     if published is None:
         raise CacheError("was removed as soon as it was attached", path=place)
-    return _require_same(published, ours)
+    if (published.per, published.record.checksum) != (per, checksum):
+        raise _other_values(published)
+    return published
 
 
 def _intact(store: Store, identity: Identity) -> Sidecar | None:
@@ -268,15 +221,20 @@ def _intact(store: Store, identity: Identity) -> Sidecar | None:
     return found
 
 
-def _require_same(found: Sidecar, ours: Record) -> Sidecar:
-    if (found.per, found.record.checksum) != (ours.per, ours.checksum):
-        raise NonDeterminismError(
-            f"{found.name!r} made by {found.made_by!r} is attached with other values (checksum "
-            f"{found.record.checksum} per {found.per}, these have {ours.checksum} per {ours.per}); "
-            "what is there stays: say in made_by what is different",
-            path=found.path,
-        )
-    return found
+def _are_values_of(found: Sidecar, pieces: Iterable[Float32]) -> bool:
+    first, same = 0, True
+    for piece in pieces:  # to the end, because one that cannot be a value is another error
+        same = same and found.stretch(first, piece.size).tobytes() == piece.tobytes()
+        first += piece.size
+    return same
+
+
+def _other_values(found: Sidecar) -> NonDeterminismError:
+    return NonDeterminismError(
+        f"{found.name!r} made by {found.made_by!r} is attached per {found.per} with other values; "
+        "what is there stays: say in made_by what is different",
+        path=found.path,
+    )
 
 
 @contextlib.contextmanager
@@ -364,8 +322,6 @@ class SidecarWriter:
     """Takes values of rows in any order; leaving it publishes them, see `attach`.
 
     Attributes:
-        identity: Store, name and made_by.
-        per: ``row`` or ``token``.
         sidecar: The published sidecar; None while rows are missing.
     """
 
@@ -478,7 +434,7 @@ class SidecarWriter:
     def _converted(self, rows: Int64, values: Values) -> _RowValues:
         lengths = self._lengths(rows)
         convert = _Converter(
-            lambda place: f"row {rows[np.searchsorted(np.cumsum(lengths), place, side='right')]}"
+            lambda place: rows[np.searchsorted(np.cumsum(lengths), place, side="right")]
         )
         if not isinstance(values, list | tuple) or not any(map(np.ndim, values)):
             found = convert(values)  # type: ignore[arg-type]
@@ -560,7 +516,6 @@ class SidecarWriter:
             draft.publish(place, record)
 
     def _merged(self) -> Iterator[Float32]:
-        """The values of all rows in order, a window of rows at a time."""
         parts = [(part, np.array(part.rows())) for part in self._parts.values()]
         next_values = [0] * len(parts)
         for part, _ in parts:

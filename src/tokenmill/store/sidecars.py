@@ -1,9 +1,7 @@
 """Read sidecars: one float32 per row or per token, attached to a finished store.
 
-Store key, name and *made_by* (what computed the values) identify a sidecar and have one content.
-It is a checksummed directory beside the store (see `sidecar_dirs`): a flat file of values and a
-summary with the checksum of every block. Values are mapped; a block is verified before its first
-value is returned. `tokenmill.store.sidecar_writer` writes sidecars.
+A sidecar is a checksummed directory: a flat file of values and a summary with the checksum of every
+block. Store key, name and *made_by* (what computed the values) identify it and have one content.
 """
 
 from __future__ import annotations
@@ -44,18 +42,15 @@ LONGEST_MADE_BY = 1000  # characters
 
 RESERVED = frozenset(
     {
-        # What batches hold under these names.
+        # Names in batches and in filters.
         "input_ids", "labels", "attention_mask", "loss_mask", "position_ids", "seq_idx",
         "cu_seqlens", "cu_seqlens_padded", "max_seqlen", "shift_labels", "num_trained_tokens",
         "indices", "media", "mm_token_type_ids",
-        # What filters know by these names.
         "length", "trained", "pictures", "patches", "source", "file", "carried",
     }
 )  # fmt: skip
-"""Names that a sidecar cannot have: batches and filters would not know which is meant."""
 
-COLUMN = "sidecar."
-"""Prefix of a column's name that says it is a sidecar's, for filters; see `column_of`."""
+COLUMN = "sidecar."  # prefix of the columns that `column_of` names
 
 KIND = SealedKind("sidecar", "sidecar.json", (SIDECAR_VALUES,), ATTACH_AGAIN)
 
@@ -77,8 +72,6 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Identity:
-    """What identifies a sidecar."""
-
     store: str  # its key
     name: str
     made_by: str
@@ -117,7 +110,6 @@ class Identity:
 
 
 def check_per(per: str) -> Per:
-    """Return ``row`` or ``token``."""
     check_one_of("per", per, PER)
     return "row" if per == "row" else "token"
 
@@ -165,10 +157,7 @@ class RowStarts:
             if len(stretch := lengths[first : first + step])
         ]
         self._marks = np.cumsum(np.concatenate([np.zeros(1, np.int64), *sums]))
-
-    @property
-    def total(self) -> int:
-        return int(self._marks[-1])
+        self.total = int(self._marks[-1])
 
     def start(self, row: int) -> int:
         mark, within = divmod(row, self.STEP)
@@ -209,6 +198,7 @@ class Sidecar:
         if identity.key != self.path.name:
             raise sealed.refusal("a sidecar of another name lies under this key")
         self.name, self.made_by, self.per = identity.name, identity.made_by, record.per
+        self.bytes = record.values * BYTES
         totals = store.manifest["totals"]
         expected = totals["rows"] if self.per == "row" else totals["tokens"]
         if (record.rows, record.values) != (totals["rows"], expected):
@@ -216,10 +206,6 @@ class Sidecar:
                 f"{record.values} values for {record.rows} rows, the store has {expected} for "
                 f"{totals['rows']}"
             )
-
-    @property
-    def bytes(self) -> int:
-        return self.record.values * BYTES
 
     def __len__(self) -> int:
         return self.record.rows
@@ -241,30 +227,26 @@ class Sidecar:
         if self.per == "row":
             return self._of_rows(rows)
         lengths = self._store.lengths
-        return [self._stretch(self._starts.start(row), int(lengths[row])) for row in rows.tolist()]
+        return [self.stretch(self._starts.start(row), int(lengths[row])) for row in rows.tolist()]
 
     @property
     def values(self) -> Float32:
         """All values, mapped and checked: by row, or by token one row after another."""
-        return self._stretch(0, self.record.values)
-
-    def stretches(self, values: int = BLOCK_BYTES // BYTES) -> Iterator[Float32]:
-        for first in range(0, self.record.values, values):
-            yield self._stretch(first, min(values, self.record.values - first))
+        return self.stretch(0, self.record.values)
 
     def check_all(self) -> int:
         return self._file.check_all()
 
     def _of_rows(self, rows: Int64) -> Float32:
         if self._mapped is None:
-            found = [self._stretch(row, 1)[0] for row in rows.tolist()]
+            found = [self.stretch(row, 1)[0] for row in rows.tolist()]
             return np.asarray(found, dtype=np.float32)
         if not self._file.clean:
             for block in np.unique(rows * BYTES // BLOCK_BYTES).tolist():
                 self._file.check(block * BLOCK_BYTES, 1)
         return self._mapped[rows]
 
-    def _stretch(self, first: int, count: int) -> Float32:
+    def stretch(self, first: int, count: int) -> Float32:
         return np.frombuffer(self._file.view(first * BYTES, count * BYTES), "<f4")
 
     @cached_property
@@ -301,13 +283,11 @@ def column_of(name: str, made_by: str) -> str:
 
 
 def sidecar_of(store: Store, column: str) -> Sidecar:
-    """The sidecar of such a column."""
     name, _, made_by = column.removeprefix(COLUMN).partition(":")
     return store.sidecar(name, made_by)
 
 
 def find(store: Store, identity: Identity) -> Sidecar | None:
-    """Return the sidecar of an identity, or None."""
     for home in sidecar_dirs(store):
         place = home.directory / identity.key
         if place.is_dir():
@@ -317,21 +297,17 @@ def find(store: Store, identity: Identity) -> Sidecar | None:
 
 def attached(store: Store) -> list[Sidecar]:
     """Every sidecar of a store, sorted by name and made_by."""
-    found: dict[str, Sidecar] = {}
-    for place, root in _places(store):
-        if place.name not in found:
-            found[place.name] = Sidecar(store, KIND.admit(place, root))
-    return sorted(found.values(), key=lambda sidecar: (sidecar.name, sidecar.made_by))
+    places = {place.name: (place, root) for place, root in reversed(list(_places(store)))}
+    found = [Sidecar(store, KIND.admit(*place)) for place in places.values()]
+    return sorted(found, key=lambda sidecar: (sidecar.name, sidecar.made_by))
 
 
 def sidecar_checks(store: Store) -> Iterator[Callable[[], int]]:
-    """Yield a check of each sidecar; it returns the number of bytes."""
-    for place, root in _places(store):
-        yield partial(_check, store, place, root)
 
+    def check(place: Path, root: Path) -> int:
+        return Sidecar(store, KIND.admit(place, root)).check_all()
 
-def _check(store: Store, place: Path, root: Path) -> int:
-    return Sidecar(store, KIND.admit(place, root)).check_all()
+    return (partial(check, *place) for place in _places(store))
 
 
 def _places(store: Store) -> Iterator[tuple[Path, Path]]:
@@ -362,14 +338,12 @@ def choose(store: Store, name: str, made_by: str | None) -> Sidecar:
     named = [sidecar for sidecar in every if sidecar.name == name]
     if made_by is None and len(named) == 1:
         return named[0]
+    choices = ", ".join(repr(sidecar.made_by) for sidecar in named)
     if not named:
         there = ", ".join(sorted({sidecar.name for sidecar in every})) or "nothing"
-        raise UsageError(f"no sidecar {name!r}; attached is: {there}", path=store.path)
-    choices = ", ".join(repr(sidecar.made_by) for sidecar in named)
-    if made_by is None:
-        raise UsageError(
-            f"sidecar {name!r} was made by several: say made_by, one of {choices}", path=store.path
-        )
-    raise UsageError(
-        f"no sidecar {name!r} made by {made_by!r}; it was made by {choices}", path=store.path
-    )
+        message = f"no sidecar {name!r}; attached is: {there}"
+    elif made_by is None:
+        message = f"sidecar {name!r} was made by several: say made_by, one of {choices}"
+    else:
+        message = f"no sidecar {name!r} made by {made_by!r}; it was made by {choices}"
+    raise UsageError(message, path=store.path)

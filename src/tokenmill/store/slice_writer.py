@@ -1,9 +1,5 @@
 """Write slices: columns to Arrow bytes, Arrow bytes to published files.
 
-`encode_slice` makes the bytes of the token file and the meta file (each an Arrow IPC stream with
-one record batch) and the commit record; buffer positions are found by reading the stream back.
-`publish_slice` publishes the three files, the record last.
-
 Two builders of one slice both succeed: the second finds equal bytes, or equal content under another
 Arrow header, and then adopts the published bytes. Different content for one key is a
 `NonDeterminismError`. Only a damaged file, or one that `replace_slice` shows to be wrong, goes to
@@ -48,15 +44,12 @@ _WRITE = pa.ipc.IpcWriteOptions(compression=None, use_threads=False)
 
 @dataclass(frozen=True)
 class EncodedSlice:
-    """The bytes of the files of a slice."""
-
     record: CommitRecord
     tokens: pa.Buffer
     meta: pa.Buffer
 
 
 def encode_slice(key: str, columns: SliceColumns) -> EncodedSlice:
-    """Return the bytes of the three files of a slice."""
     content = columns.content()
     groups = columns.groups
     token_batch = {
@@ -222,8 +215,8 @@ def replace_slice(layout: CacheLayout, encoded: EncodedSlice) -> tuple[CommitRec
         return publish_slice(layout, encoded), False
     except NonDeterminismError:
         files = layout.slice(encoded.record.slice)
-        # The record last: files without one would stand in the way of whoever makes the slice
-        # anew after a crash, a record without its files is mended.
+        # The record last: after a crash, files without one would block a rebuild of the slice; a
+        # record without its files is repaired.
         for path in (files.tokens, files.meta, files.record):
             quarantine(layout.root, path)
         return publish_slice(layout, encoded), True

@@ -1,8 +1,7 @@
 """Read slices: arrays placed on the buffers of mapped files.
 
-`SliceReader` opens a slice by its commit record and never parses Arrow. Opening checks the record's
-digest and both sizes; a block's checksum is checked before the first row that touches it is
-returned. The meta file (origins, turns, extra columns) is opened on first use.
+Opening a slice checks the digest of its commit record and the sizes of both files. The checksum of
+a block is checked before the first row that touches it is returned.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import xxhash
 from numpy.typing import NDArray
 
@@ -28,11 +28,11 @@ from tokenmill.store.columns import GroupColumns, MediaColumns, count_within, fi
 from tokenmill.store.layout import CacheLayout, SliceFiles
 from tokenmill.store.record import (
     CARRIED,
+    FIXED_COLUMNS,
     GROUP_COLUMNS,
     MASK_RUNS,
     MEDIA,
     MEDIA_COLUMNS,
-    META_COLUMNS,
     RUN_WEIGHTS,
     UNREADABLE,
     WEIGHT_RUNS,
@@ -71,15 +71,9 @@ def read_record(files: SliceFiles, expected: str | None = None) -> tuple[CommitR
 
 
 class SliceCounts(NamedTuple):
-    """What a store holds of one slice.
-
-    ``columns`` has the arrays of `layout.ARRAYS` over the slice's rows. Those that say where
-    something ends count from the slice's beginning.
-    """
-
     record: CommitRecord
     digest: str  # of the record's bytes
-    columns: dict[str, NDArray[Any]]
+    columns: dict[str, NDArray[Any]]  # of `layout.ARRAYS`; ends count from the slice's beginning
 
     def columns_after(self, rows: int, runs: int, weight_runs: int) -> dict[str, NDArray[Any]]:
         """The columns in a store, after so many rows and runs of other slices."""
@@ -115,7 +109,7 @@ def read_counts(files: SliceFiles, expected: str | None = None) -> SliceCounts:
             return np.zeros(rows if name in MEDIA_COLUMNS else 0, kind)
         at, size = places[name]
         at = max(at - begin, 0)
-        return np.frombuffer(bytes(data[at : at + size]), kind)
+        return np.frombuffer(data[at : at + size], kind)
 
     run_starts = values(f"{MASK_RUNS}.offsets")
     weight_starts = values(f"{WEIGHT_RUNS}.offsets") if record.has_weights else 0 * run_starts
@@ -156,8 +150,9 @@ def _fault(
 ) -> str:
     """Return what contradicts the record or the rows; empty if nothing does."""
     lengths, trained = (columns[name].astype(np.int64) for name in (names.LENGTHS, names.TRAINED))
-    if (lengths.sum(), trained.sum()) != (record.tokens, record.trained):
-        return f"{lengths.sum()} tokens, {trained.sum()} of them trained,"
+    counts = lengths.sum(), trained.sum()
+    if counts != (record.tokens, record.trained):
+        return f"{counts[0]} tokens, {counts[1]} of them trained,"
     if record.groups is not None and len(columns[names.GROUP_ENDS]) != record.units:
         return "groups"
     runs, stops = columns[names.MASK_RUNS], np.maximum(lengths, 0)
@@ -165,9 +160,10 @@ def _fault(
         count_within(runs, run_starts[:-1], run_starts[1:], np.zeros_like(stops), stops), trained
     ):
         return "the runs of its masks"
-    weights = len(columns[names.WEIGHT_RUNS])
-    if weights != len(columns[names.RUN_WEIGHTS]) or not _are_bounds(weight_starts, weights):
-        return "the runs of its weights"
+    if record.has_weights:
+        weights = len(columns[names.WEIGHT_RUNS])
+        if weights != len(columns[names.RUN_WEIGHTS]) or not _are_bounds(weight_starts, weights):
+            return "the runs of its weights"
     return ""
 
 
@@ -232,19 +228,22 @@ class SliceReader:
         )
 
     def column(self, name: str) -> np.ndarray[Any, Any]:
-        dtype = np.dtype({**META_COLUMNS, **GROUP_COLUMNS, **MEDIA_COLUMNS}[name])
+        dtype, rows = np.dtype(FIXED_COLUMNS[name]), self.record.rows
         if name in GROUP_COLUMNS and self.record.groups is None:
-            return np.full(self.record.rows, np.nan if dtype.kind == "f" else -1, dtype)
+            return np.full(rows, np.nan if dtype.kind == "f" else -1, dtype)
+        if name in MEDIA_COLUMNS and not self.record.has_media:
+            return np.zeros(rows, dtype)
+        return self._buffer(name, dtype)
+
+    def _buffer(self, name: str, dtype: npt.DTypeLike) -> NDArray[Any]:
         return np.frombuffer(self.meta.view(*self.meta.buffer(name)), dtype)
 
     def group_columns(self) -> GroupColumns:
         return GroupColumns(**{name: self.column(name) for name in GROUP_COLUMNS})
 
     def turns(self, number: int) -> list[tuple[str, int, int]]:
-        first, last = self._bounds("turn_ends", number)
-        ends = self._values("turn_ends", "<i4", first, last).tolist()
-        kind = role_type(len(self.record.roles))
-        roles = self._values("turn_roles", kind, first, last).tolist()
+        ends = self._of_row("turn_ends", "<i4", number).tolist()
+        roles = self._of_row("turn_roles", role_type(len(self.record.roles)), number).tolist()
         speakers = (self.record.roles[role] for role in roles)
         return list(zip(speakers, [0, *ends[:-1]], ends, strict=True)) if ends else []
 
@@ -252,20 +251,18 @@ class SliceReader:
         self,
     ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.signedinteger[Any]]]:
         """All rows' turn ends, where each row's begin (one more than rows), and role numbers."""
-        roles = self.meta.view(*self.meta.buffer("turn_roles.values"))
         return (
-            np.frombuffer(self.meta.view(*self.meta.buffer("turn_ends.values")), np.int32),
-            np.frombuffer(self.meta.view(*self.meta.buffer("turn_ends.offsets")), np.int32),
-            np.frombuffer(roles, role_type(len(self.record.roles))),
+            self._buffer("turn_ends.values", "<i4"),
+            self._buffer("turn_ends.offsets", "<i4"),
+            self._buffer("turn_roles.values", role_type(len(self.record.roles))),
         )
 
     def weight_runs(self, number: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """One row's `WeightRuns`, without bounds."""
         if not self.record.has_weights:
             return np.zeros(0, np.int32), np.zeros(0, np.float32)
-        first, last = self._bounds(WEIGHT_RUNS, number)
-        places = self._values(WEIGHT_RUNS, "<i4", first, last)
-        return places, self._values(RUN_WEIGHTS, "<f4", first, last)
+        places = self._of_row(WEIGHT_RUNS, "<i4", number)
+        return places, self._of_row(RUN_WEIGHTS, "<f4", number)
 
     def media(self, number: int, origin: Origin | None) -> list[Media]:
         if not self.record.has_media:
@@ -306,18 +303,13 @@ class SliceReader:
         return [str(self._text(name, row), "utf-8") for row in range(self.record.rows)]
 
     def _text(self, name: str, number: int) -> memoryview:
-        first, last = self._bounds(name, number)
-        at, _ = self.meta.buffer(f"{name}.values")
-        return self.meta.view(at + first, last - first)
+        return self._of_row(name, "u1", number).data
 
-    def _bounds(self, name: str, number: int) -> tuple[int, int]:
-        """Where one row's values begin and end in a column of lists or texts."""
+    def _of_row(self, name: str, kind: str, number: int) -> NDArray[Any]:
+        """One row's values in a column of lists or texts."""
         bounds = self.meta.view(*self.meta.buffer(f"{name}.offsets")).cast("i")
-        return bounds[number], bounds[number + 1]
-
-    def _values(self, name: str, kind: str, first: int, last: int) -> NDArray[Any]:
+        first, last, width = bounds[number], bounds[number + 1], np.dtype(kind).itemsize
         at, _ = self.meta.buffer(f"{name}.values")
-        width = np.dtype(kind).itemsize
         return np.frombuffer(self.meta.view(at + width * first, width * (last - first)), kind)
 
     def check_all(self) -> int:
@@ -333,7 +325,6 @@ def _check_size(path: Path, expected: int) -> None:
 
 
 def quarantine_slice(layout: CacheLayout, key: str) -> None:
-    """Move a slice out of the way."""
     files = layout.slice(key)
     # The record first: without it the slice is gone for everybody, whatever happens next.
     for path in (files.record, files.tokens, files.meta):
@@ -355,7 +346,6 @@ def quarantine_of(layout: CacheLayout, broken: str | None) -> bool:
 
 
 def slice_is_intact(files: SliceFiles) -> bool:
-    """Whether a committed slice passes every check."""
     try:
         SliceReader(files, None, mapped=False, check=False).check_all()
     except CorruptionError:

@@ -1,7 +1,5 @@
 """Stores as readers see them: rows by integer.
 
-Opening a `Store` reads the manifest, checks the store's own files and maps the table of slices.
-``store[i]`` finds the slice by bisection, opens it on first use and returns a `Row` of two views.
 Stores are immutable, picklable as their path, and usable from threads and after a fork. Nothing
 here imports pyarrow, a tokenizer or a template engine.
 """
@@ -14,7 +12,7 @@ import re
 import resource
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
@@ -31,7 +29,7 @@ from tokenmill._core.remote import is_remote, local_path
 from tokenmill._core.remote_path import as_remote
 from tokenmill.errors import CorruptionError, UsageError, check_one_of
 from tokenmill.store import layout as names
-from tokenmill.store.access import ByteFile, load_array, reading_errors, require_checksum
+from tokenmill.store.access import ByteFile, reading_errors, require_checksum, require_size
 from tokenmill.store.columns import trained_within, weighed_within, weights_along
 from tokenmill.store.groups import Groups
 from tokenmill.store.layout import StoreLayout
@@ -44,7 +42,7 @@ from tokenmill.store.manifest import (
     read_proof,
     units_out,
 )
-from tokenmill.store.record import CARRIED, GROUP_COLUMNS, MEDIA_COLUMNS, META_COLUMNS, Media
+from tokenmill.store.record import CARRIED, FIXED_COLUMNS, Media
 from tokenmill.store.sidecars import COLUMN, Sidecar, attached, choose, sidecar_checks, sidecar_of
 from tokenmill.store.slices import SliceReader, read_counts
 from tokenmill.store.views import ViewMethods, pictures_of
@@ -62,10 +60,10 @@ MOST_OPEN_SLICES = 4096  # each holds a descriptor, so the process's limit may l
 class Row(msgspec.Struct, eq=False, gc=False):
     """One training row: views of token ids and loss mask.
 
-    Origin, turns and extra columns are read from the slice's meta file on access. A struct is
-    created in half the time of an ordinary object; ``gc=False`` is safe because it is part of no
-    cycle.
+    Origin, turns and extra columns are read from the slice's meta file on access.
     """
+
+    # A struct is created in half the time of an ordinary object; it is part of no cycle.
 
     _store: Store
     _slice: int
@@ -142,7 +140,6 @@ class Row(msgspec.Struct, eq=False, gc=False):
         return self._store.slice_at(self._slice).carried_json(self._number)
 
     def with_tokens(self, input_ids: NDArray[np.int32], loss_mask: NDArray[np.uint8]) -> Row:
-        """Return this row with other tokens."""
         return Row(self._store, self._slice, self._number, input_ids, loss_mask)
 
     def __repr__(self) -> str:
@@ -167,27 +164,32 @@ class Store(ViewMethods, Sequence[Row]):
     ) -> None:
         check_one_of("verify", verify, VERIFY)
         self.path = self._locate(path)
+        self._options: dict[str, Any] = {
+            "paths": None if paths is None else tuple(paths),
+            "media_root": None if media_root is None else os.fspath(media_root),
+            "media_urls": media_urls,
+        }
         self._verify = verify
+        self.checks_blocks = verify != "off"
         self.layout = StoreLayout(self.path)
         self.manifest: Document = read_manifest(self.layout)
         self.key: str = self.manifest["key"]
-        self._mapped = as_remote(self.path) is None and not is_network(self.path)
-        self._given_paths = tuple(paths) if paths is not None else None
-        self._known_paths: tuple[str | None, ...] | None = None
-        self._given_media = (None if media_root is None else os.fspath(media_root), media_urls)
-        self._pictures: StoredPictures | None = None
-        self._proof: Document | None = None
+        self.cache_root = self.layout.cache_root  # None when the store is self-contained
+        self.media_urls = media_urls
+        self.has_media = names.PICTURES in self.manifest["files"]
+        self.has_weights = names.WEIGHT_RUNS in self.manifest["files"]  # any other than 1
+        self.has_groups = "groups" in self.manifest["totals"]
+        self.group_count = units_out(self.manifest["totals"])  # of rows without groups
         self._lock = ProcessLock()
         self._open: dict[int, SliceReader] = {}
         self._arrays: dict[str, NDArray[Any]] = {}
         self._sidecars: dict[tuple[str, str], Sidecar] = {}
         self._most_open = _most_open()
-        self.private_directory: Any = None
-        """Owner of a directory that lives as long as this store (``disable_cache``)."""
+        self.private_directory: Any = None  # removed with this store (``disable_cache``)
         self._check_own_files()
         table = self._own_file(names.TABLE)
         self.table = load_table(ByteFile(table, mapped=self._maps_own))
-        check_table(self.manifest, table, content=verify != "off")
+        check_table(self.manifest, table, content=self.checks_blocks)
         firsts = self.table["first_row"]
         # Plain integers, of a list or a memory view, are searched much faster than numpy's.
         self._first_rows: Sequence[int]
@@ -200,13 +202,11 @@ class Store(ViewMethods, Sequence[Row]):
             self.verify()
 
     def _locate(self, path: str | os.PathLike[str]) -> Path:
+        """Return the directory; set whether slices and the store's own files are mapped."""
         if is_remote(path):
             raise UsageError("open a remote store with open_store", path=path)
+        self._mapped = self._maps_own = not is_network(path)
         return Path(path)
-
-    @property
-    def _maps_own(self) -> bool:
-        return self._mapped
 
     def _own_file(self, name: str) -> Path:
         return self.layout.file(name)
@@ -221,7 +221,7 @@ class Store(ViewMethods, Sequence[Row]):
         for name, stated in self.manifest["files"].items():
             large = stated["size"] > CHECKED_AT_OPEN_BYTES
             # The table's content is compared while its totals are recounted.
-            content = self._verify != "off" and not large and name != names.TABLE
+            content = self.checks_blocks and not large and name != names.TABLE
             check_file(self.layout.file(name), stated, content=content)
 
     # Rows
@@ -272,7 +272,7 @@ class Store(ViewMethods, Sequence[Row]):
         entry = self.table[at]
         files = self.layout.slice(entry["key"].tobytes().hex())
         expected = entry["record"].tobytes().hex()
-        reader = SliceReader(files, expected, mapped=self._mapped, check=self._verify != "off")
+        reader = SliceReader(files, expected, mapped=self._mapped, check=self.checks_blocks)
         if reader.record.rows != entry["rows"] or reader.record.tokens != entry["tokens"]:
             raise CorruptionError(
                 f"slice has {reader.record.rows} rows and {reader.record.tokens} tokens, the "
@@ -300,16 +300,7 @@ class Store(ViewMethods, Sequence[Row]):
     trained_within = trained_within
     weighed_within = weighed_within
 
-    @property
-    def has_weights(self) -> bool:
-        """Whether any trained token has a loss weight other than 1."""
-        return names.WEIGHT_RUNS in self.manifest["files"]
-
     # Pictures
-
-    @property
-    def has_media(self) -> bool:
-        return names.PICTURES in self.manifest["files"]
 
     @property
     def pictures(self) -> NDArray[np.int32]:
@@ -327,17 +318,8 @@ class Store(ViewMethods, Sequence[Row]):
     @property
     def media_root(self) -> str | None:
         """Directory that image paths start from: as given, else as first seen."""
-        known = self._given_media[0] or self.proof.get("media_root")
+        known = self._options["media_root"] or self.proof.get("media_root")
         return known if isinstance(known, str) else None
-
-    @property
-    def media_urls(self) -> bool:
-        return self._given_media[1]
-
-    @property
-    def cache_root(self) -> Path | None:
-        """The cache that this store is in; None when it is self-contained."""
-        return self.layout.cache_root
 
     def picture(self, media: Media) -> bytes:
         """Return the bytes of an image, which are those that the row was prepared from.
@@ -346,9 +328,11 @@ class Store(ViewMethods, Sequence[Row]):
             SourceMissing: It is not where it was.
             SourceChanged: Its bytes changed.
         """
-        if self._pictures is None:
-            self._pictures = pictures_of(self)
         return self._pictures.read(media)
+
+    @cached_property
+    def _pictures(self) -> StoredPictures:
+        return pictures_of(self)
 
     def embedded_picture(self, digest: str) -> bytes | None:
         """The copy of a picture in this store or its cache; None where there is none.
@@ -412,25 +396,17 @@ class Store(ViewMethods, Sequence[Row]):
                 count = int(self.own_array(names.WEIGHT_RUN_ENDS)[-1])
             elif name in names.GROUP_FILES:
                 count = self.group_count
-            array = load_array(path, names.ARRAYS[name], count, mapped=self._maps_own)
-            self._arrays[name] = array
+            dtype = np.dtype(names.ARRAYS[name])
+            file = ByteFile(path, mapped=self._maps_own)
+            require_size(path, file.size, count * dtype.itemsize)
+            array = self._arrays[name] = np.frombuffer(file.view(0, file.size), dtype)
         return array
 
     # Groups
 
     @property
-    def has_groups(self) -> bool:
-        return "groups" in self.manifest["totals"]
-
-    @property
     def groups(self) -> Groups:
-        """The groups by number; empty where rows have none."""
         return Groups(self)
-
-    @property
-    def group_count(self) -> int:
-        """Number of groups; of rows where there are no groups."""
-        return units_out(self.manifest["totals"])
 
     def group_starts(self, groups: NDArray[np.int64]) -> NDArray[np.int64]:
         """The first row of groups by number; the number of groups gives the number of rows."""
@@ -480,16 +456,12 @@ class Store(ViewMethods, Sequence[Row]):
                 elif name in sidecars:
                     rows = np.arange(first, first + reader.record.rows)
                     columns[name] = sidecars[name].batch(rows)
-                elif name in META_COLUMNS or name in GROUP_COLUMNS:
+                elif name in FIXED_COLUMNS:
                     columns[name] = reader.column(name)
-                elif name in MEDIA_COLUMNS:
-                    has = reader.record.has_media
-                    zeros = np.zeros(reader.record.rows, np.int32)
-                    columns[name] = reader.column(name) if has else zeros
                 elif name in (carried := [CARRIED + one for one in reader.record.carried]):
                     columns[name] = reader.carried_texts(name.removeprefix(CARRIED))
                 else:
-                    known = [*META_COLUMNS, *GROUP_COLUMNS, "source", *carried]
+                    known = [*FIXED_COLUMNS, "source", *carried]
                     raise UsageError(f"no column {name!r}; there are {', '.join(known)}")
             yield first, columns
 
@@ -541,22 +513,16 @@ class Store(ViewMethods, Sequence[Row]):
         """All sidecars, by name and made_by."""
         return attached(self)
 
-    @property
-    def checks_blocks(self) -> bool:
-        return self._verify != "off"
-
     # Where rows come from
 
-    @property
+    @cached_property
     def sources(self) -> tuple[str | None, ...]:
         """Paths of the source files: as given, else as first seen."""
-        if self._given_paths is not None:
-            return self._given_paths
-        if self._known_paths is None:
+        known = self._options["paths"]
+        if known is None:
             known = self.proof.get("paths", [])
-            count = len(self.manifest["document"].get("sources", known))
-            self._known_paths = (*known, *[None] * (count - len(known)))
-        return self._known_paths
+        count = len(self.manifest["document"].get("sources", known))
+        return (*known, *[None] * (count - len(known)))
 
     def origin_in(self, at: int, number: int) -> Origin:
         reader = self.slice_at(at)
@@ -591,12 +557,10 @@ class Store(ViewMethods, Sequence[Row]):
                 origin = self._origin(int(at), row.row, row.line, row.offset, row.length)
                 yield origin, row.reason, row.detail
 
-    @property
+    @cached_property
     def proof(self) -> Document:
         """Engine, renderer, audits, versions: advisory, empty with a warning when damaged."""
-        if self._proof is None:
-            self._proof = read_proof(self.layout.proof)
-        return self._proof
+        return read_proof(self.layout.file(names.PROOF))
 
     @property
     def tokenizer_path(self) -> Path:
@@ -618,7 +582,7 @@ class Store(ViewMethods, Sequence[Row]):
         return checked
 
     def check_everything(self) -> tuple[int, list[CorruptionError]]:
-        """Check every checksum; return the bytes checked and the first error of each part."""
+        """As `verify`, but go on after an error; return the first one of each part."""
         checked, errors = 0, []
         for check in self._checks():
             try:
@@ -628,7 +592,6 @@ class Store(ViewMethods, Sequence[Row]):
         return checked, errors
 
     def _checks(self) -> Iterator[Callable[[], int]]:
-        """Yield a check for each part; it returns the number of bytes checked."""
         for name, stated in self.manifest["files"].items():
             yield partial(self._check_own, name, stated)
         for at in range(len(self.table)):
@@ -642,7 +605,6 @@ class Store(ViewMethods, Sequence[Row]):
         return len(self.embedded_picture(digest) or b"")
 
     def _check_slice(self, at: int) -> int:
-        """Check a slice, and compare the store's columns with its own."""
         reader, row = self.slice_at(at), self._first_rows[at]
         checked = reader.check_all()
         counts = read_counts(reader.files, reader.record_digest)
@@ -667,12 +629,8 @@ class Store(ViewMethods, Sequence[Row]):
                     )
         return checked
 
-    def _options(self) -> dict[str, Any]:
-        media_root, media_urls = self._given_media
-        return {"paths": self._given_paths, "media_root": media_root, "media_urls": media_urls}
-
     def __reduce__(self) -> Any:
-        return partial(type(self), **self._options()), (str(self.path), self._verify)
+        return partial(type(self), **self._options), (str(self.path), self._verify)
 
     def __repr__(self) -> str:
         totals = self.manifest["totals"]

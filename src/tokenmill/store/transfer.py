@@ -1,10 +1,8 @@
 """Copy stores: `push` to a URL, `copy_store` to a directory (``--out``), `pull` into the cache.
 
-A portable store is a directory with its slices and tokenizer beneath it. `_jobs` lists its files by
-their names in that directory. A destination takes them, a few at a time: `_stage` stages them for
-one rename, `_Url` uploads what is not there yet, `_Cache` publishes slices and images. Slices are
-verified block by block while they are read. The manifest comes last, so readers see no store or a
-complete one, and an interrupted copy continues where it stopped.
+A portable store is a directory with its slices and tokenizer beneath it. Slices are verified while
+they are read. The manifest comes last, so readers see no store or a complete one, and an
+interrupted copy continues where it stopped.
 """
 
 from __future__ import annotations
@@ -18,8 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import xxhash
 
 from tokenmill._core.fingerprint import canonical, checksum
 from tokenmill._core.paths import default_cache_dir
@@ -69,8 +65,6 @@ class TransferResult:
 
 @dataclass(frozen=True)
 class StoreFile:
-    """One file of a portable store."""
-
     name: str  # path below the store's directory
     content: bytes | Path | GuardedFile
     advisory: bool = False  # an existing file with other bytes is kept
@@ -88,7 +82,6 @@ class StoreFile:
         return len(self.content) if isinstance(self.content, bytes) else self.content.stat().st_size
 
     def pieces(self) -> Iterator[bytes | memoryview]:
-        """Read it in pieces; those of a slice are verified."""
         if isinstance(self.content, bytes):
             yield self.content
         elif isinstance(self.content, GuardedFile):
@@ -104,8 +97,6 @@ Put = Callable[[Part], list[bool]]  # returns whether each file was there alread
 
 
 def _copy(jobs: Iterable[Job], put: Put, result: TransferResult) -> None:
-    """Run all jobs, a few at a time; the first error ends it, once running jobs are done."""
-
     def run(job: Job) -> list[tuple[int, bool]]:
         part = job()
         return [(file.size, there) for file, there in zip(part, put(part), strict=True)]
@@ -156,7 +147,6 @@ def _files_below(root: Path) -> list[tuple[str, Path]]:
 
 
 def _portable_files(store: Store) -> tuple[Document, bytes]:
-    """The manifest's list of files for a portable copy, and the state.json in it."""
     state = b"".join(state_json(store.layout.file(names.TABLE), store.key, "slices"))
     return {**store.manifest["files"], names.STATE: _stated(state)}, state
 
@@ -202,7 +192,6 @@ def _stated(data: bytes) -> Document:
 
 
 def _stage(staging: Staging, part: Part) -> list[bool]:
-    """Stage files: hard links where the file system allows them, else synced copies."""
     for file in part:
         target = staging.path / file.name
         staging.make(target.parent)
@@ -215,15 +204,10 @@ def _stage(staging: Staging, part: Part) -> list[bool]:
 
 
 def copy_store(store: Store, target: Path, *, embed_media: bool = False) -> Path:
-    """Make a self-contained copy of a store at ``target`` and return the target.
+    """Make a self-contained copy of a store and return the target.
 
-    The copy is staged as a hidden sibling and appears by one rename; sidecars follow.
-
-    Args:
-        store: A store on this machine.
-        target: A directory that does not exist, is empty, or already is a copy of this store.
-        embed_media: Copy the images of its rows, each once. Those of a store that has them are
-            always copied.
+    The target does not exist, is empty, or already is a copy of this store. The copy appears by one
+    rename; sidecars follow. Images of a store that has them are always copied.
     """
     return Path(_copy_to_directory(store, target, embed_media).path)
 
@@ -288,9 +272,9 @@ def copy_sidecar(sidecar: Sidecar, store: StoreLayout) -> bool:
 class _Url:
     """The directory at a URL; one listing says which files are there.
 
-    An existing file is compared by size and checksum: the MD5 that the server states, else by
-    reading it back. The beginning of a file, left by an interrupted upload, is replaced; any other
-    content is a `CacheError`. What was sent is compared in the same way.
+    Existing files, and those just sent, are compared by size and MD5: the one that the server
+    states, else that of the file read back. The beginning of a file, left by an interrupted upload,
+    is replaced; any other content is a `CacheError`.
     """
 
     def __init__(self, url: str) -> None:
@@ -306,21 +290,14 @@ class _Url:
             return {}
         return {name.lstrip("/"): info for name, info in found.items()}
 
-    def put(self, part: Part) -> list[bool]:
-        return [self._send(file) for file in part]
-
-    def _send(self, file: StoreFile) -> bool:
+    def send(self, file: StoreFile) -> bool:
         """Upload a file unless it is there; return whether it was."""
         path = f"{self._root}/{file.name}"
         remote = RemoteObject(f"{self._url}/{file.name}")
         info = self._listing.get(path.lstrip("/"))
-        md5, own = hashlib.md5(usedforsecurity=False), xxhash.xxh3_128()
-        for piece in file.pieces():
-            md5.update(piece)
-            own.update(piece)
-        digests = md5.hexdigest(), own.hexdigest()
+        md5 = _md5(file.pieces())
         if info is not None:
-            if file.advisory or _is_same(remote, info, file, digests):
+            if file.advisory or _is_same(remote, info, file.size, md5):
                 return True
             if not _is_beginning(remote, int(info["size"]), file):
                 raise CacheError(
@@ -336,7 +313,7 @@ class _Url:
             raise CacheError(
                 error.message.replace("be read", "be written", 1), path=error.path
             ) from error
-        if not _is_same(remote, info, file, digests):
+        if not _is_same(remote, info, file.size, md5):
             raise CacheError(
                 "what is there after writing is not what was written; push again",
                 path=shown(remote.url),
@@ -355,20 +332,23 @@ class _Url:
         return info
 
 
-def _is_same(
-    remote: RemoteObject, info: dict[str, Any], file: StoreFile, digests: tuple[str, str]
-) -> bool:
-    if int(info["size"]) != file.size:
+def _md5(pieces: Iterable[bytes | memoryview]) -> str:
+    hasher = hashlib.md5(usedforsecurity=False)
+    for piece in pieces:
+        hasher.update(piece)
+    return hasher.hexdigest()
+
+
+def _is_same(remote: RemoteObject, info: dict[str, Any], size: int, md5: str) -> bool:
+    if int(info["size"]) != size:
         return False
     stated = [str(info.get(name, "")).strip('"') for name in ("ETag", "etag", "content_md5")]
     with contextlib.suppress(ValueError):
         stated.append(base64.b64decode(str(info.get("md5Hash", ""))).hex())
-    if digests[0] in stated:
-        return True
-    hasher = xxhash.xxh3_128()
-    for start in range(0, file.size, PIECE_BYTES):
-        hasher.update(remote.fetch(start, min(start + PIECE_BYTES, file.size)))
-    return bool(hasher.hexdigest() == digests[1])
+    starts = range(0, size, PIECE_BYTES)
+    return md5 in stated or md5 == _md5(
+        remote.fetch(start, min(start + PIECE_BYTES, size)) for start in starts
+    )
 
 
 def _is_beginning(remote: RemoteObject, size: int, file: StoreFile) -> bool:
@@ -414,7 +394,11 @@ def push(
     place = RemotePath(target, BlockCache(default_cache_dir()))
     _require_free(place, store)
     result = TransferResult(str(place), len(store))
-    put = _Url(place.url).put
+    url = _Url(place.url)
+
+    def put(part: Part) -> list[bool]:
+        return [url.send(file) for file in part]
+
     _copy_portable(store, put, result, embed_media=embed_media, list_models=True)
     return result
 
@@ -446,48 +430,42 @@ def _require_free(place: RemotePath, store: Store) -> None:
 # To the local cache
 
 
-@dataclass(frozen=True)
-class _Cache:
-    """Slices and images of a cache, each published unless it is there."""
-
-    layout: CacheLayout
-
-    def put(self, part: Part) -> list[bool]:
-        # The last file of a slice is its commit record.
-        is_there = self._target(part[-1]).exists()
-        if is_there and len(part) > 1:
-            self._require_same_record(part[-1])
-        if not is_there:
-            with Staging(self.layout.root) as staging:
-                for file in part:
-                    self._publish(staging, file)
-        return [is_there] * len(part)
-
-    def _target(self, file: StoreFile) -> Path:
+def _put_in_cache(cache: CacheLayout, part: Part) -> list[bool]:
+    """Publish a slice or an image unless it is there."""
+    targets = []
+    for file in part:
         kind, _, rest = file.name.partition("/")
-        return self.layout.root / ("pictures" if kind == "media" else kind) / rest
+        targets.append(cache.root / ("pictures" if kind == "media" else kind) / rest)
+    is_there = targets[-1].exists()  # the last file of a slice is its commit record
+    if is_there and len(part) > 1:
+        _require_same_record(cache, part[-1])
+    if not is_there:
+        with Staging(cache.root) as staging:
+            for file, target in zip(part, targets, strict=True):
+                _publish(staging, file, target)
+    return [is_there] * len(part)
 
-    def _require_same_record(self, file: StoreFile) -> None:
-        key = Path(file.name).stem
-        expected = checksum(b"".join(file.pieces()))
-        _, digest = read_record(self.layout.slice(key))
-        if digest != expected:
-            raise NonDeterminismError(
-                f"the cache's slice has record {digest}, the store to be pulled {expected}; what "
-                "is there stays",
-                path=self.layout.slice(key).record,
-            )
 
-    def _publish(self, staging: Staging, file: StoreFile) -> None:
-        target = self._target(file)
-        staged = staging.write(target.name, file.pieces())
-        if staging.publish(staged, target) or not isinstance(file.content, GuardedFile):
-            return
-        try:  # a file of another builder, or of a slice that lost its record
-            GuardedFile(target, file.content.record, mapped=False, check=True).check_all()
-        except CorruptionError:
-            quarantine(self.layout.root, target)
-            staging.publish(staged, target)
+def _require_same_record(cache: CacheLayout, file: StoreFile) -> None:
+    files = cache.slice(Path(file.name).stem)
+    expected, (_, digest) = checksum(b"".join(file.pieces())), read_record(files)
+    if digest != expected:
+        raise NonDeterminismError(
+            f"the cache's slice has record {digest}, the store to be pulled {expected}; what is "
+            "there stays",
+            path=files.record,
+        )
+
+
+def _publish(staging: Staging, file: StoreFile, target: Path) -> None:
+    staged = staging.write(target.name, file.pieces())
+    if staging.publish(staged, target) or not isinstance(file.content, GuardedFile):
+        return
+    try:  # a file of another builder, or of a slice that lost its record
+        GuardedFile(target, file.content.record, mapped=False, check=True).check_all()
+    except CorruptionError:
+        quarantine(staging.root, target)
+        staging.publish(staged, target)
 
 
 def pull(
@@ -523,7 +501,7 @@ def copy_from(
     cache = CacheLayout(Path(cache_dir or default_cache_dir()).absolute())
     store = open_store(source, cache_dir=cache.root)
     result = TransferResult("", len(store))
-    put = _Cache(cache).put
+    put = partial(_put_in_cache, cache)
     _copy(_slice_jobs(store), put, result)
     _copy_models(store, cache, result)
     if "media" in store.manifest:
@@ -557,7 +535,6 @@ def _placements(store: Store) -> Iterator[Placement]:
 
 
 def _copy_models(store: Store, cache: CacheLayout, result: TransferResult) -> None:
-    """Publish tokenizer and processor in the cache; a remote store puts its own there."""
     tokenizer = cache.tokenizer(store.manifest["tokenizer"]["identity"])
     processor = cache.processor(store.processor_key)
     for path, target in ((store.tokenizer_path, tokenizer), (store.processor_path, processor)):

@@ -1,8 +1,4 @@
-"""Methods of stores and views that give views.
-
-The results live in higher packages, `tokenmill.data` and `tokenmill.integrations.torch`. This
-module is the only one that imports them from below, when a method is called.
-"""
+"""Methods of stores and views that give views; they import higher packages when called."""
 
 from __future__ import annotations
 
@@ -16,8 +12,6 @@ if TYPE_CHECKING:
 
 
 class ViewMethods:
-    """The methods of stores and views that give views."""
-
     def filter(
         self: Any, where: str | Callable[..., Any], columns: Sequence[str] | None = None
     ) -> View:
@@ -86,7 +80,6 @@ class ViewMethods:
 
 
 def pictures_of(store: Any) -> StoredPictures:
-    """The reader of a store's images."""
     from tokenmill.data.pictures import pictures_of
 
     return pictures_of(store)

@@ -81,11 +81,8 @@ class NamedColumns:
         for name in self.names:
             if name not in self._stored and not name.startswith(CARRIED):
                 raise _unknown(name)
-
-    @property
-    def stored(self) -> list[str]:
-        """The stored columns they come from (never none: rows must be counted)."""
-        return sorted({self._stored.get(name, name) for name in self.names}) or ["length"]
+        # At least one, because rows must be counted.
+        self.stored = sorted({self._stored.get(name, name) for name in self.names}) or ["length"]
 
     def values(self, columns: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
         """One array per name: numbers, paths, or what carried JSON texts say."""
@@ -101,12 +98,7 @@ class NamedColumns:
 
 
 class Where:
-    """A parsed filter expression.
-
-    Args:
-        text: See the module's examples.
-        sidecars: Names of sidecars that it may use, and the stored column of each.
-    """
+    """A parsed filter expression; ``sidecars`` are names it may use, and their stored columns."""
 
     def __init__(self, text: str, sidecars: Mapping[str, str] | None = None) -> None:
         tree = parse_filter(text)
@@ -115,16 +107,8 @@ class Where:
         self._evaluate = self._compile(tree.body)
         self._named = NamedColumns(self._uses, sidecars or {})
         self.text = ast.unparse(tree)
-
-    @property
-    def columns(self) -> list[str]:
-        """Stored columns that the expression needs, at least one: rows must be counted."""
-        return self._named.stored
-
-    @property
-    def uses_source(self) -> bool:
-        """Whether the result depends on the names of files."""
-        return bool(self._uses & {"source", "file"})
+        self.columns = self._named.stored  # that the expression needs
+        self.uses_source = bool(self._uses & {"source", "file"})
 
     def __call__(self, columns: Mapping[str, Any]) -> npt.NDArray[np.bool_]:
         """Which of many rows are kept."""
@@ -194,7 +178,6 @@ def _compare(
 
 
 def parse_filter(text: str) -> ast.Expression:
-    """A filter's expression, not yet looked at."""
     if not isinstance(text, str):
         raise UsageError(f"a filter is an expression as text, not {type(text).__name__}")
     if len(text) > LONGEST:

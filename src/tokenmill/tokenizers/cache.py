@@ -1,18 +1,8 @@
-"""What is known of tokenizers: facts on disk, by the digests of their files; engines in memory.
+"""Cached facts about tokenizers, by the digests of their files; copies of them; loaded engines.
 
-Finding a tokenizer's identity loads engines, and comparing it with AutoTokenizer imports
-transformers: seconds. `recall` hashes the files that could matter and reads the `Facts` that an
-earlier call found, in milliseconds. They hold for every chat template of the caller. The key of a
-fact contains the versions of the libraries concerned. Facts are part of no key of a slice or store:
-a cache that cannot be written or a damaged file costs only time. What is known of processors and
-the tables of pieces lie there, too.
-
-``<cache_dir>/tokenizers/<identity>/`` is a *copy* of the tokenizer: workers load it, and it is
-enough to encode and decode without transformers.
-
-Loading an engine takes longer than encoding a few thousand rows with it, so `once` keeps the
-engines of the last `MAX_TOKENIZERS` tokenizers. A forked child starts with none: another thread of
-its parent may have held a lock or been inside an engine.
+Identifying a tokenizer takes seconds, `recall` milliseconds. Facts are part of no key of a slice or
+store, so a cache that cannot be written or a damaged file costs only time. A *copy* is enough to
+encode and decode without transformers; workers load it.
 """
 
 from __future__ import annotations
@@ -43,9 +33,7 @@ if TYPE_CHECKING:
     from tokenmill.tokenizers.tokenizer import Tokenizer
 
 MAX_TOKENIZERS = 4  # each takes up to half a GB; a program that switches between more loads again
-LITTLE_WORK = 4 << 20
-"""Bytes of rows that the reference has encoded before a worker would have loaded fastokens."""
-
+LITTLE_WORK = 4 << 20  # bytes that the reference encodes in the time that fastokens takes to load
 FACTS_VERSION = 4  # raised when the members of facts, or finding them, change
 DIRECTORY = "tokenizers"
 _FACT = SealedKind("memo", "", raw=True)
@@ -67,10 +55,10 @@ class Comparison(msgspec.Struct, frozen=True):
     """How AutoTokenizer differs from the tokenizer.json beside it, if it does."""
 
     encoding: str | None = None
-    template: str | None = None  # of no account where the caller gives a template
+    template: str | None = None  # ignored if the caller gives a template
 
     def refuse(self, path: Any, *, template_given: bool) -> None:
-        """Raise `TokenizerError` if there is a difference; the message names the choice."""
+        """Raise `TokenizerError` if there is a difference."""
         difference = self.encoding or (None if template_given else self.template)
         if difference is not None:
             raise TokenizerError(
@@ -82,8 +70,6 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What was found of a tokenizer."""
-
     card: IdentityCard  # with the tokenizer's own template
     comparison: Comparison
 
@@ -94,7 +80,7 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 def facts_key(source: Any, *, backend: str, trust_remote_code: bool) -> str | None:
-    """Return the name of a tokenizer's facts; None where there are no files to name them by."""
+    """Return the name of a tokenizer's facts; None if it has no files."""
     if not isinstance(source, str | os.PathLike):
         return None
     place = locate(source)
@@ -115,7 +101,7 @@ def facts_key(source: Any, *, backend: str, trust_remote_code: bool) -> str | No
 
 
 def key_of_files(files: dict[str, Path], question: Any, libraries: Iterable[str]) -> str:
-    """Return the name of a fact: a question about files with some versions of libraries."""
+    """Return the name of a fact: the answer to a question about files, by versions of libraries."""
     return fingerprint.key(
         {
             "facts": FACTS_VERSION,
@@ -127,7 +113,7 @@ def key_of_files(files: dict[str, Path], question: Any, libraries: Iterable[str]
 
 
 def read_fact(root: Path, name: str | None, kind: type[Made]) -> Made | None:
-    """Read a fact; None where it is missing, damaged or of another version."""
+    """Read a fact; None if it is missing, damaged or of another version."""
     data = None if name is None else _read(root, f"{name}.json")
     try:
         return None if data is None else msgspec.json.decode(data, type=kind)
@@ -136,7 +122,7 @@ def read_fact(root: Path, name: str | None, kind: type[Made]) -> Made | None:
 
 
 def write_fact(root: Path, name: str | None, fact: Any) -> None:
-    """Publish a fact, unless it is there; a damaged one is replaced."""
+    """Publish a fact, unless it exists and is sound."""
     if name is not None:
         _write(root, f"{name}.json", msgspec.json.encode(fact, order="deterministic"))
 
@@ -176,12 +162,10 @@ def recall(
 
 
 def copy_path(root: Path, card: IdentityCard) -> Path:
-    """Return where the copy of a tokenizer lies."""
     return root / DIRECTORY / card.key
 
 
 def keep_copy(tokenizer: Tokenizer, root: Path) -> None:
-    """Keep a copy of a tokenizer under its identity."""
     path = copy_path(root, tokenizer.card)
     with contextlib.suppress(CacheError):
         if not path.is_dir():
@@ -189,13 +173,12 @@ def keep_copy(tokenizer: Tokenizer, root: Path) -> None:
 
 
 def load_copy(path: Path, document: dict[str, Any]) -> Tokenizer:
-    """Load the cache's copy of the tokenizer of a card, with its table of pieces.
+    """Load the cache's copy of a card's tokenizer, with its table of pieces.
 
-    A copy is kept by identity, so its tokenizer.json may have another spelling than the card's:
-    such a copy has to prove its identity.
+    Its tokenizer.json may be spelled otherwise than the card's; then its identity is computed.
 
     Raises:
-        CorruptionError: The copy is damaged: its tokens would be published under a wrong key.
+        CorruptionError: The copy is damaged.
         CacheError: The copy cannot be read.
     """
     from tokenmill.tokenizers.tokenizer import Tokenizer, check_copy
@@ -229,17 +212,15 @@ def load_copy(path: Path, document: dict[str, Any]) -> Tokenizer:
 
 
 def share_table(tokenizer: Tokenizer, root: Path) -> None:
-    """Set the tokenizer's table of pieces, from the cache or left there for others."""
+    """Set the tokenizer's table of pieces from the cache; write it there if it is missing."""
     from tokenmill.tokenizers.pieces import PieceTable
 
     file = f"{tokenizer.checksum}.pieces"
 
     def find() -> PieceTable:
-        data = _read(root, file)
-        with contextlib.suppress(msgspec.MsgspecError, ValueError, TypeError, KeyError):
-            table = None if data is None else PieceTable.from_bytes(data)
-            if table is not None:
-                return table
+        if (data := _read(root, file)) is not None:
+            with contextlib.suppress(ValueError):
+                return PieceTable.from_bytes(data)
         table = tokenizer.make_table()
         _write(root, file, table.to_bytes())
         return table
@@ -257,7 +238,7 @@ class _Slot:
     """What is loaded of one tokenizer."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # making one object may ask for another
+        self.lock = threading.RLock()  # making one object may need another
         self.made: dict[str, Any] = {}
 
 
@@ -267,7 +248,7 @@ _of_parents: list[object] = []
 
 
 def once(checksum: str, name: str, make: Callable[[], Made]) -> Made:
-    """Return the object of this name for a tokenizer.json, made at most once while it stays.
+    """Return an object made of a tokenizer.json; those of `MAX_TOKENIZERS` tokenizers are kept.
 
     Threads wait for each other. What `make` raises is raised, and the next call tries again.
     """
@@ -284,19 +265,20 @@ def once(checksum: str, name: str, make: Callable[[], Made]) -> Made:
 
 
 def engine_for(name: str, size: int) -> str:
-    """Return the engine for `size` bytes of rows where the caller chose ``name``."""
+    """Return the engine for `size` bytes of rows if the caller chose ``name``."""
     return "hf" if name == "auto" and size <= LITTLE_WORK else name
 
 
 def clear_cache() -> None:
-    """Forget everything: for tests that replace an engine."""
+    """Drop all engines: for tests that replace one."""
     with _lock:
         _slots.clear()
 
 
 def _start_empty() -> None:
+    """A thread of the parent may have held a lock or been inside an engine at the fork."""
     global _lock, _slots
-    _of_parents.append(_slots)  # neither used nor taken apart
+    _of_parents.append(_slots)  # neither used nor freed
     _lock, _slots = threading.Lock(), OrderedDict()
 
 

@@ -1,14 +1,6 @@
-"""The directory of a tokenizer: where it is, its chat templates, and the tokens that it names.
+"""Find a tokenizer's directory and read templates and special tokens as transformers does.
 
-A hub id becomes a directory through huggingface_hub, which honours HF_HUB_OFFLINE. A directory is
-read the way transformers reads it, so that both see the same: ``chat_template.jinja`` and
-``additional_chat_templates/*.jinja`` come before ``chat_template`` in tokenizer_config.json (a
-string, or a list of named ones), and at last the processor's ``chat_template.json``. Special tokens
-are the ``*_token`` members of tokenizer_config.json and the dictionary form of
-``extra_special_tokens``; special_tokens_map.json counts only where the config does not list its
-added tokens (the older layout).
-
-This module imports nothing heavy: a process that only recalls an identity gets by with it.
+This module imports nothing heavy: a process that only recalls an identity needs no more.
 """
 
 from __future__ import annotations
@@ -31,28 +23,23 @@ HUB_FILES = (
     "*.model", "*.tiktoken", "config.json", "chat_template*", "additional_chat_templates/*",
 )  # fmt: skip
 EXTRA_TEMPLATES = "additional_chat_templates"
-GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
-"""The class of transformers that encodes with a tokenizer.json as it stands, by both its names."""
-
+GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")  # encode by tokenizer.json alone
 _LONGEST_PATH = 4096
 
 
 def is_installed() -> bool:
-    """Whether transformers could be imported; does not import it."""
+    """Return whether transformers is installed, without importing it."""
     return importlib.util.find_spec("transformers") is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where a tokenizer's files are."""
-
-    directory: Path  # what AutoTokenizer would be given
-    file: Path  # the tokenizer.json, which may be missing in a directory
-    named: bool  # whether the caller named the file itself, which is a choice of the backend
+    directory: Path  # for AutoTokenizer
+    file: Path  # the tokenizer.json, which may be missing
+    named: bool  # whether the caller gave the file itself, which chooses the backend
 
 
 def locate(source: str | os.PathLike[str]) -> Location:
-    """Where a path or hub id leads."""
     path = Path(source)
     if path.is_dir():
         return Location(path, path / "tokenizer.json", named=False)
@@ -66,7 +53,7 @@ def locate(source: str | os.PathLike[str]) -> Location:
 
 
 def _from_hub(name: str) -> Path:
-    """The files of a hub id, ``owner/name`` or ``owner/name@revision``, as a local directory."""
+    """Return the local directory of a hub id, ``owner/name`` or ``owner/name@revision``."""
     purpose = f"no such directory; loading {name!r} from the hub"
     with optional("huggingface_hub", purpose, raises=TokenizerError, path=name):
         import huggingface_hub
@@ -84,7 +71,7 @@ def _from_hub(name: str) -> Path:
 
 
 def read_config(directory: Path, name: str = "tokenizer_config.json") -> dict[str, Any]:
-    """One of the directory's JSON objects; empty where the file is missing."""
+    """Read one of the directory's JSON objects; empty if the file is missing."""
     path = directory / name
     try:
         document = msgspec.json.decode(path.read_bytes())
@@ -98,9 +85,9 @@ def read_config(directory: Path, name: str = "tokenizer_config.json") -> dict[st
 
 
 def read_special_tokens(directory: Path) -> dict[str, str]:
-    """Named special tokens as text."""
+    """Return the named special tokens as text."""
     config = read_config(directory)
-    if "added_tokens_decoder" not in config:
+    if "added_tokens_decoder" not in config:  # the older layout
         config = {**config, **read_config(directory, "special_tokens_map.json")}
     extra = config.get("extra_special_tokens")
     if isinstance(extra, dict):
@@ -115,19 +102,13 @@ def read_special_tokens(directory: Path) -> dict[str, str]:
 
 
 class NamedToken(NamedTuple):
-    """A token that a file beside tokenizer.json names."""
-
     file: str
     content: str
     id: int | None
 
 
 def named_tokens(directory: Path) -> list[NamedToken]:
-    """What the files beside tokenizer.json say about tokens: text, and the id where they state it.
-
-    These are ``added_tokens_decoder`` of tokenizer_config.json, added_tokens.json and
-    special_tokens_map.json, which states no ids.
-    """
+    """Return the tokens that files beside tokenizer.json name, with the id if they state it."""
     named: list[NamedToken] = []
 
     def add(file: str, value: Any, number: Any = None) -> None:
@@ -153,21 +134,21 @@ def named_tokens(directory: Path) -> list[NamedToken]:
 
 
 def brings_code(directory: Path) -> bool:
-    """Whether the directory asks AutoTokenizer for a class of its own (``auto_map``)."""
+    """Return whether the directory has a tokenizer class of its own (``auto_map``)."""
     classes = read_config(directory).get("auto_map")
     return bool(classes.get("AutoTokenizer") if isinstance(classes, dict) else classes)
 
 
 def states_a_class(directory: Path) -> bool:
-    """Whether anything says that more than the generic class, which is the file, should encode."""
+    """Return whether the directory names another class than the generic one."""
     stated = read_config(directory).get("tokenizer_class")
-    if stated is None:  # AutoTokenizer then asks config.json, whose model type implies a class
+    if stated is None:  # AutoTokenizer then reads config.json, whose model type implies a class
         return (directory / "config.json").exists()
     return stated not in GENERIC_CLASSES
 
 
 def read_template(directory: Path) -> Template:
-    """The directory's chat template, several by name, or None."""
+    """Return the directory's chat template, several by name, or None."""
     templates: dict[str, str] = {}
     single = directory / "chat_template.jinja"
     if single.is_file():
@@ -177,12 +158,11 @@ def read_template(directory: Path) -> Template:
             templates[path.stem] = _read_text(path)
     if templates:
         return templates["default"] if set(templates) == {"default"} else templates
-    template = _stated(read_config(directory), directory / "tokenizer_config.json")
-    if template is None:
-        template = _stated(
-            read_config(directory, "chat_template.json"), directory / "chat_template.json"
-        )
-    return template
+    for name in ("tokenizer_config.json", "chat_template.json"):  # the latter is the processor's
+        template = _stated(read_config(directory, name), directory / name)
+        if template is not None:
+            return template
+    return None
 
 
 def choose_template(override: Any, own: Template) -> Template:

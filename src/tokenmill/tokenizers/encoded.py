@@ -1,19 +1,7 @@
-"""Encoded rows: ids and masks of a batch, flat.
+"""Encoded batches: flat ids and masks, made by the encoder or read from rows of ids.
 
-The encoder makes an `Encoded` of a batch of texts, and `read_tokenized` of rows that bring their
-ids. A rejected row stays in it as an empty one, so that index *i* still means text *i*.
-
-A row of ``format="tokens"`` holds ``input_ids`` and says in *mask columns* which of them are
-trained, in the words of the libraries that write such rows:
-
-    labels              -100 where untrained, else the token itself, unshifted
-    loss_mask           0 or 1 per token; with ``num_actions`` (SkyRL's cache) only of the last ones
-    completion_mask     0 or 1 per token: TRL's prompt and completion
-    assistant_masks     0 or 1 per token: the assistant's; TRL trains where both of these are 1
-
-``attention_mask`` marks padding, which is cut off. Nothing is guessed: a row whose columns are not
-equally long, hold other values, contradict each other, or say that it is several sequences or has
-images, is rejected with its reason. Whether the ids are those of its text cannot be known here.
+docs/tokenized.md describes the columns of ``format="tokens"``. A row whose columns are not equally
+long, hold other values or contradict each other is rejected.
 """
 
 from __future__ import annotations
@@ -36,7 +24,7 @@ Bits = NDArray[np.uint8]
 
 
 def starts_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
-    """int64: where each of several stretches that lie end to end starts, and the total."""
+    """Return the starts of consecutive pieces and the total, as int64."""
     starts = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, dtype=np.int64, out=starts[1:])
     return starts
@@ -44,7 +32,10 @@ def starts_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A batch of rows as tokens: row *i* is ``ids[row_starts[i]:row_starts[i + 1]]``."""
+    """A batch of rows as tokens: row *i* is ``ids[row_starts[i]:row_starts[i + 1]]``.
+
+    A rejected row is empty, so that index *i* still means text *i*.
+    """
 
     ids: np.ndarray  # int32, all rows one after the other
     row_starts: np.ndarray  # int64, one more than rows
@@ -65,14 +56,14 @@ class Encoded:
     def trained(self) -> np.ndarray:
         counts = np.zeros(len(self), dtype=np.int32)
         filled = np.flatnonzero(np.diff(self.row_starts))
-        if len(filled):  # rows that hold something lie end to end
+        if len(filled):
             starts = self.row_starts[filled]
             counts[filled] = np.add.reduceat(self.mask, starts, dtype=np.int32)
         return counts
 
     @property
     def kept(self) -> np.ndarray:
-        """int64: the rows that are not rejected."""
+        """Numbers of the rows that are not rejected."""
         alive = np.ones(len(self), dtype=bool)
         alive[[row for row, _ in self.rejected]] = False
         return np.flatnonzero(alive)
@@ -96,7 +87,7 @@ class Encoded:
         )
 
     def repeated(self, counts: np.ndarray) -> Encoded:
-        """The same batch with each token as often as this says, at least once."""
+        """Return the batch with each token repeated `counts` times, at least once."""
         places = starts_of(counts)
         row_starts = np.repeat(self.row_starts[:-1], np.diff(self.turn_starts))
         turn_ends = places[row_starts + self.turn_ends] - places[row_starts]
@@ -109,7 +100,7 @@ class Encoded:
         )
 
     def row(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """ids, mask and turn ends of one row."""
+        """Return ids, mask and turn ends of one row."""
         tokens = slice(self.row_starts[number], self.row_starts[number + 1])
         turns = slice(self.turn_starts[number], self.turn_starts[number + 1])
         return self.ids[tokens], self.mask[tokens], self.turn_ends[turns]
@@ -119,8 +110,6 @@ class Encoded:
 
 
 class _Columns(msgspec.Struct):
-    """What is read of a row; whatever else it has is not looked at."""
-
     input_ids: list[int]
     attention_mask: Mask | None = None
     labels: list[int] | None = None
@@ -188,7 +177,6 @@ def _read(row: dict[str, Any], vocabulary: int, everything: bool) -> tuple[NDArr
 
 
 def _without_padding(columns: _Columns, length: int) -> slice:
-    """Where the row's own tokens are."""
     if columns.attention_mask is None:
         return slice(0, length)
     attended = np.flatnonzero(_bits("attention_mask", columns.attention_mask, length))
@@ -201,7 +189,6 @@ def _without_padding(columns: _Columns, length: int) -> slice:
 
 
 def _require_one_sequence(columns: _Columns, real: slice) -> None:
-    """A pack of several sequences is no row: attention would run across them."""
     length = real.stop - real.start
     positions = columns.position_ids
     if positions is not None and positions[real] != list(range(length)):

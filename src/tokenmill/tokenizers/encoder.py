@@ -1,14 +1,9 @@
-"""The encoder: texts and trained spans in, ids and proven masks out.
+"""Encode texts and prove their masks.
 
-Each text is encoded once, whole, without added special tokens, by whichever engine was chosen.
-Then every row must show where its tokens lie. Where the tokens' bytes, joined, are the text's
-bytes, the running sum of their lengths says it; the other rows are encoded again by the
-reference, whose offsets say it; where those make no sense either, the row is rejected.
-
-Three guards keep a fast engine honest: a sample of the rows of every call, chosen by their
-content, is compared with the reference; so is every row that needs the reference's offsets; and
-a row on which the engine itself fails goes to the reference. One difference and the whole call is
-done again by the reference, `Encoded.notes` says so, and the engine is not asked again.
+Token positions come from the bytes of the tokens where these equal the bytes of the text. Other
+rows use the offsets of the reference, or are rejected if those make no sense. A sample of rows,
+chosen by content, and every row that needs offsets are compared with the reference: after one
+difference the reference encodes the whole call again, and all later ones.
 """
 
 from __future__ import annotations
@@ -16,7 +11,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -29,27 +24,26 @@ from tokenmill.tokenizers.tokenizer import Tokenizer
 
 AUDIT_SHARE = 1024  # one byte of this many is encoded a second time by the reference …
 AUDIT_LEAST = 4096  # … but at least this many bytes per call, the size of one or two rows
-AUDIT_CANDIDATES = 64  # rows of which the shortest is audited where chance picks none
+AUDIT_CANDIDATES = 64  # rows of which the shortest is audited if chance picks none
 _LARGEST_HASH = (1 << 64) - 1
-CHUNK_CHARS = 1 << 19  # all but the engine works on this much text at a time: it stays in the cache
+CHUNK_CHARS = 1 << 19  # text that is proven at a time: it stays in the processor's cache
 
 TurnEnds = Sequence[Sequence[int]]
 
 
 class _MismatchError(Exception):
-    """The engine's ids differ from the reference's; the argument is how many rows did."""
+    """The engine's ids differ from the reference's; the argument is the number of rows."""
 
 
 class Encoder:
-    """Encodes batches with one tokenizer; which engine does it changes the speed only."""
+    """Encodes batches with one tokenizer; the engine changes only the speed."""
 
     def __init__(self, tokenizer: Tokenizer, engine: str = "auto") -> None:
         self.tokenizer = tokenizer
         self.reference = HfEngine(tokenizer)
         self.engine, self.engine_reason = choose_engine(tokenizer, engine)
-        self.table = tokenizer.table  # made here, so that the first batch costs what others do
-        self.engine_seconds = 0.0
-        """Time spent encoding by the engine; the rest of `encode` audits, proves and masks."""
+        self.table = tokenizer.table
+        self.engine_seconds = 0.0  # the rest of the time audits, proves and masks
 
     def encode(
         self,
@@ -64,9 +58,9 @@ class Encoder:
             texts: One rendered text per row.
             spans: Per row the trained spans in characters, sorted and disjoint, or None for a
                 row that is trained whole. None: all rows are.
-            turn_ends: Per row where its turns end, in characters, rising. None: no turns.
-            digests: uint64 per row, of what it was made of: they choose what is audited. None:
-                the texts are hashed for it.
+            turn_ends: Per row the ends of its turns in characters, ascending. None: no turns.
+            digests: uint64 per row, of its source: they choose the audited rows. None: the texts
+                are hashed.
         """
         spans = [None] * len(texts) if spans is None else spans
         turn_ends = [()] * len(texts) if turn_ends is None else turn_ends
@@ -87,7 +81,7 @@ class Encoder:
     def _encode(self, batch: _Batch, engine: Engine, notes: dict[str, Any]) -> Encoded:
         offsets = None
         if engine.name == self.reference.name and self.table.hopeless:
-            # Most rows will ask for offsets: get them now instead of encoding twice.
+            # Most rows will need offsets: get them now instead of encoding twice.
             ids, row_starts, offsets = self.reference.encode_with_offsets(batch.texts)
         elif engine.name == self.reference.name:
             ids, row_starts = self.reference.encode(batch.texts)
@@ -100,8 +94,9 @@ class Encoder:
         mask = np.zeros(len(ids), dtype=np.uint8)
         ends = np.zeros(len(batch.end_rows), dtype=np.int64)
         proven = np.ones(len(batch.texts), dtype=bool)
+        tokens = _Tokens(ids, row_starts, mask, ends)
         for first, last, utf8 in batch.chunks:
-            self._place_proven(batch, first, last, utf8, ids, row_starts, mask, ends, proven)
+            proven[first:last] = self._place_proven(batch, tokens, first, last, utf8)
         rest = np.flatnonzero(~proven)
         notes["reference_rows"] = len(rest)
         if len(rest):
@@ -113,7 +108,7 @@ class Encoder:
                 _refuse_mismatch(rest, ids, row_starts, wanted, starts)
             else:
                 starts = row_starts[rest]
-            self._place_by_offsets(batch, rest, starts, offsets, ids, row_starts, mask, ends)
+            self._place_by_offsets(batch, tokens, rest, starts, offsets)
         for row in batch.whole:
             mask[row_starts[row] : row_starts[row + 1]] = 1
         encoded = Encoded(
@@ -129,14 +124,14 @@ class Encoder:
     def _encode_surely(
         self, engine: Engine, texts: Sequence[str]
     ) -> tuple[np.ndarray, np.ndarray, int]:
-        """Encode by the engine, and by the reference what the engine fails on."""
+        """Encode with the engine; texts on which it fails, which are few, with the reference."""
         try:
             return *engine.encode(texts), 0
         except BaseException as error:
             refuse_interrupts(error)
             if len(texts) <= 1:
                 return *self.reference.encode(texts), len(texts)
-        half = len(texts) // 2  # find the texts it fails on by halving: they are few
+        half = len(texts) // 2
         ids, starts, failures = self._encode_surely(engine, texts[:half])
         more_ids, more_starts, more_failures = self._encode_surely(engine, texts[half:])
         joined = np.concatenate((starts, more_starts[1:] + starts[-1]))
@@ -145,33 +140,23 @@ class Encoder:
     def _audit(
         self, batch: _Batch, ids: np.ndarray, row_starts: np.ndarray, notes: dict[str, Any]
     ) -> None:
-        """Compare a sample with the reference; the same rows for the same texts, always."""
         rows = batch.audit_sample()
         wanted, starts = self.reference.encode([batch.texts[row] for row in rows])
         notes["audited"] += len(rows)
         _refuse_mismatch(rows, ids, row_starts, wanted, starts)
 
     def _place_proven(
-        self,
-        batch: _Batch,
-        first: int,
-        last: int,
-        utf8: bytes,
-        ids: np.ndarray,
-        row_starts: np.ndarray,
-        mask: np.ndarray,
-        ends: np.ndarray,
-        proven: np.ndarray,
-    ) -> None:
-        """Masks and turn ends of rows first..last-1, as far as their bytes prove them."""
+        self, batch: _Batch, tokens: _Tokens, first: int, last: int, utf8: bytes
+    ) -> np.ndarray:
+        """Fill masks and turn ends of rows first..last-1; return which rows their bytes prove."""
+        ids, row_starts, mask, ends = tokens
         begin, end = int(row_starts[first]), int(row_starts[last])
         local_starts = row_starts[first : last + 1] - begin
         byte_starts = batch.byte_starts[first : last + 1] - batch.byte_starts[first]
         char_starts = batch.char_starts[first : last + 1] - batch.char_starts[first]
         offsets, known = masks.prove(self.table, ids[begin:end], local_starts, utf8, byte_starts)
-        proven[first:last] = known
         starts, stops = offsets[:-1], offsets[1:]
-        if self.table.prefix != "never":  # an invented space belongs to the character after it
+        if self.table.prefix != "never":  # an invented space is part of the character after it
             stops = np.maximum(stops, starts + 1)
         spans, turns = batch.spans_of(first, last), batch.turns_of(first, last)
         span_rows, turn_rows = batch.span_rows[spans] - first, batch.end_rows[turns] - first
@@ -181,7 +166,7 @@ class Encoder:
         )
         if len(utf8) != char_starts[-1]:
             places = masks.byte_places(utf8, places)
-        # Behind a row that is unproven the pieces of a row start elsewhere than its text.
+        # After an unproven row, the pieces of a row start at another place than its text.
         places += (offsets[local_starts] - byte_starts)[rows]
         places = places.astype(offsets.dtype)
         span_starts, span_ends, turn_ends = np.split(places, [len(span_rows), 2 * len(span_rows)])
@@ -192,19 +177,18 @@ class Encoder:
             starts, stops, local_starts, span_starts, span_ends, span_rows
         )
         ends[turns] = masks.tokens_before(starts, local_starts, turn_ends, turn_rows)
+        return known
 
     def _place_by_offsets(
         self,
         batch: _Batch,
+        tokens: _Tokens,
         rows: np.ndarray,
         starts: np.ndarray,
         offsets: np.ndarray,
-        ids: np.ndarray,
-        row_starts: np.ndarray,
-        mask: np.ndarray,
-        ends: np.ndarray,
     ) -> None:
-        """Masks and turn ends of the other rows, by the reference's offsets in characters."""
+        """Fill masks and turn ends of the other rows by the reference's offsets in characters."""
+        ids, row_starts, mask, ends = tokens
         for place, row in enumerate(rows.tolist()):
             begin, end = int(row_starts[row]), int(row_starts[row + 1])
             opens, closes = offsets[starts[place] : starts[place] + end - begin].T
@@ -227,10 +211,10 @@ class Encoder:
     def _unswallowed(
         self, text: str, ids: np.ndarray, opens: np.ndarray, closes: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Offsets in which an added token is its own text, without white space it swallows.
+        """Return offsets in which an added token is its own text, without white space around it.
 
-        The offsets of `tokenizers` count that as part of the token: a header's last token would
-        reach into an answer that begins with a blank, and be trained with it.
+        The offsets of `tokenizers` contain the white space that a token strips: a header's last
+        token would reach into an answer that begins with a blank, and be trained with it.
         """
         swallowing = np.flatnonzero(self.table.is_added[ids])
         pieces = self.table.pieces(ids[swallowing])
@@ -243,8 +227,17 @@ class Encoder:
         return opens, closes
 
 
+class _Tokens(NamedTuple):
+    """The result of one call; masks and turn ends are filled step by step."""
+
+    ids: np.ndarray
+    row_starts: np.ndarray
+    mask: np.ndarray
+    ends: np.ndarray
+
+
 class _Batch:
-    """The rows of one call in the shapes that the steps need, and the rejections so far."""
+    """The rows of one call as flat arrays, and the rejections so far."""
 
     def __init__(
         self,
@@ -279,7 +272,6 @@ class _Batch:
             self.end_chars = np.where(gone[self.end_rows], 0, self.end_chars)
 
     def _lay_out(self) -> None:
-        """Encode the texts chunk by chunk, and measure each while it is in the cache."""
         rows = len(self.texts)
         self.char_starts = starts_of(np.fromiter(map(len, self.texts), np.int64, rows))
         self.byte_starts = np.zeros(rows + 1, dtype=np.int64)
@@ -292,7 +284,6 @@ class _Batch:
         np.cumsum(self.byte_starts, out=self.byte_starts)
 
     def _refuse_half_pairs(self) -> None:
-        """Texts that have no UTF-8 hold half of a surrogate pair."""
         for row, text in enumerate(self.texts):
             try:
                 text.encode()
@@ -302,7 +293,7 @@ class _Batch:
                 )
 
     def _refuse_bad_places(self) -> None:
-        """Spans and turns that lie outside their text or go backwards prove nothing."""
+        """Reject rows with spans or turns that lie outside the text or go backwards."""
         chars = np.diff(self.char_starts)
         bad = (self.span_starts < 0) | (self.span_ends < self.span_starts)
         bad |= self.span_ends > chars[self.span_rows]
@@ -315,21 +306,17 @@ class _Batch:
             self.reject(row, "a turn ends outside the text or before it starts")
 
     def reject(self, row: int, message: str) -> None:
-        """Reject a row whose mask cannot be proven."""
         self.rejected.setdefault(row, RowError(message, reason="mask_unproven"))
 
     def spans_of(self, first: int, last: int) -> slice:
-        """The spans of rows first..last-1."""
         start, stop = np.searchsorted(self.span_rows, [first, last])
         return slice(int(start), int(stop))
 
     def turns_of(self, first: int, last: int) -> slice:
-        """The turn ends of rows first..last-1."""
         start, stop = np.searchsorted(self.end_rows, [first, last])
         return slice(int(start), int(stop))
 
     def digests(self) -> np.ndarray:
-        """A number per row that nothing but its content decides."""
         if self._digests is None:
             utf8 = map(str.encode, self.texts)
             found = map(xxhash.xxh3_64_intdigest, utf8)
@@ -337,9 +324,9 @@ class _Batch:
         return self._digests
 
     def audit_sample(self) -> np.ndarray:
-        """Rows that the digest of their whole content picks, long ones as often as short ones.
+        """Choose rows by the digest of their content, long ones as often as short ones.
 
-        About `AUDIT_SHARE` of the bytes; where that is no row at all, one of the shorter ones.
+        About one byte in `AUDIT_SHARE`; if that is no row at all, one of the shorter ones.
         """
         total = int(self.byte_starts[-1])
         share = min(1.0, max(AUDIT_LEAST, total // AUDIT_SHARE) / max(total, 1))
@@ -370,7 +357,6 @@ def _refuse_mismatch(
 
 
 def _sensible(opens: np.ndarray, closes: np.ndarray, chars: int) -> bool:
-    """Whether offsets lie in the text and do not go backwards."""
     if len(opens) == 0:
         return True
     inside = int(opens.min()) >= 0 and int(closes.max()) <= chars and bool((opens <= closes).all())

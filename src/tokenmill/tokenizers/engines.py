@@ -1,9 +1,4 @@
-"""Engines: turn texts into ids.
-
-An `Engine` encodes a batch of texts, without adding special tokens, into flat int32 ids and the row
-starts. `HfEngine` is the reference (`tokenizers`) and the only one that knows offsets.
-`FastokensEngine` is many times faster and is used only after it gave the reference's ids on the
-parity texts (`choose_engine`). Which one runs never changes the result.
+"""Engines that encode batches: `tokenizers`, the reference, and fastokens, which is faster.
 
 fastokens uses every core that the process may use, so workers are pinned before they load it.
 Neither library's thread pool survives a fork, so a forked child uses `tokenizers` text by text,
@@ -41,17 +36,15 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 class Engine(Protocol):
-    """Texts to ids."""
-
     name: str
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Flat int32 ids of all texts, and int64 row starts (one more than texts)."""
+        """Return flat int32 ids without special tokens, and int64 row starts."""
         ...
 
 
 def _may_use_threads() -> bool:
-    """Whether a thread pool made before now, by us or by the host program, can still be alive."""
+    """Return whether a thread pool that this process started earlier can still be alive."""
     if _in_forked_child:
         return False
     parent = multiprocessing.parent_process()
@@ -82,7 +75,7 @@ class HfEngine:
     def encode_with_offsets(
         self, texts: Sequence[str]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Also where each token lies in its text: (start, end) in characters, shape (n, 2)."""
+        """Return also the (start, end) of each token in characters, shape (n, 2)."""
         encodings = self._encodings(texts, offsets=True)
         ids, row_starts = _flat([encoding.ids for encoding in encodings])
         pairs = [np.array(e.offsets, dtype=np.int64).reshape(-1, 2) for e in encodings]
@@ -91,11 +84,7 @@ class HfEngine:
 
 
 class FastokensEngine:
-    """fastokens: flat batches on threads of its own.
-
-    Raises:
-        TokenizerError: fastokens is not installed or does not know this kind of tokenizer.
-    """
+    """fastokens; raises `TokenizerError` if it is missing or does not support the tokenizer."""
 
     name = "fastokens"
 
@@ -128,13 +117,16 @@ class FastokensEngine:
 
 
 def refuse_interrupts(error: BaseException) -> None:
-    """Let through what is meant for the process; a Rust panic is a BaseException that is not."""
+    """Raise what is meant for the process; a Rust panic is a BaseException, too."""
     if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit | MemoryError):
         raise error
 
 
 def choose_engine(tokenizer: Tokenizer, name: str = "auto") -> tuple[Engine, str]:
-    """Return the engine for a tokenizer and the reason; ``fastokens`` raises where it fails."""
+    """Return the engine for a tokenizer and the reason; ``fastokens`` raises if it cannot be used.
+
+    fastokens is used only if it gives the reference's ids on the parity texts.
+    """
     if name not in ENGINES:
         raise UsageError(f"engine={name!r}: choose one of {', '.join(ENGINES)}")
     reference = HfEngine(tokenizer)
@@ -155,7 +147,7 @@ def choose_engine(tokenizer: Tokenizer, name: str = "auto") -> tuple[Engine, str
 
 
 def first_difference(one: Engine, other: Engine, texts: Sequence[str]) -> str | None:
-    """The first text for which two engines give different ids; None when there is none."""
+    """Return the first text for which two engines give different ids, or None."""
     try:
         ids, starts = one.encode(texts)
     except BaseException as error:

@@ -1,17 +1,8 @@
-"""The identity of a tokenizer: a document that names it by what it does.
+"""The identity of a tokenizer: equal if no row can be encoded differently.
 
-Two tokenizers have one identity when no row can come out differently: the digest of the
-tokenizer.json that encodes, the chat template, the special tokens that can reach the text, and the
-ids of a probe text (which show what no file shows: another version of the library that encodes the
-same document differently). Names, paths, versions and engines are not in it. The keys of slices and
-stores contain the document; an `IdentityCard` carries it.
-
-The same tokenizer.json has many spellings: pretty-printed or not, merges as ``"a b"`` or ``["a",
-"b"]``, defaults written out or not, truncation and padding left behind by whoever used it last.
-`canonical_backend` removes what cannot change an id: ``version``, ``truncation``, ``padding`` (we
-never truncate or pad while encoding), ``post_processor`` (it only adds special tokens, which we
-never ask for, and trims offsets), ``decoder``, every ``trim_offsets``, and whether an added token
-is called special: transformers changes those on loading.
+It holds the digest of the tokenizer.json, the chat template, the special tokens that can reach the
+text, and the ids of a probe text, which show a library version that encodes differently. The digest
+is that of `canonical_backend`: the same tokenizer.json has many spellings.
 """
 
 from __future__ import annotations
@@ -28,14 +19,13 @@ FORMAT = 1  # raised when the document's own form changes
 
 Template = str | dict[str, str] | None
 
-ALWAYS_COUNTED = ("bos_token", "eos_token", "pad_token")
-"""Special tokens that matter without a template: appended ends, padding."""
+ALWAYS_COUNTED = ("bos_token", "eos_token", "pad_token")  # they matter without a template, too
 
 
 def identity_document(
-    *, backend: str, template: Template, special_tokens: dict[str, str], probe: str
+    backend: str, template: Template, special_tokens: dict[str, str], probe: str
 ) -> dict[str, Any]:
-    """Return the identity: of the named special tokens, those that can reach the output count."""
+    """Return the identity; of the special tokens, it holds those that can reach the output."""
     named = template if isinstance(template, dict) else {"default": template}
     sources = {name: source for name, source in named.items() if source is not None}
     counted = {
@@ -54,7 +44,7 @@ def identity_document(
 
 @dataclass(frozen=True, slots=True)
 class IdentityCard:
-    """What a planning process needs to know of a tokenizer, without loading it."""
+    """What a planning process needs of a tokenizer, without loading it."""
 
     identity: dict[str, Any]  # the identity document
     key: str  # its fingerprint
@@ -70,14 +60,9 @@ class IdentityCard:
 
     def with_template(self, template: Template) -> IdentityCard:
         """Return the card of the same tokenizer with another chat template."""
-        identity = identity_document(
-            backend=self.identity["backend"],
-            template=template,
-            special_tokens=self.special_tokens,
-            probe=self.identity["probe"],
-        )
-        key = fingerprint.key(identity)
-        return replace(self, identity=identity, key=key, template=template)
+        backend, probe = self.identity["backend"], self.identity["probe"]
+        identity = identity_document(backend, template, self.special_tokens, probe)
+        return replace(self, identity=identity, key=fingerprint.key(identity), template=template)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -89,14 +74,11 @@ class IdentityCard:
 
 # The tokenizer.json
 
+# Members that cannot change an id: we never truncate, pad or add special tokens.
 IGNORED = ("version", "truncation", "padding", "post_processor", "decoder")
-"""Members of a tokenizer.json that cannot change the ids of a text encoded without additions."""
 
-# What a missing member means, per type: older files omit what newer ones write out.
-_MISSING_IS_TRUE = {
-    "ByteLevel": ("add_prefix_space", "use_regex"),
-    "Metaspace": ("split",),
-}
+# Older files omit what newer ones write out.
+_MISSING_IS_TRUE = {"ByteLevel": ("add_prefix_space", "use_regex"), "Metaspace": ("split",)}
 _STEPS_OF_SEQUENCE = ("normalizers", "pretokenizers")
 
 
@@ -123,7 +105,7 @@ class _Head(msgspec.Struct):
 
 
 def read_head(data: bytes, *, path: str | None = None) -> dict[str, Any]:
-    """A tokenizer.json without vocabulary and merges: enough to judge it, in a few milliseconds."""
+    """Read a tokenizer.json without vocabulary and merges, in a few milliseconds."""
     try:
         head = msgspec.json.decode(data, type=_Head)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -134,7 +116,7 @@ def read_head(data: bytes, *, path: str | None = None) -> dict[str, Any]:
 
 
 def refuse_randomness(document: dict[str, Any], *, path: str | None = None) -> None:
-    """BPE dropout draws different ids for one text each time, which no store can promise."""
+    """Raise `TokenizerError` if BPE dropout would give random ids."""
     if document["model"].get("dropout"):
         raise TokenizerError(
             "the tokenizer's model has BPE dropout, so its ids are random;"
@@ -144,7 +126,7 @@ def refuse_randomness(document: dict[str, Any], *, path: str | None = None) -> N
 
 
 def added_tokens(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """The added tokens with all flags stated, by id."""
+    """Return the added tokens with all flags, by id."""
     tokens = []
     for token in document.get("added_tokens") or ():
         special = bool(token.get("special", False))
@@ -157,7 +139,7 @@ def added_tokens(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def vocabulary(document: dict[str, Any]) -> list[tuple[str, int]]:
-    """(token, id) of the model's own vocabulary; a Unigram's ids are positions."""
+    """Return (token, id) of the model's own vocabulary."""
     vocab = document["model"]["vocab"]
     if isinstance(vocab, dict):
         return list(vocab.items())
@@ -165,7 +147,7 @@ def vocabulary(document: dict[str, Any]) -> list[tuple[str, int]]:
 
 
 def components(document: dict[str, Any], section: str) -> list[dict[str, Any]]:
-    """The steps of ``normalizer`` or ``pre_tokenizer``, sequences flattened."""
+    """Return the steps of ``normalizer`` or ``pre_tokenizer``, sequences flattened."""
     steps: list[dict[str, Any]] = []
 
     def walk(step: Any) -> None:
@@ -183,7 +165,10 @@ def components(document: dict[str, Any], section: str) -> list[dict[str, Any]]:
 
 
 def canonical_backend(document: dict[str, Any]) -> dict[str, Any]:
-    """The one form of a backend: what its digest is taken of."""
+    """Return the common form of all spellings of a tokenizer.json, without what changes no id.
+
+    Also without the flag ``special`` and ``trim_offsets``: transformers changes them on loading.
+    """
     model = dict(document["model"])
     model["type"] = model.get("type") or _model_type(model)
     merges = model.pop("merges", None)
@@ -197,7 +182,7 @@ def canonical_backend(document: dict[str, Any]) -> dict[str, Any]:
         ],
     }
     if merges is not None:
-        # A token may hold a space only in the pair form, so the pair form is the common one.
+        # Only the pair form can express a token with a space.
         plain["merges"] = [
             merge if isinstance(merge, list) else merge.split(" ", 1) for merge in merges
         ]
@@ -211,12 +196,12 @@ def canonical_backend(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _scored(token: str, score: float) -> list[Any]:
-    """A Unigram's entry; `tokenizers` rewrites scores with an error in the last place."""
+    """Round a Unigram's score: `tokenizers` rewrites it with an error in the last place."""
     return [token, float(f"{score:.13g}")]
 
 
 def _model_type(model: dict[str, Any]) -> str:
-    """Old files do not say which model they hold; its members do."""
+    """Guess the type, which old files do not state."""
     if isinstance(model["vocab"], list):
         return "Unigram"
     if "merges" in model:
@@ -225,12 +210,11 @@ def _model_type(model: dict[str, Any]) -> str:
 
 
 def backend_digest(document: dict[str, Any]) -> str:
-    """The digest of a backend, equal for all spellings of one tokenizer."""
     return fingerprint.key_of_parsed(canonical_backend(document))
 
 
 def _plain(value: Any) -> Any:
-    """A value without members that say nothing: null, false, the empty string."""
+    """Remove members that are null, false or the empty string, and write out defaults."""
     if isinstance(value, list):
         return [_plain(member) for member in value]
     if not isinstance(value, dict):
@@ -250,7 +234,7 @@ def _plain(value: Any) -> Any:
 
 
 def prepend_scheme(step: dict[str, Any]) -> Any:
-    """Where a Metaspace step invents a space; older files say it by ``add_prefix_space``."""
+    """Return where a Metaspace step adds a space; older files have ``add_prefix_space``."""
     older = "never" if step.get("add_prefix_space") is False else "always"
     stated = step.get("prepend_scheme")
     return older if stated is None else stated

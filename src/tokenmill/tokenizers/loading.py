@@ -1,21 +1,10 @@
 """Load a tokenizer from a path, a hub id or an object, and compare it with AutoTokenizer.
 
-Who encodes (``backend``): ``file`` is the tokenizer.json, ``transformers`` is what AutoTokenizer
-makes of the directory, ``auto`` is the file, after AutoTokenizer, where transformers is
-installed, was seen to encode alike. Where it does not, guessing would train on other ids than
-the model serves, so loading stops and names the choice. Naming a tokenizer.json file is a choice.
-
-Where AutoTokenizer cannot load the directory (it asks for code of its own, a class or a package is
-missing), nobody can say what it would encode, and ``auto`` stops as well, unless the file alone is
-*complete*: nothing in the directory asks for code or names a class but the generic one, which is
-the file as it stands, and the file knows every token that is named beside it.
-
-That last part holds for ``file``, too: a token that tokenizer_config.json, added_tokens.json or
-special_tokens_map.json name, and that tokenizer.json does not know or knows under another id, would
-be encoded as ordinary text. Only who names the tokenizer.json itself takes it as it stands.
-
-This is the only module of the package that imports transformers. Code that a directory brings along
-runs only with ``trust_remote_code``.
+Backend ``auto`` is the tokenizer.json, if AutoTokenizer (where transformers is installed) encodes
+alike. Otherwise loading stops and names the choice. It stops, too, if AutoTokenizer cannot load the
+directory, unless nothing there brings code or names another class than the generic one. A token
+that other files of the directory name and tokenizer.json does not know would be encoded as ordinary
+text: that is refused unless the caller gives the tokenizer.json itself.
 """
 
 from __future__ import annotations
@@ -41,7 +30,6 @@ from tokenmill.tokenizers.cache import (
 from tokenmill.tokenizers.directory import (
     INSTALL,
     Location,
-    NamedToken,
     brings_code,
     choose_template,
     is_installed,
@@ -130,7 +118,7 @@ def identify(
 def _load_place(
     place: Location, backend: str, trust_remote_code: bool, known: Facts | None = None
 ) -> tuple[Tokenizer, Comparison]:
-    """Load a tokenizer's files and compare it with AutoTokenizer, unless that is known."""
+    """Load a tokenizer's files and compare them with AutoTokenizer, unless that is known."""
     if backend == "transformers":
         return _load_with_auto(place, trust_remote_code), Comparison()
     if not place.file.is_file():
@@ -152,7 +140,7 @@ def _load_place(
         backend="file",
         path=place.file,
     )
-    if not is_copy:  # a copy was examined before, and is unchanged
+    if not is_copy:  # a copy was examined before
         _examine(place, ours)
     if backend != "auto" or place.named or not is_installed():
         return ours, Comparison()
@@ -163,7 +151,7 @@ def _load_place(
 
 
 def _examine(place: Location, ours: Tokenizer) -> None:
-    """Refuse a file whose ids are random or that other files of its directory contradict."""
+    """Raise if the ids are random or other files of the directory contradict tokenizer.json."""
     refuse_randomness(read_head(ours.data, path=ours.path), path=ours.path)
     contradiction = _contradiction(place.directory, ours)
     if contradiction is not None and not place.named:
@@ -173,10 +161,8 @@ def _examine(place: Location, ours: Tokenizer) -> None:
 
 
 def _contradiction(directory: Path, ours: Tokenizer) -> str | None:
-    """What is wrong with the tokens that files beside tokenizer.json name; None: nothing."""
+    """Describe a token that another file names differently, or return None."""
     named = named_tokens(directory)
-    if not named:
-        return None
     head = read_head(ours.data, path=ours.path)
     known = {token["content"]: int(token["id"]) for token in added_tokens(head)}
     strangers = {token.content for token in named} - set(known)
@@ -189,27 +175,25 @@ def _contradiction(directory: Path, ours: Tokenizer) -> str | None:
     ]
     if not wrong:
         return None
+    token = wrong[0]
+    stated = "" if token.id is None else f" as id {token.id}"
+    found = f"has it as id {known[token.content]}" if token.content in known else "lacks it"
     more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
     code = " and trust_remote_code=True (it brings code of its own)"
     code = code if brings_code(directory) else ""
     return (
-        f"{_described(wrong[0], known)}{more}; such a text would be encoded as other tokens than"
-        f" the model knows. Choose tokenizer_backend='transformers'{code}, or mend tokenizer.json."
-        " If it is right as it stands, name that file instead of its directory"
+        f"{token.file} names the token {token.content!r}{stated}, but tokenizer.json {found}{more};"
+        f" such a text would be encoded as other tokens than the model knows. Choose"
+        f" tokenizer_backend='transformers'{code}, or correct tokenizer.json. If it is right,"
+        " give that file instead of its directory"
     )
 
 
-def _described(token: NamedToken, known: dict[str, int]) -> str:
-    stated = "" if token.id is None else f" as id {token.id}"
-    found = f"has it as id {known[token.content]}" if token.content in known else "lacks it"
-    return f"{token.file} names the token {token.content!r}{stated}, but tokenizer.json {found}"
-
-
 def _ordinary_tokens(texts: set[str], ours: Tokenizer) -> dict[str, int]:
-    """Those of the texts that the model's own vocabulary encodes as one token.
+    """Return those of the texts that the model's own vocabulary encodes as one token.
 
-    A token that merely stands in the vocabulary may be out of reach: no merges lead to it. The one
-    for unknown characters is no text, so it need not be reached.
+    A token of the vocabulary may be unreachable: no merges lead to it. The one for unknown
+    characters is no text, so it need not be reachable.
     """
     document = parse_backend(ours.data, path=ours.path)
     model = document["model"]
@@ -282,14 +266,14 @@ def _adopt_object(source: Any) -> Tokenizer:
 
 
 class AutoTokenizerError(Exception):
-    """AutoTokenizer itself cannot load this directory; the message says why."""
+    """AutoTokenizer cannot load a directory; the message says why."""
 
 
 @contextlib.contextmanager
 def without_torch() -> Iterator[None]:
     """Import transformers as if torch were not installed, which halves the time.
 
-    Only for a process of our own that ends afterwards: another one may need torch later.
+    Only for a process of our own that ends afterwards.
     """
     if "torch" in sys.modules or "transformers" in sys.modules:
         yield
@@ -302,12 +286,7 @@ def without_torch() -> Iterator[None]:
 
 
 def load_auto(directory: Path, *, trust_remote_code: bool) -> Any:
-    """Load a directory with AutoTokenizer.
-
-    Raises:
-        TokenizerError: transformers is not installed.
-        AutoTokenizerError: AutoTokenizer refuses or fails.
-    """
+    """Load a directory with AutoTokenizer; raise `AutoTokenizerError` if it fails."""
     if not is_installed():
         raise TokenizerError(f"tokenizer_backend='transformers' needs transformers: {INSTALL}")
     with transformers_muted():
@@ -322,7 +301,7 @@ def load_auto(directory: Path, *, trust_remote_code: bool) -> Any:
 
 
 def adopt(tokenizer: Any, *, path: Path | None = None) -> Tokenizer:
-    """Return a transformers tokenizer as ours: its backend encodes, its template renders."""
+    """Convert a transformers tokenizer."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or not hasattr(backend, "to_str"):
         raise TokenizerError(
@@ -351,7 +330,7 @@ def adopt(tokenizer: Any, *, path: Path | None = None) -> Tokenizer:
 
 
 def compare(auto: Any, ours: Tokenizer) -> Comparison:
-    """Find how AutoTokenizer would encode or render differently from a tokenizer.json."""
+    """Find how AutoTokenizer encodes or renders differently from a tokenizer.json."""
     theirs = adopt(auto) if getattr(auto, "backend_tokenizer", None) is not None else None
     text = _text_encoded_differently(auto, theirs, ours)
     encoding = None if text is None else f"it encodes {text[:80]!r} differently"

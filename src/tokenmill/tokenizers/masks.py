@@ -1,18 +1,12 @@
 """Masks: from trained characters to trained tokens, for many rows at once.
 
-The rule: a token is trained when any of its bytes lies in a trained span. White space that an
-added token swallows around itself is none of its bytes. Three steps, all on
-flat arrays. `prove` shows for which rows the tokens' bytes, joined, are exactly the text's bytes:
-only there is the running sum of byte lengths the table of offsets. `byte_places` turns the spans'
-characters into bytes. `trained_tokens` and `tokens_before` turn places into tokens.
-
-::
+A token is trained if any of its bytes lies in a trained span::
 
     text    < | u | > H i   … < | a | > O k .      tokens' intervals  [0,4) [4,6) [6,10) [10,12) …
     span                              ├─────┤      overlap → mask      0     0     0      1
 
-A token without bytes of its own (a ``▁`` that a metaspace tokenizer invented before a word)
-belongs to the character that follows it, as the offsets of `tokenizers` say it too.
+White space that an added token strips is none of its bytes. A token without bytes of its own (a
+``▁`` that a metaspace tokenizer adds before a word) is part of the character that follows it.
 """
 
 from __future__ import annotations
@@ -37,22 +31,15 @@ def prove(
     text: bytes,
     byte_starts: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compare the tokens' bytes with the texts' bytes.
-
-    Args:
-        table: Bytes per token id.
-        ids: Token ids of all rows, flat.
-        row_starts: Where each row starts in ``ids``, and the total.
-        text: UTF-8 of all rows, joined.
-        byte_starts: Where each row starts in ``text``, and the total.
+    """Compare the bytes of the tokens with the bytes of the texts.
 
     Returns:
-        Where each token starts, and the total, in the joined pieces; and per row whether its
-        pieces, joined, equal its text. Offsets of unproven rows mean nothing.
+        Where each token starts in the joined pieces, and the total; and per row whether its
+        pieces, joined, equal its text. Offsets of unproven rows are meaningless.
     """
     # Read as unsigned, a negative id is a large one.
     if len(ids) and int(ids.view(np.uint32).max()) >= len(table):
-        # An id that the vocabulary does not know has no bytes: its row cannot be proven.
+        # An unknown id has no bytes: its row cannot be proven.
         unknown = np.flatnonzero((ids < 0) | (ids >= len(table)))
         known = ids.copy()
         known[unknown] = 0
@@ -73,21 +60,20 @@ def prove(
 
 
 def byte_places(text: bytes, chars: np.ndarray) -> np.ndarray:
-    """Byte positions of character positions, 0 to the number of characters of a UTF-8 text."""
-    # Continuation bytes are 0x80..0xBF, as signed numbers below -64: all others start a
-    # character.
+    """Return byte positions of character positions of a UTF-8 text, its end included."""
+    # Continuation bytes are 0x80..0xBF, as signed numbers below -64.
     inner = np.frombuffer(text, dtype=np.int8) < -64
     if WIDE_ONE_IN * np.count_nonzero(inner) > len(text):
         heads = np.flatnonzero(~inner)
         return np.where(chars == len(heads), len(text), heads.take(chars, mode="clip"))
-    # Few are no start: each moves by one the characters that begin behind it.
+    # Few are no start: each moves the characters after it by one.
     behind = np.flatnonzero(inner)
     behind -= np.arange(len(behind))
     return chars + np.searchsorted(behind, chars, side="right")
 
 
 def flatten_spans(spans: Spans) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Starts, ends and row numbers of all spans that hold something, flat."""
+    """Return starts, ends and row numbers of all spans that are not empty."""
     given = [row or () for row in spans]
     counts = np.fromiter(map(len, given), np.int64, len(given))
     pairs = itertools.chain.from_iterable(given)
@@ -106,16 +92,10 @@ def trained_tokens(
     span_ends: np.ndarray,
     span_rows: np.ndarray,
 ) -> np.ndarray:
-    """One byte per token: 1 where it overlaps a span.
+    """Return one byte per token: 1 where it overlaps a span.
 
-    Args:
-        starts: Where each token starts; rows follow one another, so never falling.
-        ends: Where each token ends; likewise.
-        row_starts: First token of each row, and the total.
-        span_starts: Spans in the same coordinates as ``starts``, none of them empty, and of the
-            same type, else the search would copy all starts into theirs.
-        span_ends: See ``span_starts``.
-        span_rows: The row of each span.
+    ``starts`` and ``ends`` of tokens ascend. Spans are in the same coordinates, none of them is
+    empty, and have the same type: otherwise the search would copy all starts.
     """
     if len(span_starts) == 0 or len(starts) == 0:
         return np.zeros(len(starts), dtype=np.uint8)
@@ -126,8 +106,8 @@ def trained_tokens(
     if bool((first[1:] < first[:-1]).any()):
         order = np.argsort(first, kind="stable")
         first, last = first[order], last[order]
-    # Stretches outside and inside of spans, in turn. Spans may share a token, so a bound never
-    # goes back: that gives the shared token to the first of them.
+    # Runs outside and inside of spans, in turn. Spans may share a token, so a bound never goes
+    # back: that gives the shared token to the first of them.
     bounds = np.empty(2 * len(first) + 2, dtype=np.int64)
     bounds[0], bounds[-1] = 0, len(starts)
     bounds[1:-1:2], bounds[2:-1:2] = first, last
@@ -140,7 +120,7 @@ def trained_tokens(
 def tokens_before(
     starts: np.ndarray, row_starts: np.ndarray, places: np.ndarray, rows: np.ndarray
 ) -> np.ndarray:
-    """How many tokens of its row begin before each place: where a turn that ends there ends."""
+    """Return how many tokens of its row begin before each place."""
     found = np.searchsorted(starts, places, side="left")
     found = np.clip(found, row_starts[rows], row_starts[rows + 1])
     before: np.ndarray = found - row_starts[rows]

@@ -1,12 +1,7 @@
-"""Parity texts: texts on which two tokenizers that differ at all are likely to differ.
+"""Texts that show differences between two tokenizers.
 
-Used twice: an engine is trusted with a tokenizer only after it gave the reference's ids on all of
-it, and AutoTokenizer is compared with the tokenizer.json beside it. It holds what divides
-implementations in practice: added tokens against text, against each other and cut short; every
-Unicode block; runs of every kind of white space; words and runs longer than any cache; contractions
-in letter cases that fold oddly; text that normal forms change; the vocabulary's own spellings.
-
-`probe_text` is the short one whose ids go into a tokenizer's identity.
+An engine is used only if it gives the reference's ids on them, and AutoTokenizer is compared with
+the tokenizer.json by them.
 """
 
 from __future__ import annotations
@@ -40,7 +35,7 @@ ADDED_TOKENS_TRIED = 768  # enough for every family known; gemma has 6,415, near
 
 
 def parity_texts(added: Iterable[str]) -> list[str]:
-    """The texts for a tokenizer with these added tokens; the same for the same tokens."""
+    """Return the texts for a tokenizer with these added tokens."""
     tokens = _spread(sorted({token for token in added if token}), ADDED_TOKENS_TRIED)
     texts = ["", *_TRICKY]
     texts += _white_space()
@@ -52,7 +47,7 @@ def parity_texts(added: Iterable[str]) -> list[str]:
 
 
 def probe_text(added: Iterable[str]) -> str:
-    """One text with added tokens next to words: its ids are part of a tokenizer's identity."""
+    """Return one text with added tokens; its ids are part of a tokenizer's identity."""
     tokens = _spread(sorted({token for token in added if token}), 48)
     mixture = "".join(
         f"{_WORDS[place % len(_WORDS)]}{token}{_SPACES[place % 3]}"
@@ -62,7 +57,7 @@ def probe_text(added: Iterable[str]) -> str:
 
 
 def vocabulary_texts(pieces: Sequence[bytes], chunk: int = 512) -> list[str]:
-    """Every piece of a vocabulary, as text: two models that differ in one merge show it here."""
+    """Return every piece of a vocabulary as text: models that differ in one merge show it."""
     words = [piece.decode("utf-8", "ignore") for piece in pieces]
     words = [word for word in words if word]
     return ["".join(words[start : start + chunk]) for start in range(0, len(words), chunk)]
@@ -82,7 +77,6 @@ def _white_space() -> list[str]:
 
 
 def _unicode_blocks() -> list[str]:
-    """A few characters of every 128 code points where characters are assigned, in context."""
     texts = []
     starts = [*range(0, 0x20000, 0x80), *range(0x20000, 0x32000, 0x800), 0xE0000, 0xE0100, 0xF0000]
     for start in starts:

@@ -1,11 +1,8 @@
-"""A loaded tokenizer: the backend that encodes, with its template and special tokens.
+"""A loaded tokenizer: the bytes of one tokenizer.json, a template and special tokens.
 
-`load` makes a `Tokenizer`, whoever encodes or shows tokens uses it. It holds the bytes of one
-tokenizer.json and makes everything else from them when it is first asked for: the reference
-(`tokenizers.Tokenizer`), the piece table, the identity. The first two are shared by all of the
-process that hold the same bytes (`cache.once`). So it costs little to make, and little to send to
-another process: one read from a file travels as the file's path and checksum, and is refused there
-if the file has changed meanwhile.
+Everything else is made from these bytes on first use, and shared by all tokenizers of the process
+with the same bytes (`cache.once`). A pickle holds only the path and checksum of the file, and is
+refused if the file has changed meanwhile.
 """
 
 from __future__ import annotations
@@ -42,26 +39,25 @@ COPY = SealedKind(
     "copy of a tokenizer", "tokenmill_checksums.json",
     remedy="remove this directory and prepare again",
 )  # fmt: skip
-"""A directory of ours with a tokenizer in it; its summary holds the checksums of its files."""
 
 
 def check_copy(directory: Path) -> None:
-    """Raise `CorruptionError` if a copy is not as it was made; a flipped bit would be other ids."""
-    # Of any cache or of none: links within it are its owner's choice.
+    """Raise `CorruptionError` if a copy has changed since it was made."""
+    # In any cache or none: links within it are its owner's choice.
     sealed = COPY.admit(directory, root=Path(directory.anchor))
     for name, expected in sealed.convert(dict[str, str]).items():
         sealed.require(os.path.basename(name), checksum=expected)
 
 
 class Tokenizer:
-    """One tokenizer, by the bytes of the tokenizer.json that encodes.
+    """One tokenizer.
 
     Args:
         data: The tokenizer.json.
         template: Chat template source, several by name, or None.
         special_tokens: Named special tokens (``eos_token`` …) as text.
-        backend: Who encodes: ``file`` or ``transformers``.
-        path: The file that ``data`` was read from, if any; a pickle then holds only the path.
+        backend: Where ``data`` comes from: ``file`` or ``transformers``.
+        path: The file that ``data`` was read from, if any.
         notes: What was found while loading, for people.
     """
 
@@ -91,7 +87,7 @@ class Tokenizer:
 
     @cached_property
     def reference(self) -> Any:
-        """The `tokenizers.Tokenizer` whose ids are the truth; it neither truncates nor pads."""
+        """The `tokenizers.Tokenizer` that defines the ids; it neither truncates nor pads."""
         return once(self.checksum, "reference", self._load_reference)
 
     def _load_reference(self) -> Any:
@@ -103,7 +99,7 @@ class Tokenizer:
             raise TokenizerError(f"tokenizers cannot load it: {error}", path=self.path) from error
         reference.no_truncation()
         reference.no_padding()
-        # A post-processor could only trim offsets here, and a mask needs them whole.
+        # A post-processor could only trim offsets here.
         reference.post_processor = tokenizers.processors.Sequence([])
         return reference
 
@@ -113,7 +109,7 @@ class Tokenizer:
 
     @without_collector()
     def make_table(self) -> PieceTable:
-        """Make the table of the tokenizer.json, which takes a while; `table` gives it."""
+        """Make the table without the cache."""
         return PieceTable(parse_backend(self.data, path=self.path))
 
     @cached_property
@@ -122,12 +118,11 @@ class Tokenizer:
 
     @cached_property
     def added_contents(self) -> tuple[str, ...]:
-        """The added tokens as text, by id."""
         return tuple(token["content"] for token in self._added)
 
     @cached_property
     def left_stripping(self) -> frozenset[int]:
-        """Ids of the added tokens that take the white space before them."""
+        """Ids of the added tokens that strip the white space before them."""
         return frozenset(int(token["id"]) for token in self._added if token["lstrip"])
 
     @cached_property
@@ -153,7 +148,7 @@ class Tokenizer:
 
     @cached_property
     def backend_digest(self) -> str:
-        """What it encodes with, as one name for all spellings of one tokenizer.json."""
+        """Digest of the tokenizer.json, equal for all its spellings."""
         return once(self.checksum, "digest", self._make_digest)
 
     @without_collector()
@@ -162,14 +157,11 @@ class Tokenizer:
 
     @cached_property
     def card(self) -> IdentityCard:
-        """Identity and all that can be known without loading an engine."""
         refuse_randomness(read_head(self.data, path=self.path), path=self.path)
         probe = probe_text(self.added_contents)
+        ids = self.reference.encode(probe, add_special_tokens=False).ids
         identity = identity_document(
-            backend=self.backend_digest,
-            template=self.template,
-            special_tokens=self.special_tokens,
-            probe=fingerprint.key(self.reference.encode(probe, add_special_tokens=False).ids),
+            self.backend_digest, self.template, self.special_tokens, fingerprint.key(ids)
         )
         return IdentityCard(
             identity=identity,
@@ -190,14 +182,14 @@ class Tokenizer:
         return self.card.key
 
     def files(self) -> dict[str, bytes]:
-        """A tokenizer directory: enough to encode, decode and render elsewhere, and alike."""
+        """Return the files of a directory that holds this tokenizer, by name."""
         config: dict[str, Any] = dict(self.special_tokens)
         if isinstance(self.template, dict):
             config["chat_template"] = [
                 {"name": name, "template": source} for name, source in self.template.items()
             ]
         elif self.template is not None:
-            # Not as a .jinja file: reading one back would turn \r\n into \n.
+            # Reading a .jinja file would turn \r\n into \n.
             config["chat_template"] = self.template
         files = {
             "tokenizer.json": self.data,
@@ -207,16 +199,14 @@ class Tokenizer:
         return {**files, COPY.summary: COPY.encode(sums)}
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of ids, as the tokenizer's own decoder prints it."""
         numbers = [int(number) for number in ids]
         return str(self.reference.decode(numbers, skip_special_tokens=skip_special_tokens))
 
     def pieces(self, ids: Iterable[int]) -> list[bytes]:
-        """The bytes that each id stands for; joined, they are the text where nothing was lost."""
+        """Return the bytes of each id; joined, they are the text where nothing was lost."""
         return self.table.pieces(ids)
 
     def is_special(self, ids: Iterable[int]) -> np.ndarray:
-        """Per id, whether it is a special (control) token."""
         numbers = np.asarray(list(ids), dtype=np.int64)
         inside = (numbers >= 0) & (numbers < len(self.table))
         return inside & self.table.is_special[np.where(inside, numbers, 0)]
@@ -233,7 +223,7 @@ class Tokenizer:
             state["data"] = self.data
         else:
             state["checksum"] = self.checksum
-        if "card" in self.__dict__:  # computing it needs an engine; carrying it does not
+        if "card" in self.__dict__:  # computing it needs an engine
             state["card"] = self.card
         return state
 
