@@ -28,14 +28,12 @@ class Output:
 
     @cached_property
     def people(self) -> Console:
-        """Console on stderr."""
         from rich.console import Console
 
         return Console(stderr=True, highlight=False, soft_wrap=True)
 
     @cached_property
     def screen(self) -> Console:
-        """Console on stdout, for what was asked for."""
         from rich.console import Console
 
         return Console(highlight=False, soft_wrap=True)
@@ -43,6 +41,16 @@ class Output:
     def say(self, text: str) -> None:
         """Print a line on stderr; control characters in paths and data are made visible."""
         self.people.print(harmless(text), markup=False)
+
+    def show(self, *parts: str | tuple[str, str], style: str = "") -> None:
+        """Print a line of texts on stdout, some with a style of their own; as safe as `say`."""
+        from rich.text import Text
+
+        line = Text(style=style)
+        for part in parts:
+            text, own = (part, None) if isinstance(part, str) else part
+            line.append(harmless(text), own)
+        self.screen.print(line)
 
     def result(self, document: dict[str, Any], show: Callable[[], object] | None = None) -> None:
         """Print the document with ``--json``, else call ``show``.

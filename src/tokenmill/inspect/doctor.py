@@ -121,10 +121,9 @@ def libraries() -> Iterator[Check]:
 
 
 def cores() -> Check:
-    machine, allowed, quota = os.cpu_count() or 1, len(allowed_cores()), cpu_quota()
-    usable = usable_cores()
+    machine, usable, quota = os.cpu_count() or 1, usable_cores(), cpu_quota()
     shown = "none" if quota is None else f"{quota:g}"
-    bounds = f"{usable} of {machine} cores (affinity {allowed}, quota {shown})"
+    bounds = f"{usable} of {machine} cores (affinity {len(allowed_cores())}, quota {shown})"
     if usable < machine:
         remedy = "more workers than that gain nothing; raise taskset, Slurm or --cpus if you can"
         return note("cores", bounds, remedy)
@@ -262,10 +261,9 @@ def engines() -> Iterator[Check]:
         yield ok("engine hf", f"tokenizers {versions.get('tokenizers', '?')}, the reference")
     try:
         importlib.import_module("fastokens")
+        yield ok("engine fastokens", f"fastokens {versions.get('fastokens', '?')}")
     except ImportError:
         yield warning("engine fastokens", f"not installed; {SLOWER}", "pip install fastokens")
-    else:
-        yield ok("engine fastokens", f"fastokens {versions.get('fastokens', '?')}")
 
 
 def one_tokenizer(source: Any, backend: str, trust_remote_code: bool) -> Iterator[Check]:
@@ -299,9 +297,9 @@ def _special_tokens(loaded: Tokenizer) -> Check:
         remedy = "append_eos=False for text and pairs; set eos_token in tokenizer_config.json"
         return warning("special tokens", f"{shown}: no end-of-sequence token", remedy)
     if pad is None or pad == eos:
-        which = "no pad token" if pad is None else "pad is eos"
+        shown += ": no pad token" if pad is None else ": pad is eos"
         remedy = "fine here; a trainer that masks labels by pad id would mask the real eos"
-        return note("special tokens", f"{shown}: {which}", remedy)
+        return note("special tokens", shown, remedy)
     return ok("special tokens", shown)
 
 

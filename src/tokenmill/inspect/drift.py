@@ -62,9 +62,8 @@ class RolloutReport:
     seconds: float = 0.0
 
     def fails(self, fail_on: str | None) -> bool:
-        if fail_on is None:
-            return False
-        return any(self.counts[name] for name in CLASSES[CLASSES.index(fail_on) :])
+        failing = CLASSES[CLASSES.index(fail_on) :] if fail_on is not None else ()
+        return any(self.counts[name] for name in failing)
 
     def document(self) -> dict[str, Any]:
         findings = [{**one, "origin": one["origin"]._asdict()} for one in self.findings]

@@ -299,7 +299,7 @@ def test_many_steps_and_large_groups_are_bounded(store: Store) -> None:
     rows = MAX_GROUP_ROWS + 1
     names = ['"all"'] * rows + ['"two"', "null", '"two"', "null"]
     groups = RowGroups.recorded(names, ["1"] * len(names))
-    assert groups.members(int(groups.of(np.array([0]))[0])).tolist() == []
+    assert groups.members(int(groups.group_of[0])).tolist() == []
     assert groups.whole(np.array([rows + 2, 3, rows + 1])).tolist() == [rows, rows + 2, 3, rows + 1]
 
 

@@ -11,12 +11,12 @@ import pytest
 from tests.cli.harness import Shell
 from tests.inspect.page.conftest import Made
 from tokenmill.errors import UsageError
-from tokenmill.inspect.row import SourceExcerpts, rows_at_address, rows_by_rule, trained_shares
+from tokenmill.inspect.row import SourceExcerpts, rows_at_address, rows_by_rule
 from tokenmill.store import Store
 
 
 def test_rules_name_the_rows_they_speak_of(store: Store) -> None:
-    lengths, shares = store.lengths, trained_shares(store)
+    lengths, shares = store.lengths, store.trained / store.lengths
     assert np.all((shares > 0) & (shares < 1))
     assert [lengths[n] for n in rows_by_rule(store, "longest", 9)] == sorted(lengths)[:-10:-1]
     assert [lengths[n] for n in rows_by_rule(store, "shortest", 9)] == sorted(lengths)[:9]

@@ -166,9 +166,8 @@ def _show_why(output: Output, found: dict[str, Any]) -> None:
     if found["hit"]:
         output.say(f"hit: {found['nearest_path']}")
         return
-    output.say(
-        f"miss: {there:,} of {slices:,} slices are in the cache, but no store {found['key'][:12]}"
-    )
+    cached = f"{there:,} of {slices:,} slices are in the cache"
+    output.say(f"miss: {cached}, but no store {found['key'][:12]}")
     if found["nearest"] is None:
         output.say("the cache holds no store to compare with")
         return
@@ -223,10 +222,8 @@ def prompts(output: Output, given: Given, sources: Sources) -> None:
 
 def _report_prompts(output: Output, found: PromptDataset, document: dict[str, Any]) -> None:
     how = "found" if document["hit"] else f"{found.measured:,} rows measured"
-    output.say(
-        f"{document['kept']:,} of {document['rows']:,} prompts; {how} in "
-        f"{document['seconds']:.1f} s"
-    )
+    kept = f"{document['kept']:,} of {document['rows']:,} prompts"
+    output.say(f"{kept}; {how} in {document['seconds']:.1f} s")
     if output.as_json or not document["rejected"]:
         return
     shown: set[str] = set()
@@ -269,7 +266,7 @@ def demo(output: Output, given: Given) -> None:
         show_stats(output.screen, store_stats(second.store))
         number = _row_to_show(second.store)
         step(4, f"tokenmill inspect STORE --row {number}   (green is trained)")
-        show_row(output.screen, view_row(second.store, number, store_tokenizer(second.store)))
+        show_row(output, view_row(second.store, number, store_tokenizer(second.store)))
     step(5, "stop after half of the batches, resume from a state of a few integers")
     state = _resumes_exactly(second.store)
     output.say(f"state: {state}")

@@ -19,7 +19,6 @@ from tokenmill.errors import UsageError
 from tokenmill.inspect.terminal_text import harmless, visible
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.text import Text
 
     from tokenmill.inspect.page.serve import Viewer
@@ -39,7 +38,7 @@ DRIFT_STYLES = {"equal": "green", "retokenized": "blue", "text": "bold yellow",
 LEGEND = "green: trained · cyan: control token · reversed: trained and closes a turn"
 LEGEND_PLAIN = "⟦ ⟧: trained"
 LISTED = 10  # rejected rows shown without --count
-PICTURE_NAME = 80  # characters of a picture's name in the terminal
+PICTURE_NAME = 80  # characters of an image's name in the terminal
 RAW_SHOWN = 400  # characters of a rejected row in the terminal
 
 
@@ -105,7 +104,7 @@ def inspect(
         from tokenmill.inspect.page.serve import Viewer
 
         other = None if compare is None else open_store(compare)
-        _serve(output, opened, Viewer(opened, other, cache_dir, fetch=fetch), port)
+        _serve(output, Viewer(opened, other, cache_dir, fetch=fetch), port)
     elif group is not None and html is None:
         _show_group(output, opened, group)
     elif html is not None:
@@ -116,20 +115,10 @@ def inspect(
             rows = _rows_of_group(opened, group)[1]
         elif row is not None or origin is not None:
             rows = [number % len(opened) for number in _named_rows(opened, row, origin)[0]]
-        document = make_page(
-            opened,
-            Path(html),
-            rule=rule,
-            rows=rows,
-            count=count,
-            seed=seed,
-            cache_dir=cache_dir,
-            fetch=fetch,
-        )
-        size = f"{document['bytes'] / 1e6:.1f} MB"
-        output.result(
-            document, lambda: output.say(f"{document['html']}: {size}. {document['selection']}")
-        )
+        chosen: dict[str, Any] = {"rule": rule, "rows": rows, "count": count, "seed": seed}
+        document = make_page(opened, Path(html), cache_dir=cache_dir, fetch=fetch, **chosen)
+        told = f"{html}: {document['bytes'] / 1e6:.1f} MB. {document['selection']}"
+        output.result(document, lambda: output.say(told))
     elif rule == "rejected":
         first = list(islice(opened.rejected_rows(), count or LISTED))
         _show_rejected(output, opened, first, excerpts)
@@ -160,12 +149,12 @@ def _named_rows(
     return [number], []
 
 
-def _serve(output: Output, store: Store, viewer: Viewer, port: int) -> None:
+def _serve(output: Output, viewer: Viewer, port: int) -> None:
     from tokenmill.inspect.page.serve import serve
 
     def ready(url: str, bound: int) -> None:
         if output.as_json:
-            print_json({"url": url, "port": bound, "rows": len(store)})
+            print_json({"url": url, "port": bound, "rows": len(viewer.store)})
         else:
             # The address alone stands on stdout, so that a shell can hand it to a browser.
             typer.echo(url)
@@ -191,7 +180,7 @@ def _show_rows(output: Output, store: Store, numbers: list[int], values: str | N
         for place, view in enumerate(views):
             if place:
                 output.screen.print()
-            show_row(output.screen, view, legend=place + 1 == len(views), values=values)
+            show_row(output, view, legend=place + 1 == len(views), values=values)
 
     output.result(document, show)
 
@@ -226,24 +215,21 @@ def _show_group(output: Output, store: Store, number: int) -> None:
 
     def show() -> None:
         from rich.table import Table
-        from rich.text import Text
 
         screen, parting = output.screen, found.prompt_tokens or 0
         plain = not screen.is_terminal or screen.no_color
-        head = Text(harmless(f"group {number}  {views[0].origin}"), style="bold")
+        told = (f"  {parting} tokens of the prompt", "not bold")
         if found.prompt_tokens is None:
-            head.append("  the template writes the prompt differently", style="not bold yellow")
-        else:
-            head.append(f"  {parting} tokens of the prompt", style="not bold")
-        if found.margin is not None:
-            head.append(f", margin {found.margin:g}", style="not bold")
-        screen.print(head)
+            told = ("  the template writes the prompt differently", "not bold yellow")
+        margin = "" if found.margin is None else f", margin {found.margin:g}"
+        head = f"group {number}  {views[0].origin}"
+        output.show(head, told, (margin, "not bold"), style="bold")
         if parting:
             screen.print(_tokens(views[0], 0, parting, plain=plain))
         table = Table(*(_answer_title(found, place, views) for place in range(len(views))))
         table.add_row(*(_tokens(view, parting, len(view.ids), plain=plain) for view in views))
         screen.print(table)
-        screen.print(Text(LEGEND_PLAIN if plain else LEGEND, style="dim"))
+        output.show(LEGEND_PLAIN if plain else LEGEND, style="dim")
 
     output.result(document, show)
 
@@ -293,94 +279,73 @@ def _show_rejected(
 ) -> None:
     total = sum(store.rejected.values())
     listed: list[dict[str, Any]] = [
-        {
-            "origin": origin._asdict(),
-            "reason": reason,
-            "detail": detail,
-            "raw": excerpts.excerpt(origin),
-        }
+        {"origin": origin._asdict(), "reason": reason, "detail": detail,
+         "raw": excerpts.excerpt(origin)}
         for origin, reason, detail in rejected
-    ]
+    ]  # fmt: skip
     document = {"rejected": store.rejected, "total": total, "rows": listed}
 
     def show() -> None:
-        from rich.text import Text
-
-        screen = output.screen
         for (origin, reason, detail), found in zip(rejected, listed, strict=True):
-            head = Text(harmless(str(origin)), style="bold")
-            head.append(f"  {reason}", style="red")
-            screen.print(head)
-            screen.print(Text(f"  {harmless(one_line(detail))}"))
+            output.show(str(origin), (f"  {reason}", "red"), style="bold")
+            output.show(f"  {one_line(detail)}")
             raw = found["raw"]
             if raw["text"] is not None:
-                text = one_line(visible(raw["text"]), RAW_SHOWN)
-                screen.print(Text(f"  {text}", style="dim"))
+                output.show(f"  {one_line(visible(raw['text']), RAW_SHOWN)}", style="dim")
             if raw["note"]:
-                screen.print(Text(f"  {harmless(one_line(raw['note']))}", style="dim italic"))
-        screen.print(Text(f"{len(listed):,} of {total:,} rejected rows", style="dim"))
+                output.show(f"  {one_line(raw['note'])}", style="dim italic")
+        output.show(f"{len(listed):,} of {total:,} rejected rows", style="dim")
 
     output.result(document, show)
 
 
-def _per_token(values: list[float]) -> str:
-    mean = sum(values) / len(values) if values else 0.0
-    return f"{len(values):,} values, one per token, mean {mean:.6g}"
-
-
-def _print_verdict(console: Console, view: RowView) -> None:
-    from rich.text import Text
-
+def _show_verdict(output: Output, view: RowView) -> None:
     from tokenmill.inspect.row import UNJUDGED, findings_of
 
     drift = view.carried["drift"]
     drift = drift if drift in DRIFT_STYLES else UNJUDGED
-    console.print(Text.assemble(("drift: ", "dim"), (drift, DRIFT_STYLES.get(drift, ""))))
+    output.show(("drift: ", "dim"), (drift, DRIFT_STYLES.get(drift, "")))
     for finding in findings_of(view.carried):
         name = finding["class"] or UNJUDGED
         places = [f"{k} {finding[k]}" for k in ("turn", "token") if finding[k] is not None]
-        line = Text("  ")
-        line.append(harmless(one_line(finding["kind"])), style=DRIFT_STYLES.get(name, ""))
         told = [*places, *([finding["detail"]] if finding["detail"] else [])]
-        line.append(harmless(f"  {', '.join(map(one_line, told))}"))
-        console.print(line)
+        kind = (one_line(finding["kind"]), DRIFT_STYLES.get(name, ""))
+        output.show("  ", kind, f"  {', '.join(map(one_line, told))}")
         for side in ("expected", "found"):
             text = visible(finding[side]).replace("\n", "") or "nothing"
-            console.print(Text(f"    {side:8} {text}", style="dim"))
+            output.show(f"    {side:8} {text}", style="dim")
 
 
 def show_row(
-    console: Console, view: RowView, *, legend: bool = True, values: str | None = None
+    output: Output, view: RowView, *, legend: bool = True, values: str | None = None
 ) -> None:
     """Print a row, turn by turn; behind every token its value of the sidecar ``values``."""
-    from rich.text import Text
-
-    plain = not console.is_terminal or console.no_color
+    plain = not output.screen.is_terminal or output.screen.no_color
     trained, tokens = sum(view.mask), len(view.ids)
-    head = Text(harmless(f"row {view.number}  {view.origin}"), style="bold")
-    head.append(f"  {tokens} tokens, {trained} trained", style="not bold")
-    if tokens:
-        head.append(f" ({trained / tokens:.0%})", style="not bold dim")
-    console.print(head)
+    counts = (f"  {tokens} tokens, {trained} trained", "not bold")
+    share = (f" ({trained / tokens:.0%})" if tokens else "", "not bold dim")
+    output.show(f"row {view.number}  {view.origin}", counts, share, style="bold")
     judged = {"drift", "findings"} <= set(view.carried)
     for name, value in view.carried.items():
         # Of a rollout what was not recorded is not told, and the verdict stands below by itself.
         if not judged or (value is not None and name not in ("drift", "findings")):
-            console.print(Text(harmless(f"{name}: {value!r}"), style="dim"))
+            output.show(f"{name}: {value!r}", style="dim")
     if judged:
-        _print_verdict(console, view)
+        _show_verdict(output, view)
     for name, attached in view.sidecars.items():
         if judged and not isinstance(attached, list) and name in view.carried:
             continue  # told above, as it was recorded
-        told = f"{attached:.6g}" if isinstance(attached, float) else _per_token(attached)
-        console.print(Text(harmless(f"{name}: {told}"), style="cyan"))
+        if isinstance(attached, float):
+            told = f"{attached:.6g}"
+        else:
+            mean = sum(attached) / max(1, len(attached))
+            told = f"{len(attached):,} values, one per token, mean {mean:.6g}"
+        output.show(f"{name}: {told}", style="cyan")
     shown = view.sidecars.get(values) if values is not None else None
     for role, start, end in view.turns:
-        share = sum(view.mask[start:end])
-        title = Text("── ", style="dim")
-        title.append(harmless(role), style=f"bold {ROLE_STYLES.get(role, 'white')}")
-        title.append(f" [{start}:{end}] {share} trained ")
-        console.print(title)
-        console.print(_tokens(view, start, end, plain=plain, values=shown))
+        title = (role, f"bold {ROLE_STYLES.get(role, 'white')}")
+        told = f" [{start}:{end}] {sum(view.mask[start:end])} trained "
+        output.show("── ", title, told, style="dim")
+        output.screen.print(_tokens(view, start, end, plain=plain, values=shown))
     if legend:
-        console.print(Text(LEGEND_PLAIN if plain else LEGEND, style="dim"))
+        output.show(LEGEND_PLAIN if plain else LEGEND, style="dim")

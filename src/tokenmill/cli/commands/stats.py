@@ -84,25 +84,16 @@ def _show_mixture(console: Console, document: dict[str, Any]) -> None:
 
 
 def _show_distributions(console: Console, document: dict[str, Any]) -> None:
-    bars = {
-        "tokens": [(f"{b['from']:,}–{b['to']:,}", b["rows"]) for b in document["histogram"]],
-        "trained share": [
-            (f"{b['from']:.0%}–{b['to']:.0%}", b["rows"])
-            for b in document["trained_share_histogram"]
-        ],
-    }
-    for title, bins in bars.items():
-        _show_bars(console, title, bins)
+    lengths, shares = document["histogram"], document["trained_share_histogram"]
+    _show_bars(console, "tokens", [(f"{b['from']:,}–{b['to']:,}", b["rows"]) for b in lengths])
+    bins = [(f"{b['from']:.0%}–{b['to']:.0%}", b["rows"]) for b in shares]
+    _show_bars(console, "trained share", bins)
     rows, tokens = document["rows"], document["tokens"]
     limits = _table("max_length", "rows dropped", "share", "tokens dropped", "or cut off")
     for limit in document["max_length"]:
-        limits.add_row(
-            f"{limit['max_length']:,}",
-            f"{limit['rows_dropped']:,}",
-            _share(limit["rows_dropped"], rows),
-            f"{limit['tokens_dropped']:,} ({_share(limit['tokens_dropped'], tokens)})",
-            f"{limit['tokens_truncated']:,}",
-        )
+        dropped, lost = limit["rows_dropped"], limit["tokens_dropped"]
+        shown = (f"{dropped:,}", _share(dropped, rows), f"{lost:,} ({_share(lost, tokens)})")
+        limits.add_row(f"{limit['max_length']:,}", *shown, f"{limit['tokens_truncated']:,}")
     packs = _table("packs of", "packs", "fill", "rows too long")
     for fill in document["packing"]:
         shares = (f"{fill['packs']:,}", f"{fill['fill']:.2%}", f"{fill['rows_longer']:,}")

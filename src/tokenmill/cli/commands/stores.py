@@ -37,11 +37,8 @@ def verify(output: Output, store: StorePath) -> None:
     from tokenmill.store import open_store
 
     checked, errors = open_store(store).check_everything()
-    document = {
-        "ok": not errors,
-        "checked_bytes": checked,
-        "errors": [error.as_dict() for error in errors],
-    }
+    listed = [error.as_dict() for error in errors]
+    document = {"ok": not errors, "checked_bytes": checked, "errors": listed}
 
     def show() -> None:
         for error in errors:
@@ -79,14 +76,8 @@ def attach(
         raise SourceMissing("no such file", path=path)
     values = _array(path) if path.suffix == ".npy" else _lines(path, opened, per)
     sidecar = opened.attach(name, values, made_by=made_by, per=per)
-    document = {
-        "path": str(sidecar.path),
-        "name": sidecar.name,
-        "made_by": sidecar.made_by,
-        "per": sidecar.per,
-        "rows": len(sidecar),
-        "bytes": sidecar.bytes,
-    }
+    members = {key: getattr(sidecar, key) for key in ("name", "made_by", "per")}
+    document = {"path": str(sidecar.path), **members, "rows": len(sidecar), "bytes": sidecar.bytes}
     output.say(f"{sidecar.name}: {sidecar.record.values:,} values, one per {sidecar.per}")
     output.result(document)
 
@@ -187,14 +178,8 @@ def export(
         epochs=epochs,
         embed_media=embed_media,
     )
-    document = {
-        "path": str(made.path),
-        "rows": made.rows,
-        "bytes": made.bytes,
-        "format": format,
-        "files": made.files,
-        "found": made.found,
-    }
+    document = {"path": str(made.path), "rows": made.rows, "bytes": made.bytes, "format": format,
+                "files": made.files, "found": made.found}  # fmt: skip
     if not output.as_json:
         what = "packs" if length is not None else unit_of(opened, format)
         how = "found" if made.found else "written"
@@ -326,9 +311,8 @@ def gc(
     def show() -> None:
         would = "would be " if dry_run else ""
         output.say(f"{len(done.removed):,} {would}removed, {done.freed_bytes:,} bytes")
-        output.say(
-            f"{len(done.marked):,} {would}marked; running gc again after {grace} removes them"
-        )
+        marked = f"{len(done.marked):,} {would}marked"
+        output.say(f"{marked}; running gc again after {grace} removes them")
 
     output.result(document, show)
 

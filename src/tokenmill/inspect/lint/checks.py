@@ -30,9 +30,6 @@ CALL_KEYS = ("tool_calls", "function_call")
 SILENT_ROLES = ("tool", "function", "ipython")  # an empty tool result is a result
 
 
-# Texts
-
-
 def texts_of(parsed: Side) -> Iterator[tuple[str, str]]:
     """Yield every text of a row, with a name of its place."""
     if isinstance(parsed, Plain):
@@ -116,7 +113,7 @@ def _is_object(text: str) -> bool:
         return False
 
 
-# Encodings. Mojibake is UTF-8 read as Latin-1 or Windows-1252 (``cafÃ©``, ``donâ€™t``). ``Â`` and
+# Mojibake is UTF-8 read as Latin-1 or Windows-1252 (``cafÃ©``, ``donâ€™t``). ``Â`` and
 # ``Ã`` before a character that no language puts there count alone. Any other sequence that is valid
 # UTF-8 counts only where there are several, and most characters beyond ASCII belong to one, so
 # ``«CAFÉ»`` and ``CORAÇÃO`` pass.
@@ -173,10 +170,8 @@ def suspicions(text: str) -> dict[str, int]:
     """Return by rule the position of its first sign in a text."""
     if not _ANY.search(text):
         return {}
-    found = {}
     broken = mojibake(text)
-    if broken is not None:
-        found["mojibake"] = broken
+    found = {} if broken is None else {"mojibake": broken}
     for rule, sign in _SIGNS:
         place = sign.search(text)
         # Half of a wrongly decoded character may be a control character: report it once.
@@ -280,8 +275,7 @@ def balance(rendering: Rendering, encoded: Encoded) -> dict[str, int]:
 
 def one_sided(counts: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     labels = {name: counts.get(name, 0) for name in ("wanted", "unwanted")}
-    answers = sum(labels.values())
-    rare = min(labels, key=lambda name: labels[name])
+    answers, rare = sum(labels.values()), min(labels, key=lambda name: labels[name])
     if answers >= MIN_GROUPS and labels[rare] < RARE_LABEL * answers:
         yield "label_imbalance", f"{labels[rare]:,} of {answers:,} answers are {rare}"
     lengths = {name: counts.get(name, 0) for name in ("longer", "shorter")}
@@ -289,9 +283,6 @@ def one_sided(counts: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     usual = max(lengths, key=lambda name: lengths[name])
     if pairs >= MIN_GROUPS and lengths[usual] >= ONE_LENGTH * pairs:
         yield "length_bias", f"chosen is {usual} than rejected in {lengths[usual]:,} of {pairs:,}"
-
-
-# Images
 
 
 LARGE_PIXELS = 1 << 24  # 4096 × 4096; Qwen 2 VL uses 12.8 million at most, others less

@@ -192,7 +192,8 @@ class Linter:
             if error.reason == "template_error":
                 sighting = self.critic.refusal(parsed, error)
             elif error.reason == "template_drops_content":
-                sighting = self.critic.dropped(parsed, error)
+                lost = self.critic.dropped_calls(parsed)
+                sighting = lost or (error.reason, error.message, _words(parsed))
             else:
                 said = next((text for _, text in texts_of(parsed) if text), "")
                 sighting = error.reason, error.message, excerpt(said)
@@ -281,18 +282,14 @@ class Linter:
         sources: list[int],
         shown: list[tuple[int, int, int]],
     ) -> dict[str, Any]:
-        """Return numbers, digests and sketches of the accepted rows; of parts, the last counts.
-
-        Groups are equal where all texts are, rows with images where their images are, too. Rows
-        with images are no near-duplicates of anything.
-        """
+        """Return numbers, digests and sketches of the accepted rows; of parts, the last counts."""
         places = {sources[place]: place for place in encoded.kept.tolist()}
         numbers = sorted(places)
         texts = {number: rendering.texts[place] for number, place in places.items()}
         for first, facts in rendering.groups.items():
             members = rendering.texts[first : first + len(facts.labels)]
             texts[sources[first]] = "\0".join(members)
-        seen_in: dict[int, str] = {}
+        seen_in: dict[int, str] = {}  # equal images; rows with any have no near-duplicates
         for number, content, _ in shown:
             seen_in[number] = f"{seen_in.get(number, '')}\0{content:x}"
         digests = [digest_of(texts[number] + seen_in.get(number, "")) for number in numbers]
@@ -385,10 +382,9 @@ class TemplateCritic:
             return ""
 
     def refusal(self, conversation: Conversation, error: RowError) -> Sighting:
-        """Return why the template refuses a conversation.
+        """Return ``role_order`` where other words in these roles are refused, too, else the error.
 
-        Its roles are the reason where short words in the same roles are refused with the same
-        message, and pass in alternating turns.
+        The same words must pass in alternating turns.
         """
         roles = [message["role"] for message in conversation.messages]
         turns = ["assistant" if number % 2 else "user" for number in range(len(roles))]
@@ -399,9 +395,8 @@ class TemplateCritic:
         return "template_error", error.message, _words(conversation)
 
     def _refused(self, roles: list[str], variables: dict[str, Any] | None) -> str | None:
-        words = [{"role": role, "content": f"Word {n}."} for n, role in enumerate(roles)]
         try:
-            self._renderer.reference(None, variables).render(words)
+            self._renderer.reference(None, variables).render(_words_in(roles))
         except TokenmillError as error:
             return error.message
         return None
@@ -414,11 +409,8 @@ class TemplateCritic:
         except TokenmillError:
             return None
 
-    def dropped(self, conversation: Conversation, error: RowError) -> Sighting:
-        lost = self.dropped_calls(conversation, self._render(conversation))
-        return lost or ("template_drops_content", error.message, _words(conversation))
-
-    def dropped_calls(self, conversation: Conversation, text: str | None) -> Sighting | None:
+    def dropped_calls(self, conversation: Conversation, text: str | None = None) -> Sighting | None:
+        text = self._render(conversation) if text is None else text
         if text is None:
             return None
         for number, message in enumerate(conversation.messages):
@@ -447,11 +439,8 @@ class TemplateCritic:
         return "template_drops_tools", f"{len(names)} tools ({shown} …) are printed nowhere", ""
 
     def dropped_context(self, conversation: Conversation, text: str) -> Sighting | None:
-        """Return a system, user or tool text that the template does not print.
-
-        Mistral's templates print the system text before the last user turn only, and nowhere
-        in a conversation that ends with an answer.
-        """
+        # Mistral's templates print the system text before the last user turn only, and nowhere
+        # in a conversation that ends with an answer.
         for number, message in enumerate(conversation.messages):
             content = message.get("content")
             if message["role"] == "assistant" or not isinstance(content, str):
@@ -518,11 +507,7 @@ class TemplateCritic:
         return self._tags[template.source]
 
     def differing_history(self, conversation: Conversation) -> Sighting | None:
-        """Return whether the trained text of a turn changes once another turn follows.
-
-        Tried with short words in the same roles and the row's variables, on the first assistant
-        turn: if a later turn is printed differently in history, so is the first.
-        """
+        """Return whether the trained text of a turn changes once another turn follows."""
         roles = tuple(message["role"] for message in conversation.messages)
         asked = roles, repr(conversation.variables)
         if asked not in self._histories and len(self._histories) < MAX_HISTORIES:
@@ -532,7 +517,8 @@ class TemplateCritic:
     def _ask_history(
         self, roles: tuple[str, ...], variables: dict[str, Any] | None
     ) -> Sighting | None:
-        words = [{"role": role, "content": f"Word {n}."} for n, role in enumerate(roles)]
+        # If a later turn is printed differently in history, so is the first assistant turn.
+        words = _words_in(roles)
         first = roles.index("assistant") + 1
         rows = [{"messages": part, VARIABLES_KEY: variables} for part in (words[:first], words)]
         made = self._probe.render(rows)
@@ -556,6 +542,10 @@ class TemplateCritic:
             own.special_tokens,
             renderer="jinja2",
         )
+
+
+def _words_in(roles: Sequence[str]) -> list[dict[str, Any]]:
+    return [{"role": role, "content": f"Word {n}."} for n, role in enumerate(roles)]
 
 
 def _with_calls(message: dict[str, Any], count: int) -> dict[str, Any]:

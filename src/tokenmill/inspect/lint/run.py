@@ -112,6 +112,7 @@ def lint(
         results.find_image_copies()
         if "near_duplicate" in rules:
             results.find_near_duplicates(executor, replace(setup, entry=linter.COMPARE))
+    near = {**minhash.method(), "rows_compared": results.compared}
     described = {"rows": ranks[-1], "blocks": len(chosen), "of_blocks": len(ranks) - 1, "seed": 0}
     return LintReport(
         findings=tuple(results.findings()),
@@ -119,7 +120,7 @@ def lint(
         rows_checked=ranks[-1],
         rules=tuple(name for name in RULES if name in rules),
         sample=described if ranks[-1] < len(rows) else None,
-        near_duplicates=results.near_method(),
+        near_duplicates=near if "near_duplicate" in rules else None,
         seconds=time.perf_counter() - start,
     )
 
@@ -131,10 +132,9 @@ def _tasks(rows: Rows, chosen: Choice) -> Iterator[BlockTask]:
 
 
 class RowOrigins:
-    """Origins of opened rows by position among all rows; four integers are kept per block.
+    """Origins of opened rows by position among all rows.
 
-    A columnar file has no index of lines, and one row of it would need a copy of the whole file,
-    so its origins come from the block.
+    One row of a columnar file would need a copy of the whole file: its origin comes from the block.
     """
 
     def __init__(self, rows: Rows) -> None:
@@ -179,7 +179,7 @@ class _Results:
         self._balance: Counter[str] = Counter()
         self._arrays: dict[int, dict[str, npt.NDArray[Any]]] = {}  # by block
         self._copies: Positions = np.zeros(0, np.int64)
-        self._compared = 0
+        self.compared = 0  # rows looked at for near-duplicates
 
     def add(self, number: int, result: dict[str, Any]) -> None:
         start = self._places.start(number)
@@ -223,7 +223,7 @@ class _Results:
         rows, bands = self._all("sketched"), self._all("bands")
         once = ~np.isin(rows, self._copies)
         rows, bands = rows[once], bands[once]
-        self._compared = len(rows)
+        self.compared = len(rows)
         found: list[tuple[int, int, float]] = []
 
         def take(done: Done) -> None:
@@ -252,11 +252,6 @@ class _Results:
             "count": known["count"] + found["count"],
             "rows": sorted([*known["rows"], *found["rows"]])[:MAX_PLACES],
         }
-
-    def near_method(self) -> dict[str, Any] | None:
-        if "near_duplicate" not in self._rules:
-            return None
-        return {**minhash.method(), "rows_compared": self._compared}
 
     def findings(self) -> list[Finding]:
         found = [

@@ -187,11 +187,11 @@ class _RowsByDigest:
         self.order = np.argsort(self.digests, kind="stable")
         self.sorted = self.digests[self.order]
 
-    def rows(self, digest: np.uint64, part: int) -> NDArray[np.int64]:
+    def rows(self, digest: np.uint64, part: int) -> Int64:
         first = np.searchsorted(self.sorted, digest, side="left")
         last = np.searchsorted(self.sorted, digest, side="right")
-        rows: NDArray[np.int64] = self.order[first:last]
-        equal: NDArray[np.int64] = rows[self.parts[rows] == part]
+        rows = self.order[first:last]
+        equal: Int64 = rows[self.parts[rows] == part]
         return equal
 
 
@@ -211,25 +211,19 @@ class StoreComparison:
         self._tokenizer = tokenizer
         identities = {store.manifest["tokenizer"]["identity"] for store in (ours, theirs)}
         self._one_tokenizer = len(identities) == 1
+        self._their_tokenizer = tokenizer if self._one_tokenizer else store_tokenizer(theirs)
 
     @cached_property
-    def _their_tokenizer(self) -> Tokenizer:
-        return self._tokenizer if self._one_tokenizer else store_tokenizer(self.theirs)
-
-    @cached_property
-    def _our_contents(self) -> _RowsByDigest:
-        return _RowsByDigest(self.ours)
-
-    @cached_property
-    def _their_contents(self) -> _RowsByDigest:
-        return _RowsByDigest(self.theirs)
+    def _contents(self) -> tuple[_RowsByDigest, _RowsByDigest]:
+        return _RowsByDigest(self.ours), _RowsByDigest(self.theirs)
 
     def partner(self, row: int) -> tuple[int, str] | None:
         """Return the other store's row, and whether it was found by ``content`` or ``origin``."""
-        digest, part = self._our_contents.digests[row], int(self._our_contents.parts[row])
-        equal = self._their_contents.rows(digest, part)
+        ours, theirs = self._contents
+        digest, part = ours.digests[row], int(ours.parts[row])
+        equal = theirs.rows(digest, part)
         if len(equal):
-            place = int(np.searchsorted(self._our_contents.rows(digest, part), row))
+            place = int(np.searchsorted(ours.rows(digest, part), row))
             return (int(equal[place]), "content") if place < len(equal) else None
         origin = self.ours[row].origin
         name = os.path.basename(origin.path or "")
@@ -237,12 +231,7 @@ class StoreComparison:
             if path is None or os.path.basename(path) != name:
                 continue
             for other in rows_of_source_row(self.theirs, source, origin.row, by_line=False):
-                taken = len(
-                    self._our_contents.rows(
-                        self._their_contents.digests[other], int(self._their_contents.parts[other])
-                    )
-                )
-                if int(self._their_contents.parts[other]) == part and not taken:
+                if theirs.parts[other] == part and not len(ours.rows(theirs.digests[other], part)):
                     return other, "origin"
         return None
 
@@ -312,23 +301,17 @@ class StoreComparison:
         return "same" if np.array_equal(mine.loss_mask, other.loss_mask) else "mask_only"
 
     def document(self) -> dict[str, Any]:
-        """What a page says of the comparison as a whole; the survey is asked for apart."""
         return {
             "path": str(self.theirs.path),
             "key": self.theirs.key,
             "totals": self.theirs.manifest["totals"],
             "one_tokenizer": self._one_tokenizer,
-            "differs": differences(
-                self.ours.manifest["document"], self.theirs.manifest["document"]
-            ),
+            "differs": differences(*(s.manifest["document"] for s in (self.ours, self.theirs))),
         }
 
 
 def align(ours: list[Any], theirs: list[Any]) -> tuple[list[list[Any]], bool]:
-    """Edit steps ``[kind, a0, a1, b0, b1]`` between two sequences, and whether all was aligned.
-
-    A differing middle that is too long to be aligned stays one step.
-    """
+    """Return edit steps ``[kind, a0, a1, b0, b1]``, and whether the middle was short enough."""
     shorter = min(len(ours), len(theirs))
     head = next((n for n in range(shorter) if ours[n] != theirs[n]), shorter)
     tail = 0
@@ -486,10 +469,9 @@ def application(viewer: Viewer, token: str, port: int) -> Any:
             return plain("not found", 404)
         try:
             document, status = getattr(viewer, name)(request.query_params), 200
-        except UsageError as error:
-            document, status = {"error": error.as_dict()}, 400
         except TokenmillError as error:  # a damaged slice, say: the page shows it where it is
-            document, status = {"error": error.as_dict()}, 500
+            document = {"error": error.as_dict()}
+            status = 400 if isinstance(error, UsageError) else 500
         body = json.dumps(document, ensure_ascii=False).encode("utf-8", "replace")
         return Response(body, status, headers, "application/json")
 
