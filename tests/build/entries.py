@@ -1,8 +1,7 @@
-"""Entry points that the executors' tests name by dotted path; a worker imports nothing else.
+"""The entry of the executors' tests: it does what a payload says; a worker imports nothing else.
 
-`open_worker` returns a function that does what a task's payload says: compute, print, hold the
-interpreter lock, die in one of many ways; with ``in_rest`` it does so in the rest of the task.
-Faults that must happen once leave a mark in a directory, so that the retry finds it and goes on.
+With ``in_rest`` it does so in the rest of the task. Faults that must happen once leave a mark in a
+directory, so that the retry finds it and goes on.
 """
 
 from __future__ import annotations
@@ -27,12 +26,8 @@ FAULTS = {
     "exit": lambda: os._exit(7),
     "exit0": lambda: os._exit(0),
     "sys.exit": lambda: sys.exit(3),
-    "MemoryError": lambda: exhaust(),
+    "MemoryError": lambda: bytearray(1 << 60),
 }
-
-
-def exhaust() -> None:
-    raise MemoryError("no room for the test's sake")
 
 
 def once(mark: str | None) -> bool:
@@ -47,7 +42,6 @@ def once(mark: str | None) -> bool:
 
 
 def hold_interpreter(seconds: float) -> None:
-    """Keep the interpreter lock and burn CPU, as an engine's long call may."""
     text = ctypes.create_string_buffer(b"x" * (1 << 22))
     strlen = ctypes.PyDLL(None).strlen  # unlike CDLL's, its calls do not let the lock go
     end = time.monotonic() + seconds
@@ -105,7 +99,6 @@ class Worker:
         return [1, 2]
 
     def shout(self, payload: dict[str, Any]) -> dict[str, Any]:
-        """Flood both standard streams, from Python and from below it."""
         line = "x" * 1000
         for i in range(payload["lines"]):
             print(line, file=sys.stdout if i % 2 else sys.stderr)
@@ -185,10 +178,7 @@ class Worker:
 
 
 def shared_memory_of(pid: int | str) -> list[str]:
-    """All shared memory that a process has mapped or open: files of /dev/shm itself.
-
-    Whatever lies in directories there is what tests write.
-    """
+    """Shared memory that a process has mapped or open; in directories of /dev/shm tests write."""
     held = [line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):

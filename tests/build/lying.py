@@ -1,9 +1,8 @@
-"""Engines that lie, for tests of what a build does about them.
+"""Fast engines that give wrong results, for tests of what a build does about them.
 
-`open_builder` is the builder's entry with a renderer or an encoder that plays a fast engine: it
-passes whatever is tried beforehand, then tells a lie about chosen rows that nothing but a
-comparison with the reference shows. What to do (`Lie`) is read from the environment, or from the
-setup's options where workers do not inherit it.
+`open_builder` is the builder's entry with such a renderer or encoder; only a comparison with the
+reference shows that it is wrong. The `Lie` is read from the environment, or from the setup's
+options where workers do not inherit it.
 """
 
 from __future__ import annotations
@@ -35,24 +34,14 @@ PATIENCE_S = 60.0
 
 @dataclass
 class Lie:
-    """What a process lies about, and which rows it compares.
-
-    Attributes:
-        room: ``render`` or ``encode``.
-        about: Texts that hold this are lied about.
-        audited: Texts that hold this are compared with the reference; empty: none.
-        after: Slices that a process builds before it compares anything.
-        liar: A file that the only liar among the processes makes; empty: all of them lie. The
-            others wait, after as many slices, until it has compared one, however slow it is.
-        dies: A file that marks the one death of a process, right after it published a slice.
-    """
-
-    room: str
-    about: str = "amber"
-    audited: str = "audit me"
-    after: int = 0
+    stage: str  # "render" or "encode"
+    about: str = "amber"  # texts that hold this come out wrong
+    audited: str = "audit me"  # texts that hold this are compared with the reference; empty: none
+    after: int = 0  # slices that a process builds before it compares anything
+    # A file that the only liar among the processes makes; empty: all of them lie. The others wait,
+    # after as many slices, until it has compared one, however slow it is.
     liar: str = ""
-    dies: str = ""
+    dies: str = ""  # a file that marks the death of a process, right after it published a slice
 
     def __post_init__(self) -> None:
         self.built = 0
@@ -62,17 +51,17 @@ class Lie:
         return json.dumps(asdict(self))
 
     def chosen(self, texts: Sequence[str]) -> list[int]:
-        """The rows of a batch that are compared."""
         if self.built < self.after or not self.audited:
             return []
         return [row for row, text in enumerate(texts) if self.audited in text]
 
 
 def open_builder(options: dict[str, Any]) -> Work:
+    mock.patch.object(os, "fsync").start()  # in a worker too
     lie = Lie(**json.loads(options.get("lie") or os.environ[VARIABLE]))
     lie.lies = not lie.liar or once(lie.liar)
     fakes = {"render": ("Renderer", LyingRenderer), "encode": ("Encoder", LyingEncoder)}
-    name, fake = fakes[lie.room]
+    name, fake = fakes[lie.stage]
     with mock.patch.object(pipeline, name, lambda *given, **more: fake(lie, *given, **more)):
         build = slices.open_builder(options)
 

@@ -16,11 +16,9 @@ from tokenmill.build.calls import explain_recipe, prepare_part
 from tokenmill.build.tasks import InlineExecutor
 from tokenmill.errors import TokenmillError
 
-WORDS: dict[str, Any] = {"tokenizer_backend": "file"}
-
 
 class Watched(InlineExecutor):
-    """Stands for Ray's: works here, and tells whether it was let go."""
+    """In place of Ray's; works here."""
 
     made: list[Watched]
 
@@ -57,24 +55,19 @@ VERBS: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_executor_made_from_a_name_is_closed(
+def test_executor_made_from_a_name_is_closed_even_where_the_call_fails(
     verb: str, made: list[Watched], tmp_path: Path
 ) -> None:
     source = write_rows(tmp_path / "chat.jsonl", conversations(5))
-    VERBS[verb](source, tokenizer=TOKENIZER, executor="ray", cache_dir=tmp_path / "cache", **WORDS)
-    assert [one.closed for one in made] == [True]
-    mine = Watched()
-    VERBS[verb](source, tokenizer=TOKENIZER, executor=mine, cache_dir=tmp_path / "more", **WORDS)
-    assert not mine.closed
 
+    def call(tokenizer: Path, executor: Any, cache: str) -> None:
+        given = {"tokenizer_backend": "file", "cache_dir": tmp_path / cache}
+        VERBS[verb](source, tokenizer=tokenizer, executor=executor, **given)
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_executor_is_closed_where_the_call_fails(
-    verb: str, made: list[Watched], tmp_path: Path
-) -> None:
-    source = write_rows(tmp_path / "chat.jsonl", conversations(5))
+    call(TOKENIZER, "ray", "cache")
     with pytest.raises(TokenmillError):
-        VERBS[verb](
-            source, tokenizer=tmp_path / "none.json", executor="ray", cache_dir=tmp_path, **WORDS
-        )
-    assert [one.closed for one in made] == [True]
+        call(tmp_path / "none.json", "ray", "cache")
+    assert [one.closed for one in made] == [True, True]
+    mine = Watched()
+    call(TOKENIZER, mine, "more")
+    assert not mine.closed

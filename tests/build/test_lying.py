@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import pytest
 
 from tests.build.lying import ENTRY, VARIABLE, Lie
 from tests.build.making import INLINE, TOKENIZER, conversations, files_of, small_cuts, write_rows
+from tests.programs import python
 from tokenmill.build import blocks
 from tokenmill.build import run as build_run
 from tokenmill.build.calls import run_part, run_recipe
@@ -23,11 +21,9 @@ from tokenmill.errors import CorruptionError
 from tokenmill.store import Store
 
 LOCAL = {"executor": "local", "num_workers": 2}
-ROOMS = ("render", "encode")
 ENGINE = {"render": ("renderer", "jinja2"), "encode": ("engine", "hf")}
 FAST = INLINE | {"engine": "fastokens"}  # "auto" leaves so few rows to the reference
 KIND = {"render": "renderer", "encode": "encoder"}
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class InOrder:
@@ -48,20 +44,19 @@ def _small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some twenty slices; what an audit looks for stands in the last one."""
-    rows = conversations(700)
+    """Some twelve slices; what an audit looks for is in the last one."""
+    rows = conversations(420)
     rows[-1]["messages"][0]["content"] += " audit me amber"
     return write_rows(tmp_path_factory.mktemp("lying") / "chat.jsonl", rows)
 
 
 @pytest.fixture(scope="module")
 def honest(source: Path) -> dict[str, bytes]:
-    """Every file of slices and stores that an honest build makes."""
     cache = source.parent / "honest"
     with pytest.MonkeyPatch.context() as patch:
         small_cuts(patch)
         prepared = run_recipe(source, str(TOKENIZER), cache_dir=cache, **INLINE)
-    assert prepared.summary()["slices"] > 15
+    assert prepared.summary()["slices"] > 9
     return published(cache)
 
 
@@ -70,11 +65,7 @@ def published(cache: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def lying(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Any:  # Callable[..., Prepared]
-    """Build with a lie into one cache."""
-
+def lying(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def build(lie: Lie, **more: Any) -> Prepared:
         monkeypatch.setenv(VARIABLE, lie.to_environment())
         monkeypatch.setattr(build_run, "BUILD", ENTRY)
@@ -85,7 +76,6 @@ def lying(
 
 
 def check_reported(prepared: Prepared, stage: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Proof, summary and the person at the terminal know."""
     proof, summary, kind = prepared.store.proof, prepared.summary(), KIND[stage]
     assert proof["audit_mismatches"][kind] == 1
     assert proof["audited_rows"][kind] >= 1
@@ -108,7 +98,6 @@ def check_reported(prepared: Prepared, stage: str, caplog: pytest.LogCaptureFixt
         pytest.param("render", {}, id="render-inline"),
         pytest.param("encode", {}, id="encode-inline"),
         pytest.param("encode", LOCAL, id="encode-local"),
-        pytest.param("render", LOCAL, id="render-local", marks=pytest.mark.soak),
     ],
 )
 def test_mismatch_in_the_last_slice_undoes_all_before(
@@ -123,27 +112,31 @@ def test_mismatch_in_the_last_slice_undoes_all_before(
     assert published(tmp_path / "cache") == honest
     check_reported(prepared, stage, caplog)
     replaced = prepared.store.proof["slices_replaced"]
-    assert replaced > 10
+    assert replaced > 6
     wrong = Counter(p.name.split(".")[0] for p in (tmp_path / "cache" / "quarantine").iterdir())
     assert len(wrong) == replaced, "moved away, never deleted"
     # Each of two workers may have been stopped before it had published all files of a slice.
     assert sum(files < 3 for files in wrong.values()) <= (2 if where else 0)
+    found = lying(Lie(stage))
+    assert found.hit
+    assert list(found.remarks())[:1] == prepared.store.proof["notices"]
 
 
-@pytest.mark.parametrize("stage", ["render", pytest.param("encode", marks=pytest.mark.soak)])
 def test_one_wrong_worker_of_two_restarts_the_build(
-    stage: str, lying: Any, honest: dict[str, bytes], tmp_path: Path
+    lying: Any, honest: dict[str, bytes], tmp_path: Path
 ) -> None:
-    lie = Lie(stage, audited="amber", after=3, liar=str(tmp_path / "liar"))
+    lie = Lie("render", audited="amber", after=3, liar=str(tmp_path / "liar"))
     prepared = lying(lie, **LOCAL)
     assert published(tmp_path / "cache") == honest
     proof = prepared.store.proof
-    assert proof["used"][".".join((stage, ENGINE[stage][0]))] == {ENGINE[stage][1]: proof["slices"]}
+    assert proof["used"]["render.renderer"] == {"jinja2": proof["slices"]}
     assert 3 <= proof["slices_replaced"] < proof["slices"], "an honest worker's are equal"
 
 
-@pytest.mark.parametrize("stage", ROOMS)
-@pytest.mark.parametrize("again", ["force_recache", "another limit", "more rows"])
+@pytest.mark.parametrize(
+    ("stage", "again"),
+    [("render", "force_recache"), ("encode", "another limit"), ("render", "more rows")],
+)
 def test_slices_of_an_earlier_run_are_replaced_too(
     stage: str, again: str, source: Path, lying: Any, honest: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -152,7 +145,7 @@ def test_slices_of_an_earlier_run_are_replaced_too(
     assert published(tmp_path / "cache") != honest, "the audited row was not lied about"
     seen, more = Lie(stage, about="amber birch cedar", audited="amber birch"), {}
     if again == "more rows":
-        rows = conversations(20, first=700)
+        rows = conversations(20, first=420)
         rows[0]["messages"][0]["content"] += " amber birch cedar"
         more["sources"] = [source, write_rows(tmp_path / "more.jsonl", rows)]
     elif again == "another limit":  # nothing to tokenize, so nothing to see
@@ -173,21 +166,19 @@ def test_slices_of_an_earlier_run_are_replaced_too(
             lying(missed).store.verify()
 
 
-@pytest.mark.parametrize("stage", ROOMS)
 def test_slice_with_the_same_bytes_is_left_alone(
-    stage: str, lying: Any, honest: dict[str, bytes], tmp_path: Path
+    lying: Any, honest: dict[str, bytes], tmp_path: Path
 ) -> None:
-    proof = lying(Lie(stage, about="audit me")).store.proof
+    proof = lying(Lie("encode", about="audit me")).store.proof
     assert published(tmp_path / "cache") == honest
     assert (proof["slices_built"], proof["slices_replaced"]) == (proof["slices"], 0)
     assert not (tmp_path / "cache" / "quarantine").exists()
 
 
-@pytest.mark.parametrize("stage", ["encode", pytest.param("render", marks=pytest.mark.soak)])
 def test_slice_of_a_worker_that_died_before_its_report_is_replaced(
-    stage: str, lying: Any, honest: dict[str, bytes], tmp_path: Path
+    lying: Any, honest: dict[str, bytes], tmp_path: Path
 ) -> None:
-    lying(Lie(stage, dies=str(tmp_path / "died")), **LOCAL)
+    lying(Lie("encode", dies=str(tmp_path / "died")), **LOCAL)
     assert (tmp_path / "died").exists()
     assert published(tmp_path / "cache") == honest
 
@@ -203,31 +194,16 @@ def test_parts_replace_their_own_slices(
     assert published(tmp_path / "cache") == honest
 
 
-def test_hit_after_a_mismatch_still_reports_it(lying: Any) -> None:
-    notices = lying(Lie("encode")).store.proof["notices"]
-    found = lying(Lie("encode"))
-    assert found.hit
-    assert list(found.remarks())[: len(notices)] == notices
-
-
 def test_command_tells_on_stderr_and_keeps_its_json(source: Path, tmp_path: Path) -> None:
     program = (
         "import sys; from tokenmill.build import run; from tokenmill.cli import main; "
         f"run.BUILD = {ENTRY!r}; raise SystemExit(main())"
     )
-    given = ["--tokenizer", str(TOKENIZER), "--tokenizer-backend", "file", "--num-workers", "2"]
-    cache = ["--cache-dir", str(tmp_path / "cache"), "--json"]
-    done = subprocess.run(
-        [sys.executable, "-c", program, "prepare", str(source), *given, *cache],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", ROOT))),
-            VARIABLE: Lie("render", audited="7").to_environment(),
-        },
-    )
+    given = ["--tokenizer", TOKENIZER, "--tokenizer-backend", "file", "--num-workers", "0"]
+    cache = ["--cache-dir", tmp_path / "cache", "--json"]
+    lie = {VARIABLE: Lie("render", audited="7").to_environment()}
+    done = python(program, "prepare", source, *given, *cache, **lie)
+    assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert isinstance(document["audited_rows"], int)
     assert document["audit_mismatches"] > 0

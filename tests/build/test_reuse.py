@@ -21,6 +21,7 @@ from tests.build.making import (
     small_cuts,
     write_rows,
 )
+from tokenmill.build import run as running
 from tokenmill.build.calls import run_recipe
 from tokenmill.build.outcome import Prepared
 from tokenmill.build.progress import Snapshot
@@ -55,35 +56,28 @@ def bits(cache: Path, prepared: Prepared) -> dict[str, bytes]:
 # The same content
 
 
-def test_same_content_elsewhere_is_a_hit(source: Path, tmp_path: Path) -> None:
+def test_same_content_is_a_hit_whatever_its_name_compression_workers_and_engines(
+    source: Path, tmp_path: Path
+) -> None:
+    zstandard = pytest.importorskip("zstandard")
     first = run(source)
     assert not first.hit
     assert first.account.slices_built == first.summary()["slices"] > 5
-    other = tmp_path / "other" / "name.ndjson"
-    other.parent.mkdir()
-    shutil.copy(source, other)
-    os.utime(other, (1, 1))
-    found = run(other)
-    assert found.hit
-    assert found.store.key == first.store.key
-    assert found.store[0].origin.path == str(other), "origins name the files of this call"
-
-
-def test_same_content_compressed_is_a_hit(source: Path, tmp_path: Path) -> None:
-    zstandard = pytest.importorskip("zstandard")
     data = source.read_bytes()
-    (tmp_path / "chat.jsonl.gz").write_bytes(gzip.compress(data))
-    (tmp_path / "chat.jsonl.zst").write_bytes(zstandard.compress(data))
-    key = run(source).store.key
-    for name in ("chat.jsonl.gz", "chat.jsonl.zst"):
-        found = run(tmp_path / name)
-        assert (found.hit, found.store.key) == (True, key), name
+    for name, copied in {
+        "other/name.ndjson": data,
+        "chat.jsonl.gz": gzip.compress(data),
+        "chat.jsonl.zst": zstandard.compress(data),
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(copied)
+        os.utime(path, (1, 1))
+        found = run(path)
+        assert (found.hit, found.store.key) == (True, first.store.key), name
         origin = found.store[7].origin
+        assert origin.path == str(path), "origins name the files of this call"
         assert data[origin.offset :][: origin.length] == json.dumps(conversation(7)).encode()
-
-
-def test_workers_and_engines_are_part_of_no_key(source: Path) -> None:
-    key = run(source).store.key
     for given in (
         {"num_workers": 2, "executor": "local"},
         {"engine": "hf"},
@@ -93,17 +87,13 @@ def test_workers_and_engines_are_part_of_no_key(source: Path) -> None:
         {"rehash": True},
     ):
         found = run(source, **given)
-        assert (found.hit, found.store.key) == (True, key), given
-
-
-def test_two_files_of_the_same_rows_share_slices(source: Path, tmp_path: Path) -> None:
-    copy = shutil.copy(source, tmp_path / "copy.jsonl")
-    one = run(source)
+        assert (found.hit, found.store.key) == (True, first.store.key), given
+    copy = tmp_path / "other" / "name.ndjson"
     both = run([str(source), str(copy)])
-    assert both.account.slices_built == 0
+    assert both.account.slices_built == 0, "two files of the same rows share slices"
     assert len(both.store) == 600
     assert both.store[300].origin.path == str(copy)
-    assert both.store[300].input_ids.tolist() == one.store[0].input_ids.tolist()
+    assert both.store[300].input_ids.tolist() == first.store[0].input_ids.tolist()
 
 
 # Content that changes a little
@@ -221,24 +211,23 @@ def test_corrupt_slice_is_tokenized_again_for_another_limit(
 
 
 @pytest.mark.parametrize("stats", [4096, 0], ids=["by stat", "by directory"])
-@pytest.mark.parametrize("gone", ["all slices", "record", "tokens", "meta"])
 def test_slices_that_are_gone_are_built_again(
-    source: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, gone: str, stats: int
+    source: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, stats: int
 ) -> None:
-    """Somebody cleaned up by hand: the same command simply works."""
     monkeypatch.setattr("tokenmill.build.run.MAX_STATS", stats)
     first = run(source)
     before = bits(own_cache, first)
-    if gone == "all slices":
-        shutil.rmtree(own_cache / "slices")
-    else:
-        last = list(first.store.slice_keys())[-1]
-        getattr(first.store.layout.slice(last), gone).unlink()
-    again = run(source)
-    assert not again.hit
-    slices = again.summary()["slices"]
-    assert again.account.slices_built == (slices if gone == "all slices" else 1)
-    assert bits(own_cache, again) == before
+    last = first.store.layout.slice(list(first.store.slice_keys())[-1])
+    for gone in (last.record, last.tokens, last.meta, own_cache / "slices"):
+        if gone.is_dir():
+            shutil.rmtree(gone)
+        else:
+            gone.unlink()
+        again = run(source)
+        assert not again.hit
+        slices = again.summary()["slices"]
+        assert again.account.slices_built == (slices if gone.name == "slices" else 1), gone
+        assert bits(own_cache, again) == before
     assert run(source).hit
 
 
@@ -247,8 +236,6 @@ def test_slice_collected_during_the_build_is_built_again(
     source: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """As `cache gc` would, having marked it when no store needed it yet."""
-    from tokenmill.build import run as running
-
     commit, calls = running.commit_store, 0
 
     def collected(cache: Any, document: Any, placements: Any, *rest: Any) -> Any:

@@ -7,19 +7,18 @@ sizes are beyond every window and buffer, so whatever differs between them grows
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from typing import Any
 
 import pytest
 from benchmarks.simulated import ROWS, TOKENS, make_slices, make_sources, planned
 
-from tests.faults.tools import environment
+from tests.programs import python
 from tokenmill.store import Store
 
-SIZES = (1000, 3000)
+SIZES = (500, 2000)
 
-COUNTING = """
+PROGRAM = """
 import gc, json, sys, tracemalloc
 from pathlib import Path
 from tokenmill._core import publish
@@ -30,10 +29,10 @@ from tokenmill.store import store as reading
 publish._GATHERED = commit._PIECE = 4096
 commit._TOGETHER = 1
 manifest.STRETCH = reading.LISTED_FIRST_ROWS = 64
-ahead.BATCH, ahead.WINDOW = 8, 4
+ahead.BATCH, ahead.WINDOW = 8, 1  # what is read ahead at the peak depends on who is faster
 
 # pathlib interns the parts of every path; let the interpreter's table of them grow beforehand.
-grown = [sys.intern(f"part {number}") for number in range(500_000)]
+grown = [sys.intern(f"part {number}") for number in range(200_000)]
 del grown
 
 opened = 0
@@ -54,16 +53,10 @@ def counted(work):
 
 sys.addaudithook(hook)
 sources, cache = Path(sys.argv[1]), Path(sys.argv[2])
-"""
-
-PREPARE = (
-    COUNTING
-    + """
 from benchmarks.simulated import arguments_of, planned
+from tokenmill import open_store
 from tokenmill.build.calls import run_recipe
-from tokenmill.store import ahead
 
-ahead.WINDOW = 1  # how much is read ahead at the peak depends on which thread is faster
 planned(sources, cache)  # what is imported on first use
 given = arguments_of(sources, cache)
 named = given.pop("sources"), given.pop("tokenizer")
@@ -71,29 +64,13 @@ _, plan = counted(lambda: planned(sources, cache))
 done, prepare = counted(lambda: run_recipe(*named, **given))
 again, hit = counted(lambda: run_recipe(*named, **given))
 assert (done.hit, again.hit, done.account.slices_built) == (False, True, 0)
-print(json.dumps({"path": str(done.store.path), "plan": plan, "prepare": prepare, "hit": hit}))
-"""
-)
-
-OPEN = (
-    COUNTING
-    + """
-from tokenmill import open_store
-
-open_store(sys.argv[3])
-store, opening = counted(lambda: open_store(sys.argv[3]))
+path = str(done.store.path)
+del done, again
+store, opening = counted(lambda: open_store(path))
 row, serving = counted(lambda: store[len(store) // 3].input_ids.tolist())
-print(json.dumps({"open": opening, "row": serving, "tokens": len(row)}))
+print(json.dumps({"path": path, "plan": plan, "prepare": prepare, "hit": hit, "open": opening,
+                  "row": serving, "tokens": len(row)}))
 """
-)
-
-
-def said(program: str, *arguments: object) -> dict[str, Any]:
-    command = [sys.executable, "-c", program, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment())
-    assert done.returncode == 0, done.stderr
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
 
 
 @pytest.fixture(scope="module")
@@ -104,8 +81,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, An
         home = tmp_path_factory.mktemp(str(slices))
         sources, cache = make_sources(home / "sources", home / "cache", slices), home / "cache"
         make_slices(planned(sources, cache), cache)
-        told = said(PREPARE, sources, cache)
-        found[slices] = {**told, **said(OPEN, sources, cache, told["path"])}
+        done = python(PROGRAM, sources, cache)
+        assert done.returncode == 0, done.stderr
+        found[slices] = json.loads(done.stdout)
     return found
 
 

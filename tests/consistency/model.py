@@ -1,9 +1,7 @@
 """The eager reference: what each stream must serve, as plain Python lists.
 
-Nothing here is lazy, vectorised or windowed by cleverness: an epoch is a list of samples, made
-whole; a global batch is a slice of it; a cursor is (epoch, place in the list). It shares with the
-product only the scalar functions that golden vectors hold in place (the bijection, one draw of
-the interleave) and the one-window packing, which has plain twins of its own in tests/data.
+An epoch is a list of samples, a global batch a slice of it, a cursor (epoch, place in the list). It
+shares with the product only the packing of one window, which has plain oracles in tests/data.
 """
 
 from __future__ import annotations
@@ -17,8 +15,8 @@ import numpy as np
 
 from tests.consistency.cases import CASES, WEIGHTS
 from tests.consistency.corpus import SIZES, Corpus, Sample
-from tokenmill.data.interleave import Interleave
-from tokenmill.data.order import Permutation, derive_key
+from tests.data.scalar import drawn, permuted
+from tokenmill.data.order import derive_key
 from tokenmill.data.packs import Pack, pack_window
 
 SEED = 11
@@ -41,8 +39,8 @@ class Model:
     def own_order(self, rows: int, epoch: int, stream: int) -> list[int]:
         if not self.case.get("shuffle", True):
             return list(range(rows))
-        bijection = Permutation(rows, derive_key(1, SEED, epoch, stream))
-        return [bijection.index(position) for position in range(rows)]
+        key = derive_key(1, SEED, epoch, stream)
+        return [permuted(rows, key, position) for position in range(rows)]
 
     @cached_property
     def _mixed_stream(self) -> tuple[list[tuple[int, int]], int]:
@@ -53,17 +51,16 @@ class Model:
             left, served, alive = sizes[:], [0, 0], [0, 1]
             stream: list[tuple[int, int]] = []
             while alive:
-                draws, place = Interleave([rates[s] for s in alive]), 0
+                own, place = [rates[s] for s in alive], 0
                 while all(left[s] for s in alive):
-                    source = alive[draws.draw(place)[0]]
+                    source = alive[drawn(own, place)[0]]
                     stream.append((source, served[source]))
                     served[source] += 1
                     left[source] -= 1
                     place += 1
                 alive = [s for s in alive if left[s]]
             return stream, len(stream)
-        draws = Interleave(rates)
-        stream = [draws.draw(place) for place in range(3000)]
+        stream = [drawn(rates, place) for place in range(3000)]
         for epoch_rows in range(1, 3000):
             counts = [sum(s == source for s, _ in stream[:epoch_rows]) for source in (0, 1)]
             out = [count >= size for count, size in zip(counts, sizes, strict=True)]
@@ -111,9 +108,9 @@ class Model:
         for number, start in enumerate(range(0, len(rows), window)):
             ordered = sorted(rows[start : start + window], key=lambda row: self.lengths[row])
             groups = [ordered[at : at + group] for at in range(0, len(ordered), group)]
-            shuffle = Permutation(len(groups), derive_key(2, SEED, epoch, number))
+            key = derive_key(2, SEED, epoch, number)
             for place in range(len(groups)):
-                found += groups[shuffle.index(place)]
+                found += groups[permuted(len(groups), key, place)]
         return found
 
     # Samples: rows, or packs of pieces.
@@ -134,8 +131,8 @@ class Model:
             )
             ends = packs.bounds.tolist()
             formed = [tuple(pieces[a:b]) for a, b in itertools.pairwise(ends)]
-            shuffle = Permutation(len(formed), derive_key(3, SEED, epoch, number))
-            found += [formed[shuffle.index(place)] for place in range(len(formed))]
+            key = derive_key(3, SEED, epoch, number)
+            found += [formed[permuted(len(formed), key, place)] for place in range(len(formed))]
         return found
 
     # The run: global batches behind a cursor.

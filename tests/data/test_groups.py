@@ -17,7 +17,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.store.making import make_columns, make_group_columns, make_store
-from tokenmill.data.choices import rows_of_groups
 from tokenmill.data.view import View, as_view, concat
 from tokenmill.errors import UsageError
 from tokenmill.store import Store
@@ -56,7 +55,7 @@ def model_of(view: View | Store) -> Model:
 def shown(view: View) -> Model:
     """By groups."""
     count = view.group_count
-    rows, bounds = rows_of_groups(view, np.arange(count, dtype=np.int64))
+    rows, bounds = view.row_index.rows_of_groups(np.arange(count, dtype=np.int64))
     assert rows.tolist() == list(range(len(view)))
     assert view.groups_of(rows).tolist() == np.repeat(np.arange(count), np.diff(bounds)).tolist()
     tokens = [tuple(row.input_ids.tolist()) for row in view.rows(rows)]
@@ -99,7 +98,7 @@ def apply(view: View, model: Model, step: tuple[str, Any], stores: dict[str, Sto
         return made, shown(made)
     if name == "select":
         chosen = [number % len(model) for number in wish] if model else []
-        rows, _ = rows_of_groups(view, np.asarray(chosen, np.int64))
+        rows, _ = view.row_index.rows_of_groups(np.asarray(chosen, np.int64))
         return view.select(rows), [model[number] for number in chosen]
     if name == "slice":
         first, stop = wish

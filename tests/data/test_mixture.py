@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.data.scalar import drawn
 from tokenmill.data.interleave import Interleave, Schedule
 from tokenmill.errors import UsageError
 
@@ -21,16 +22,18 @@ weights = st.lists(
 
 @settings(max_examples=80, deadline=None)
 @given(rates=weights, start=st.integers(0, 2**40))
-def test_interleave_twins_and_counts_agree(rates: list[float], start: int) -> None:
+def test_interleave_draws_and_counts_are_those_of_plain_integers(
+    rates: list[float], start: int
+) -> None:
     draws = Interleave(rates)
     positions = np.arange(start, start + 64)
     sources, before = draws.draws(positions)
     running = draws.counts(start)
-    for position, source, drawn in zip(
+    for position, source, before_it in zip(
         positions.tolist(), sources.tolist(), before.tolist(), strict=True
     ):
-        assert draws.draw(position) == (source, drawn)
-        assert running[source] == drawn
+        assert drawn(rates, position) == (source, before_it)
+        assert running[source] == before_it
         running[source] += 1
     assert draws.counts(start + 64) == running
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.data.making import write_rows
+from tests.data.making import TOKENIZER, write_rows
 from tokenmill import PromptDataset, RowError, UsageError
 from tokenmill.integrations.miles import MILES, SLIME
 
@@ -210,6 +210,8 @@ def test_processor_by_directory_brings_its_tokenizer_and_template(
     assert again[3].multimodal_inputs["images"][0] == by_path[3].multimodal_inputs["images"][0]
     with pytest.raises(UsageError, match="cannot be loaded"):
         opened(rows, tmp_path / "c", tmp_path / "nothing")
+    with pytest.raises(UsageError, match="not the processor's own"):
+        opened(rows, tmp_path / "c", raw("llava"), tokenizer=TOKENIZER)
 
 
 def resizing(messages: Any, image_patch_size: int) -> tuple[Any, Any]:

@@ -114,7 +114,7 @@ def test_views_composed_at_random_equal_lists(stores: tuple[Store, Store]) -> No
                 view = view.shuffle(seed)
                 if model:
                     order = Permutation(len(model), derive_key(4, seed, 0, 0))
-                    model = [model[order.index(place)] for place in range(len(model))]
+                    model = [model[place] for place in order.indices(np.arange(len(model)))]
             elif kind == "map":
                 view = view.map(flipped)
                 model = [(ids, [1 - m for m in mask], *rest) for ids, mask, *rest in model]

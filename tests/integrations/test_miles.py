@@ -236,7 +236,7 @@ def forge(args: Any, body: bytes) -> None:
     path = saved.state_path(args.save, 4)
     head = json.loads(path.read_bytes().partition(b"\n")[0])
     seal = fingerprint.checksum(fingerprint.canonical(head["state"]) + body)
-    forged = {**head, "carried_bytes": len(body), "seal": seal}
+    forged = {**head, "seal": seal}
     path.write_bytes(fingerprint.canonical(forged) + b"\n" + body)
 
 

@@ -84,7 +84,7 @@ def test_items_are_the_same_one_by_one_in_a_batch_from_the_end_and_pickled(
     assert len(data) < 16 << 10
     assert [repr(item) for item in pickle.loads(data).__getitems__(numbers)] == batch
     for wrong in (size, -size - 1):
-        with pytest.raises(IndexError, match=f"item {wrong} of a dataset of {size}"):
+        with pytest.raises(IndexError, match=f"item {wrong} of {size}"):
             dataset[wrong]
 
 

@@ -1,13 +1,13 @@
 """Options, declared once: name, type, default, choices and help.
 
 An option is a field of an `Options` struct. Its type says what is allowed: ``Literal`` for a
-choice, ``Meta(ge=1)`` for a bound, with ``Meta(title=…)`` for how a message calls it. Its entry
-under "Args" of the struct's docstring is its help.
+choice, ``Meta(ge=1)`` for a bound, with ``Meta(title=…)`` for how a message calls it. Its help is
+its entry under "Args" of a docstring: `tokenmill.prepare`'s, or the struct's own.
 
 A struct checks its values where it is made; a wrong one is a `UsageError` with the option's name,
 its value and what is allowed. `ChatSpec`, `Recipe`, `RunOptions` and `PromptSpec` are such structs.
-The command line makes its flags of them (`declared`). `tokenmill.prepare` repeats names, types and
-help in its signature, for editors and type checkers; a test compares them.
+The command line makes its flags of them (`declared`). `tokenmill.prepare` repeats names and types
+in its signature, for editors and type checkers; a test compares them.
 """
 
 from __future__ import annotations
@@ -71,12 +71,10 @@ class Option(NamedTuple):
 
 
 @functools.cache
-def declared(struct: type[Options]) -> dict[str, Option]:
-    """The options of a struct by name, in their order."""
+def declared(struct: type[Options], documented: Any = None) -> dict[str, Option]:
+    """The options of a struct by name, with their help from its docstring or another object's."""
     bare = get_type_hints(struct)
-    told: dict[str, str] = {}
-    for base in reversed(struct.__mro__):
-        told |= dict(HELP.findall(inspect.cleandoc(base.__doc__ or "")))
+    told = dict(HELP.findall(inspect.cleandoc((documented or struct).__doc__ or "")))
     found = {}
     for field in msgspec.structs.fields(struct):
         kinds = [part for part in _parts(bare[field.name]) if part is not types.NoneType]

@@ -1,13 +1,9 @@
-"""Open the sources of a job and run a function over their blocks on an executor.
+"""Open sources and run a function over their blocks on an executor.
 
-The build, the prompt-length index and lint use it. A `BlockTask` is a block that a worker works on;
-`BlockJob` hands tasks to the executor and results to its caller.
-
-The build and the length index publish what a block becomes. `MissingBlocks` yields the blocks
-whose result is not published yet, in a random order, and looks again just before it yields one. So
-processes that build the same thing at the same time share the work without knowing of each other:
-eight of them build a few blocks twice at the end. A process that a launcher gave a rank begins
-with the blocks of its rank, which makes that even rarer.
+`MissingBlocks` yields the blocks whose result is not published yet, in a random order, and looks
+again just before it yields one. So processes that build the same thing at the same time share the
+work without knowing of each other: eight of them build a few blocks twice at the end. A process
+with a rank begins with the blocks of its rank, which makes that even rarer.
 """
 
 from __future__ import annotations
@@ -40,7 +36,6 @@ Source = str | os.PathLike[str]
 
 
 def cache_of(directory: Source | None) -> CacheLayout:
-    """Return the cache at a directory, by default the user's own."""
     return CacheLayout(Path(directory or default_cache_dir()).absolute())
 
 
@@ -76,8 +71,6 @@ def source_documents(blocks: Iterable[Block]) -> list[tuple[int, dict[str, Any]]
 
 
 class BlockTask(NamedTuple):
-    """A block for a worker."""
-
     number: int  # among the blocks of the rows
     block: Block
     key: str = ""  # what its result is published under, if anything
@@ -91,7 +84,6 @@ class BlockTask(NamedTuple):
 
 
 def block_of(payload: dict[str, Any]) -> Block:
-    """Return the block of a task's payload."""
     return msgspec.convert(payload["block"], Block)
 
 
@@ -134,7 +126,6 @@ class BlockJob:
         tasks: Iterable[BlockTask],
         take: Callable[[BlockTask, dict[str, Any]], None],
     ) -> None:
-        """Do every task and hand each result to `take`."""
         running: dict[int, BlockTask] = {}
 
         def started() -> Iterator[Task]:
@@ -151,12 +142,8 @@ class BlockJob:
 class MissingBlocks:
     """The blocks whose result is not published, as tasks, in another order on each iteration.
 
-    Args:
-        blocks: Yields all blocks in order.
-        count: How many there are.
-        key_of: Returns the key that a block's result is published under.
-        is_published: Asked when a block is found and again before it is yielded.
-        is_ours: Which numbers concern this process.
+    ``blocks`` yields all blocks in order, ``key_of`` returns the key of a block's result,
+    ``is_ours`` whether this process builds a block.
     """
 
     def __init__(

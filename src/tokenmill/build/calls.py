@@ -1,9 +1,4 @@
-"""The public functions that run a recipe: `prepare`, `prepare_part`, and what the commands need.
-
-`prepare` returns a store; `run_recipe` also returns a summary of the run, `run_part` builds a share
-of the slices, `explain_recipe` compares with the stores of the cache and builds nothing. All of
-them take sources, a `Recipe` or a ``recipe.yaml``, and override it with the arguments given.
-"""
+"""The functions that run a recipe: `prepare`, `prepare_part`, and those that commands call."""
 
 from __future__ import annotations
 
@@ -24,8 +19,7 @@ if TYPE_CHECKING:
 
 Sources = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-UNSET: Any = _UNSET
-"""Default of an argument that was not given, so that a recipe's value is kept."""
+UNSET: Any = _UNSET  # default of an argument, so that a recipe's value is kept
 
 
 def prepare(
@@ -86,17 +80,16 @@ def prepare(
     """Make a store of tokens and loss masks from raw rows, or find the one that is there.
 
     An argument that is not given has the value of the recipe, or the default of `Recipe` and
-    `RunOptions`.
+    `RunOptions`. Objects are taken too: a `Recipe` as sources, a ``tokenizers.Tokenizer`` or a
+    transformers tokenizer, a transformers processor, an executor.
 
     Args:
-        sources: Files, directories, globs, each with an optional ``@[a:b]``. Or a `Recipe`, or a
-            path to ``recipe.yaml``: every other argument that is given overrides it.
-        tokenizer: Directory, ``tokenizer.json`` or hub id; when not given, the processor's. Or a
-            ``tokenizers.Tokenizer``, or a transformers tokenizer.
+        sources: Files, directories, globs, each with an optional ``@[a:b]``. Or one
+            ``recipe.yaml``: other arguments override it.
+        tokenizer: Directory, ``tokenizer.json`` or hub id; when not given, the processor's.
         tokenizer_backend: Who reads the tokenizer; ``auto`` refuses where AutoTokenizer and
             ``tokenizer.json`` would encode differently, or where that cannot be found out.
-        processor: For rows with pictures: directory or hub id of the model's processor. Or a
-            transformers processor.
+        processor: For rows with pictures: directory or hub id of the model's processor.
         trust_remote_code: Allow a tokenizer or processor to bring code of its own.
         format: Format of the rows; ``auto`` looks at each row's columns. ``tokens``, for rows
             that are tokenized already, and ``rollouts``, for recorded ones, must be asked for.
@@ -136,7 +129,7 @@ def prepare(
             ``$XDG_CACHE_HOME/tokenmill``, else ``~/.cache/tokenmill``.
         force_recache: Build again and compare with what is there.
         disable_cache: Build into a private directory that lives as long as the returned store.
-        executor: Where the work runs. ``local``, ``inline``, ``ray``, or an executor object.
+        executor: Where the work runs: ``local``, ``inline`` or ``ray``.
         engine: Which library encodes; never changes the result.
         renderer: What renders chat templates; ``jinja2`` is the reference. Never changes the
             result.
@@ -158,11 +151,7 @@ def run_recipe(
     judge: bool = True,
     **given: Any,
 ) -> Prepared:
-    """`prepare`, returning the store together with a summary of what was done.
-
-    Whatever is given counts, default or not: it overrides what a recipe says. Without ``judge``
-    the caller looks at the summary first and calls `Prepared.judge` itself.
-    """
+    """`prepare`, with a summary of the run; without ``judge`` the caller calls `Prepared.judge`."""
     from tokenmill.build.run import run
 
     recipe, options = resolve_call(sources, tokenizer, given)
@@ -204,7 +193,6 @@ def run_part(
     judge: bool = True,
     **given: Any,
 ) -> Prepared | Unfinished:
-    """`prepare_part`, returning what was done; rejected rows are judged when the store is there."""
     from tokenmill.build.outcome import Prepared
     from tokenmill.build.plan import Share
     from tokenmill.build.run import run_share
@@ -217,12 +205,8 @@ def run_part(
     return outcome
 
 
-def explain_recipe(
-    sources: Any,
-    tokenizer: Any = None,
-    **given: Any,
-) -> dict[str, Any]:
-    """Whether such a `run_recipe` would be a hit, and what differs from the nearest store."""
+def explain_recipe(sources: Any, tokenizer: Any = None, **given: Any) -> dict[str, Any]:
+    """Return whether `run_recipe` would be a hit, and what differs from the nearest store."""
     from tokenmill.build.blocks import cache_of
     from tokenmill.build.executors import executor_for
     from tokenmill.build.plan import explain
@@ -238,7 +222,7 @@ def explain_recipe(
 def resolve_call(
     sources: Any, tokenizer: Any, given: Mapping[str, Any]
 ) -> tuple[Recipe, RunOptions]:
-    """What is to be made, how and where, from arguments, a `Recipe` or ``recipe.yaml``."""
+    """Return recipe and options from arguments, which override a `Recipe` or ``recipe.yaml``."""
     recipe_names, run_names = Recipe.__struct_fields__, RunOptions.__struct_fields__
     refuse_unknown(given, (*recipe_names, *run_names), "arguments")
     stated: dict[str, Any] = {}

@@ -1,22 +1,9 @@
 """Executors of this machine: worker processes, and what happens when one dies or hangs.
 
-A `LocalExecutor` is a number of workers and how to pin them. Each call of `run` starts workers when
-there is a task for them, gives them one task at a time (the next one already when only the rest of
-one is left), and leaves none behind, however it ends. One thread does it all, in a select loop that
-turns when results are asked for. A small job of a caller who left the number of workers open starts
-no worker: `InlineExecutor` runs it.
-
-A worker is *stuck* when it sent nothing for `HEARTBEAT_SILENCE_S` and used no CPU time either: a
-stopped process does neither, a slow row keeps the heartbeat, and an engine that holds the
-interpreter lock for minutes silences the heartbeat but burns CPU. A worker that could run and gets
-no processor is not stuck: the machine is busy. A stuck worker is killed. Silence counts only while
-this loop listens, so that a slow consumer or a suspended machine kills nobody.
-
-Three things bound the cores: the machine, the affinity mask of this process (taskset, Slurm) and
-the CPU quota of its control group (``docker --cpus``), which the mask does not show. Workers are
-pinned to one core each before an engine loads, because fastokens starts a thread per core it sees.
-
-`executor_for` turns a name into an executor.
+A worker is *stuck*, and killed, when it sent nothing for `HEARTBEAT_SILENCE_S` and used no CPU time
+either: an engine that holds the interpreter lock for minutes silences the heartbeat but burns CPU.
+A worker that is runnable and gets no processor is not stuck. Silence counts only while the parent
+listens, so a slow consumer or a suspended machine kills no worker.
 """
 
 from __future__ import annotations
@@ -27,7 +14,7 @@ import os
 import selectors
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,36 +31,29 @@ FINISH_S = 2.0  # seconds an idle worker gets to leave by itself after the last 
 
 @dataclass(slots=True)
 class _Assignment:
-    """A task on its way, and how the workers ended that had it before."""
-
     task: Task
-    deaths: list[str] = field(default_factory=list)
+    deaths: list[str] = field(default_factory=list)  # how workers ended that had it before
     finishing: bool = False  # only its rest is left
 
 
 class LocalExecutor:
-    """Runs tasks in worker processes of this machine.
+    """Runs tasks in worker processes of this machine, which each call of `run` starts and ends.
 
-    Args:
-        num_workers: How many; None: the usable cores of this rank, and none for a small job.
-        pin: Pin each worker to one core before it loads anything.
-        heartbeat_silence_s: Seconds without any sign of life after which a worker is stuck.
+    With ``num_workers=None`` there are as many as usable cores of this rank, and none for a small
+    job. Each is pinned to one core before it loads an engine: fastokens starts a thread per core
+    that it sees.
     """
 
     def __init__(
         self,
         num_workers: int | None = None,
         *,
-        pin: bool = True,
         heartbeat_silence_s: float = HEARTBEAT_SILENCE_S,
     ) -> None:
         if num_workers is not None:
             check_positive("num_workers", num_workers)
-        if not heartbeat_silence_s > 0:
-            raise UsageError(f"heartbeat_silence_s must be positive, not {heartbeat_silence_s!r}")
         self._was_told = num_workers is not None
         self.num_workers = default_workers() if num_workers is None else num_workers
-        self.pin = pin and hasattr(os, "sched_setaffinity")
         self.heartbeat_silence_s = heartbeat_silence_s
 
     def run(self, setup: Setup, tasks: Iterable[Task]) -> Iterator[Done]:
@@ -89,12 +69,12 @@ class LocalExecutor:
 
 
 class _Run:
-    """One call of `run`: its workers and where its tasks are."""
+    """The workers and tasks of one call of `run`: one thread, a select loop that results drive."""
 
     def __init__(self, executor: LocalExecutor, setup: Setup, tasks: Iterator[Task]) -> None:
         self._executor = executor
         self._begin = wire.Begin(setup.entry, setup.options)
-        self._tasks: Iterator[Task] | None = tasks
+        self._tasks = tasks
         self._retries: deque[_Assignment] = deque()
         self._workers: dict[WorkerProcess, dict[int, _Assignment]] = {}  # by their tasks' numbers
         self._finished: deque[Done] = deque()
@@ -133,7 +113,6 @@ class _Run:
                 raise WorkerError(f"worker {worker.number} failed at its end{worker.last_output()}")
 
     def end(self) -> None:
-        """Kill and reap whoever is left, free everything."""
         self._selector.close()
         if os.getpid() == self._owner:
             for worker in self._workers:
@@ -146,7 +125,6 @@ class _Run:
         self._workers.clear()
 
     def _assign(self) -> None:
-        """Give tasks to idle workers, and start workers for tasks while there may be more."""
         while True:
             idle = next(filter(self._is_idle, self._workers), None)
             if idle is None and len(self._workers) >= self._executor.num_workers:
@@ -173,17 +151,14 @@ class _Run:
     def _next(self) -> _Assignment | None:
         if self._retries:
             return self._retries.popleft()
-        if self._tasks is not None:
-            for task in self._tasks:
-                return _Assignment(task)
-            self._tasks = None
-        return None
+        task = next(self._tasks, None)
+        return None if task is None else _Assignment(task)
 
     def _start(self) -> WorkerProcess:
         taken = {worker.number for worker in self._workers}
         number = next(n for n in range(self._executor.num_workers) if n not in taken)
         core = None
-        if self._executor.pin:
+        if hasattr(os, "sched_setaffinity"):
             core = core_of_worker(number, self._executor.num_workers, self._cores)
         worker = WorkerProcess(number, core, self._beat_s)
         self._workers[worker] = {}
@@ -193,7 +168,6 @@ class _Run:
         return worker
 
     def _watch(self, worker: WorkerProcess) -> None:
-        """Wake up for what can be read, and for room to write while something is unsent."""
         events = selectors.EVENT_READ
         if worker.outgoing:
             events |= selectors.EVENT_WRITE
@@ -256,7 +230,6 @@ class _Run:
         return is_open
 
     def _judge(self, worker: WorkerProcess, elapsed_s: float) -> None:
-        """End a worker that shows no sign of life."""
         worker.silent_s += elapsed_s
         if worker.silent_s <= 2 * self._beat_s:
             worker.cpu_ticks = None
@@ -302,40 +275,26 @@ class _Run:
                 )
 
 
-# Names
-
-
-def _ray_executor(num_workers: int | None) -> Executor:
-    from tokenmill.integrations.ray import RayExecutor
-
-    return RayExecutor(num_workers)
-
-
-EXECUTORS: dict[str, Callable[[int | None], Executor]] = {  # by name, of a number of workers
-    "local": lambda workers: InlineExecutor() if workers == 0 else LocalExecutor(workers),
-    "inline": lambda _: InlineExecutor(),
-    "ray": _ray_executor,
-}
-
-
 def resolve_executor(executor: str | Executor | None, num_workers: int | None) -> Executor:
-    """An executor by name, or the object that was given; None is ``local``."""
+    """Return an executor by name, or the given object; None is ``local``."""
     executor = "local" if executor is None else executor
     if not isinstance(executor, str):
         if not callable(getattr(executor, "run", None)):
             raise UsageError(f"executor is {executor!r}; it is a name or an executor object")
         return executor
-    if num_workers is not None and (
-        isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0
-    ):
-        raise UsageError(("num_workers",), f" is {num_workers!r}; it is 0 (inline) or a count")
-    check_one_of("executor", executor, EXECUTORS)
-    return EXECUTORS[executor](num_workers)
+    check_one_of("executor", executor, ("local", "inline", "ray"))
+    if executor == "ray":
+        from tokenmill.integrations.ray import RayExecutor
+
+        return RayExecutor(num_workers)
+    if executor == "inline" or num_workers == 0:
+        return InlineExecutor()
+    return LocalExecutor(num_workers)
 
 
 @contextlib.contextmanager
 def executor_for(executor: str | Executor | None, num_workers: int | None) -> Iterator[Executor]:
-    """`resolve_executor` for a while: what was made here is closed, what was given is not."""
+    """`resolve_executor`, which closes what it made and not what was given."""
     resolved = resolve_executor(executor, num_workers)
     try:
         yield resolved
@@ -349,34 +308,30 @@ def executor_for(executor: str | Executor | None, num_workers: int | None) -> It
 
 
 def allowed_cores() -> list[int]:
-    """Numbers of the cores this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
 def usable_cores() -> int:
-    """How many workers are worth starting: allowed cores, bounded by the quota; at least 1."""
+    """Return the number of allowed cores, bounded by the CPU quota; at least 1."""
     quota = cpu_quota()
     cores = len(allowed_cores())
     return max(1, cores if quota is None else min(cores, math.ceil(quota)))
 
 
 def default_workers() -> int:
-    """Return how many workers this process starts by default: its part of the usable cores.
-
-    A launcher that starts several ranks on one machine says how many in ``LOCAL_WORLD_SIZE``.
-    """
+    """Return this rank's part of the usable cores, by the launcher's ``LOCAL_WORLD_SIZE``."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
     shared_by = int(ranks) if ranks.isascii() and ranks.isdigit() else 1
     return max(1, usable_cores() // max(1, shared_by))
 
 
 def core_of_worker(worker: int, workers: int, cores: list[int]) -> int:
-    """Return the core that worker number `worker` of `workers` is pinned to.
+    """Return the core of a worker: round robin over the allowed cores.
 
-    Round robin over the allowed cores. Ranks that a launcher numbered start side by side, other
-    processes at a place that their process id picks, so that they do not share cores.
+    Ranks that a launcher numbered start side by side, other processes at a place that their process
+    id picks, so that they do not share cores.
     """
     rank = os.environ.get("LOCAL_RANK", "")
     start = int(rank) * workers if rank.isascii() and rank.isdigit() else os.getpid()

@@ -1,20 +1,9 @@
-"""Pictures between the renderer and the slice: read, expanded, audited, and found again in tokens.
+"""Expand the image tokens of rendered texts, and find the images again in the encoded tokens.
 
-An `Expander` stands between the two rooms of a pipeline. `expand` looks at the pictures of every
-rendered text (headers only), has the processor's expansion put in for each image token, runs of one
-token in it folded (`Folding`), and moves the trained spans and turn ends behind it;
-`settle` finds in the encoded tokens where each picture lies, takes those tokens out of training,
-and has some rows done by the processor itself.
-
-The reference is the user's processor with real pixels. The *learned* expansion is the fast engine
-that may stand in for it, and is treated as any other: the first row of each slice with pictures and
-some others, by content, must have exactly the ids that the processor gives. Where the processor
-computed an expansion from the sizes alone, that is its proof, and the comparison is made besides,
-for one row in `AUDIT_COMPUTED_ONE_IN`; an answer for blank pictures is compared for one in
-`AUDIT_ASKED_ONE_IN`. One difference, and no text of the run is expanded by what was learned: each
-is by the processor, with its own pictures, and rejected where even then the ids are others.
-
-Pictures are read one at a time and let go; nothing of their pixels is kept.
+The reference is the user's processor with real pixels. The *learned* expansion, from image headers,
+is the fast engine: the first row with images of each slice and some others, by content, must have
+exactly the ids that the processor gives. After one difference the processor expands every text of
+the run with its own images, and texts whose ids still differ are rejected.
 """
 
 from __future__ import annotations
@@ -32,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenmill.build.externals import Digests, Externals, Unhashed, digest_of
+from tokenmill.build.externals import Digests, Externals, digest_of
 from tokenmill.chat import Rendering
 from tokenmill.chat.pictures import MediaTokens, Picture, Place
 from tokenmill.errors import RowError, SourceChanged
@@ -52,10 +41,10 @@ from tokenmill.store.columns import MediaColumns
 from tokenmill.tokenizers.encoded import Encoded, starts_of
 
 LEARNED, BY_PROCESSOR = "learned", "processor"
-AUDIT_ASKED_ONE_IN = 128  # rows whose expansion was asked with blank pictures, by content
+AUDIT_ASKED_ONE_IN = 128  # rows whose expansion was asked with blank images, by content
+# Rows whose expansion the processor computed from sizes, which is a proof already. A row by the
+# processor costs as much as a hundred others: one in 128 would be half of a build's time.
 AUDIT_COMPUTED_ONE_IN = 1024
-"""Rows whose expansion was computed from sizes, by content. A row of the processor costs as much as
-a hundred others and more, so that one in 128 would be half of a preparation's time."""
 _MAX_FOLDED = 128  # expansions; one of a large picture has 200 kB
 _json = msgspec.json.Encoder()
 
@@ -74,9 +63,6 @@ class Folding:
     An expansion is mostly one token, thousands of times over. Where that token is split off before
     a tokenizer looks at the rest of a text (`Processor.repeatable`), the text around it is encoded
     alike however often it occurs.
-
-    Args:
-        tokens: Text and id of those that may be folded.
     """
 
     def __init__(self, tokens: Mapping[str, int]) -> None:
@@ -85,7 +71,6 @@ class Folding:
         self._known = functools.lru_cache(_MAX_FOLDED)(self._fold)
 
     def fold(self, text: str) -> tuple[str, list[FoldedRun]]:
-        """A text with one token of each run, and the runs."""
         return self._known(text) if self._tokens else (text, [])
 
     def _fold(self, text: str) -> tuple[str, list[FoldedRun]]:
@@ -100,11 +85,9 @@ class Folding:
 
 
 def unfolded(encoded: Encoded, folded: Iterable[tuple[int, int, FoldedRun]]) -> Encoded | None:
-    """The batch with its runs at their full length; None where one is not what it should be.
+    """Return the batch with its runs at full length; None if another token is at a run's place.
 
-    Args:
-        encoded: What the folded texts gave.
-        folded: Per run its row, the number of the row's turn end that is where it begins, and it.
+    ``folded`` has for each run its row, and which of the row's turn ends is where it begins.
     """
     found = list(folded)
     if not found:
@@ -124,8 +107,6 @@ def unfolded(encoded: Encoded, folded: Iterable[tuple[int, int, FoldedRun]]) -> 
 
 
 class TextMedia(NamedTuple):
-    """What is known of the images of one text."""
-
     told: str  # JSON text of `tokenmill.store.record.Media`
     pictures: int
     patches: int  # what they cost a vision model
@@ -152,7 +133,7 @@ class _Shown:
 
 @dataclass(slots=True)
 class Expansion:
-    """What the encoder is given in place of a rendering's own texts, spans and turn ends."""
+    """What is encoded instead of a rendering's own texts, spans and turn ends."""
 
     texts: list[str]
     spans: list[Any]
@@ -169,15 +150,14 @@ class Expander:
         processor: Processor,
         tokens: MediaTokens,
         media_token_ids: Sequence[int],
-        externals: Externals | Unhashed,
-        engine: str = LEARNED,
+        externals: Externals,
     ) -> None:
         self._processor = processor
         self.tokens = tokens
         self._media_ids = np.asarray(sorted(media_token_ids), np.int32)
         self.pictures = externals.pictures
         self._externals = externals
-        self.engine = engine
+        self.engine = LEARNED
         self._block: Block | None = None
         self._digests: Digests = {}
         self.engine_seconds = 0.0
@@ -186,19 +166,16 @@ class Expander:
     def _folding(self) -> Folding:  # the processor is asked when there is a picture
         return Folding(self._processor.repeatable if self.engine == LEARNED else {})
 
-    def by_reference(self) -> Expander:
-        """The same by the processor alone."""
+    def use_reference(self) -> None:
+        """Expand by the processor alone from now on."""
         self._processor.distrust()
-        ids = self._media_ids.tolist()
-        made = Expander(self._processor, self.tokens, ids, self._externals, BY_PROCESSOR)
-        made._block, made._digests = self._block, self._digests
-        return made
+        self.engine, self._folding = BY_PROCESSOR, Folding({})
 
     def begin(self, block: Block, expected: str) -> None:
-        """Take up a block, whose pictures must still be those that its key was made of.
+        """Begin a block.
 
         Raises:
-            SourceChanged: They are not.
+            SourceChanged: Its images do not have the digest ``expected``, which is in the key.
         """
         self._block, self._digests = block, self._externals.of(block)
         if digest_of(self._digests) != expected:
@@ -211,7 +188,7 @@ class Expander:
     # Before encoding
 
     def expand(self, rendering: Rendering) -> Expansion:
-        """Texts as the processor hands them to its tokenizer, with what moves along."""
+        """Expand texts as the processor does, and move their spans and turn ends."""
         made = Expansion(list(rendering.texts), list(rendering.spans), list(rendering.ends))
         for number, text in enumerate(rendering.texts):
             pictures = rendering.pictures.get(number, ())
@@ -266,7 +243,7 @@ class Expander:
         return self._externals.read(reference, self._block, self._digests)
 
     def _facts(self, reference: Reference) -> PictureFacts:
-        # Of a picture outside of the row, reading it has compared the digest.
+        # Reading an image outside of the row has compared its digest.
         digest = None if reference.kind == "inline" else self._digests.get(reference.text())
         return self.pictures.facts(self._read(reference), reference.name, digest)
 
@@ -298,10 +275,19 @@ class Expander:
         """
         gone = {number for number, _ in encoded.rejected} | set(made.rejected)
         encoded.mask[np.isin(encoded.ids, self._media_ids)] = 0  # while runs are short
-        encoded = self._unfolded(made, encoded, gone, notes)
+        folded = (
+            (number, mark, run)
+            for number, shown in made.shown.items()
+            if number not in gone
+            for mark, run in zip(shown.run_starts, shown.runs, strict=True)
+        )
+        whole = unfolded(encoded, folded)
+        if whole is None:
+            notes["mismatches"] += 1
+            raise ExpansionDiffers("a run of one token was encoded as something else")
+        encoded, mask = whole, whole.mask
         refused = dict(made.rejected)
         kept_marks = np.ones(len(encoded.turn_ends), bool)
-        mask = encoded.mask
         media: dict[int, TextMedia] = {}
         first = True
         first_marks, first_tokens = encoded.turn_starts.tolist(), encoded.row_starts.tolist()
@@ -347,29 +333,12 @@ class Expander:
             encoded = encoded.rejecting({**refused, **dict(encoded.rejected)})
         return encoded, media
 
-    def _unfolded(
-        self, made: Expansion, encoded: Encoded, gone: set[int], notes: Counter[str]
-    ) -> Encoded:
-        whole = unfolded(
-            encoded,
-            (
-                (number, mark, run)
-                for number, shown in made.shown.items()
-                if number not in gone
-                for mark, run in zip(shown.run_starts, shown.runs, strict=True)
-            ),
-        )
-        if whole is None:
-            notes["mismatches"] += 1
-            raise ExpansionDiffers("a run of one token was encoded as something else")
-        return whole
-
     def _is_audited(self, shown: _Shown, digest: int) -> bool:
         one_in = AUDIT_COMPUTED_ONE_IN if shown.computed else AUDIT_ASKED_ONE_IN
         return self.engine != LEARNED or digest % one_in == 0
 
     def _difference(self, shown: _Shown, pictures: list[Any], ids: NDArray[np.int32]) -> str:
-        """What the processor says otherwise of a row with its real pictures; empty: nothing."""
+        """Return how the processor's ids of a row with its images differ; empty: not at all."""
         try:
             wanted = np.asarray(self._processor.reference(shown.rendered, pictures).ids, np.int64)
         except RowError as error:
@@ -404,7 +373,6 @@ class Expander:
 
 
 def media_columns(media: Mapping[int, TextMedia], kept: NDArray[np.int64]) -> MediaColumns | None:
-    """The columns of the kept texts; None where none of them has a picture."""
     found = [media.get(number, _NONE) for number in kept.tolist()]
     if not any(one.pictures for one in found):
         return None
@@ -416,7 +384,7 @@ def media_columns(media: Mapping[int, TextMedia], kept: NDArray[np.int64]) -> Me
 
 
 class _Move:
-    """Where a character of a rendered text is in the expanded one.
+    """Maps positions in a rendered text to positions in the expanded one.
 
     Raises:
         RowError: The expansion changed something else than the image tokens.
@@ -436,12 +404,11 @@ class _Move:
             self._gains.append(gained)
 
     def __call__(self, place: int) -> int:
-        passed = bisect.bisect_right(self._ends, place)
-        return place + self._gains[passed]
+        return place + self._gains[bisect.bisect_right(self._ends, place)]
 
 
 def _merged(*lists: list[int]) -> tuple[list[int], list[list[int]]]:
-    """Rising places of several lists as one, and where those of each list are in it."""
+    """Merge sorted positions; return also the places of each list's positions in the result."""
     flat = [(place, owner) for owner, places in enumerate(lists) for place in places]
     flat.sort(key=operator.itemgetter(0))  # stable: those of one place stay in the lists' order
     where: list[list[int]] = [[] for _ in lists]
@@ -451,7 +418,7 @@ def _merged(*lists: list[int]) -> tuple[list[int], list[list[int]]]:
 
 
 def _stored(reference: Reference, place: Place) -> str:
-    """What a store keeps of a reference: as the row says it, or where in the row it is."""
+    """Return a reference for the store: as in the row, or a pointer to an inline image."""
     if reference.kind == "inline":
         return "#/" + "/".join(str(step).replace("~", "~0").replace("/", "~1") for step in place)
     told = reference.url or reference.path

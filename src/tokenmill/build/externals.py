@@ -1,18 +1,8 @@
-"""Pictures outside of rows: found and hashed block by block, before there are keys.
+"""Find and hash the images that rows refer to, block by block: their content is in slice keys.
 
-A slice is made of its rows and of the pictures that they refer to in files, archives and at
-addresses, so those belong to its key: by content, in order, so that a changed picture makes another
-slice and a moved one the same. `Externals.of` finds them for one block and gives a digest for each,
-or what is wrong with it; that goes into the key as well, so a picture that was missing and is there
-now makes a new slice, too.
-
-Two notes on the shelf save the work the next time: which pictures a block refers to, by the block's
-content; and their digests, by the state of their files (path, size, times), as with sources. What
-is at addresses is fetched again, since nothing else would tell that it changed. Rows whose bytes
-name no picture are not even parsed.
-
-`open_hasher` is the entry for executors: it does this for one block and sends one digest back. A
-builder does it again before it makes a slice: what it finds must be what the key was made of.
+Cached metadata says which images a block refers to, by the block's content, and their digests, by
+the state of their files (path, size, times). Images at URLs are fetched again. A builder hashes
+them again before it makes a slice: the digests must be those of the key.
 """
 
 from __future__ import annotations
@@ -20,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tokenmill._core import fingerprint
 from tokenmill._core.collector import without_collector
@@ -40,61 +29,43 @@ from tokenmill.sources.index import Shelf
 
 VERSION = 1  # raised when other pictures are found in the same rows
 _WORDS = (b"image", b"video")  # one of them is in the bytes of every row with a picture
-_REFUSED = "!"
-"""Opens what is said of a picture that cannot be used, where else its digest stands."""
+_REFUSED = "!"  # begins the message that replaces the digest of an unusable image
 
 Digests = dict[str, str]
-"""Text of a reference → digest of the picture's bytes, or `_REFUSED` and what is wrong."""
+"""Text of a reference → digest of the image's bytes, or `_REFUSED` and what is wrong."""
 
-
-class Finder(Protocol):
-    """What finds the pictures of a row."""
-
-    @property
-    def document(self) -> dict[str, Any]:
-        """Plain values that decide which pictures are found."""
-
-    def values(self, row: dict[str, Any]) -> Iterable[Any]:
-        """What a row says of its pictures, in order.
-
-        Raises:
-            RowError: It will be rejected in any case.
-        """
-
-
-@dataclass(frozen=True)
-class ConversationPictures:
-    """Finds the images of rows that are prepared."""
-
-    spec: ChatSpec
-    tokens: MediaTokens
-
-    @property
-    def document(self) -> dict[str, Any]:
-        """Columns, and whether frames of videos are pictures."""
-        spec = self.spec
-        columns = [spec.messages_key, spec.prompt_key, spec.completion_key]
-        return {"columns": columns, "frames": self.tokens.video is None}
-
-    def values(self, row: dict[str, Any]) -> Iterable[Any]:
-        """Those of parts and of the column."""
-        _, found = take_pictures(row, self.spec, self.tokens)
-        return [picture.value for picture in (*found.own.values(), *(found.column or ()))]
+Values = Callable[[dict[str, Any]], Iterable[Any]]
+"""Returns a row's values for its images, in order; a `RowError` means that it will be rejected."""
 
 
 class Externals:
-    """Finds and hashes the images that the rows of blocks refer to."""
+    """Finds and hashes the images that the rows of blocks refer to.
+
+    ``document`` identifies ``values``. Without ``hashed`` (for lint, which makes no slice) images
+    are read and not compared.
+    """
 
     def __init__(
-        self, finder: Finder, pictures: Pictures, shelf: Shelf, *, rehash: bool = False
+        self,
+        document: dict[str, Any],
+        values: Values,
+        pictures: Pictures,
+        shelf: Shelf,
+        *,
+        rehash: bool = False,
+        hashed: bool = True,
     ) -> None:
-        self._finder = finder
+        self._document = document
+        self._values = values
         self.pictures = pictures
         self._shelf = shelf
         self._rehash = rehash
+        self._hashed = hashed
 
     def of(self, block: Block) -> Digests:
-        """The digests of the pictures that a block refers to, in the order of first mention."""
+        """Return the digests of a block's images, in the order of first mention."""
+        if not self._hashed:
+            return {}
         name = self._list_key(block)
         note = self._shelf.note(name)
         if note is None:
@@ -124,12 +95,14 @@ class Externals:
             self._shelf.write_note(name, note)
 
     def read(self, reference: Reference, block: Block, digests: Digests) -> bytes:
-        """The bytes of a picture, which must be those that the key was made of.
+        """Return the bytes of an image.
 
         Raises:
             RowError: It cannot be used.
-            SourceChanged: It is another one by now.
+            SourceChanged: Its digest is not the one in the key.
         """
+        if not self._hashed:
+            return self.pictures.read(reference, base_of(block))
         expected = digests[reference.text()]
         if expected.startswith(_REFUSED):
             raise RowError(expected.removeprefix(_REFUSED), reason="bad_media")
@@ -148,7 +121,7 @@ class Externals:
             {
                 "what": "pictures of a block",
                 "version": VERSION,
-                **self._finder.document,
+                **self._document,
                 "kind": block.kind,
                 "digest": block.digest,
             }
@@ -163,7 +136,7 @@ class Externals:
             if not isinstance(row, dict):
                 continue
             try:
-                values = self._finder.values(row)
+                values = self._values(row)
             except RowError:
                 continue  # it will be rejected when it is rendered
             for value in values:
@@ -175,7 +148,7 @@ class Externals:
                     yield reference.text()
 
     def _digests_key(self, name: str, base: str | None, references: Any, now: int) -> str | None:
-        """What names the digests of files in their present state; None where that proves none."""
+        """Return the key of files' digests in their present state; None if it proves nothing."""
         roots = [str(root) for root in self.pictures.roots] or [base or ""]
         states = []
         for reference in references:
@@ -200,36 +173,13 @@ class Externals:
             return _REFUSED + message
 
 
-class Unhashed:
-    """Reads pictures for whoever makes no slice of the rows, and so needs no digest of them.
-
-    Args:
-        pictures: Opens them.
-    """
-
-    def __init__(self, pictures: Pictures) -> None:
-        self.pictures = pictures
-
-    def of(self, block: Block) -> Digests:
-        """None is known."""
-        return {}
-
-    def read(self, reference: Reference, block: Block, digests: Digests) -> bytes:
-        """The bytes of a picture.
-
-        Raises:
-            RowError: It cannot be used.
-        """
-        return self.pictures.read(reference, base_of(block))
-
-
 def base_of(block: Block) -> str | None:
-    """The directory that relative paths of a block's rows start from."""
+    """Return the directory that relative paths of a block's rows start from."""
     return None if block.is_remote else os.path.dirname(block.location)
 
 
 def digest_of(digests: Digests) -> str:
-    """One name for all of them; empty where there are none."""
+    """Return one digest of all; empty where there are none."""
     return fingerprint.key({"pictures": list(digests.values())}) if digests else ""
 
 
@@ -242,19 +192,30 @@ def _signature(roots: list[str], path: str) -> Signature | None:
     return None
 
 
-def externals_of(options: dict[str, Any]) -> Externals:
-    """As the options of a worker say."""
+def externals_of(options: dict[str, Any], *, hashed: bool = True) -> Externals:
+    """Return the images of conversations, from a worker's options."""
     media = options["media"]
+    spec, tokens = ChatSpec(**media["spec"]), MediaTokens(*media["tokens"])
+
+    def values(row: dict[str, Any]) -> Iterable[Any]:
+        _, found = take_pictures(row, spec, tokens)
+        return [picture.value for picture in (*found.own.values(), *(found.column or ()))]
+
     return Externals(
-        ConversationPictures(ChatSpec(**media["spec"]), MediaTokens(*media["tokens"])),
+        {
+            "columns": [spec.messages_key, spec.prompt_key, spec.completion_key],
+            "frames": tokens.video is None,  # frames of videos are images
+        },
+        values,
         Pictures(media["root"], urls=media["urls"]),
         Shelf(Path(options["cache"])),
         rehash=media["rehash"],
+        hashed=hashed,
     )
 
 
 def open_hasher(options: dict[str, Any]) -> Work:
-    """Entry for executors: returns the function that hashes the pictures of one block."""
+    """Return the function that hashes the images of one block (an executor's entry)."""
     externals = externals_of(options)
 
     def digest(payload: dict[str, Any]) -> dict[str, Any]:

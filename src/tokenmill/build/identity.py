@@ -1,8 +1,6 @@
-"""Find a tokenizer's identity without loading it in this process.
+"""Find a tokenizer's identity: in the cache, or by a worker that loads it.
 
-`identity_card` reads the facts of the cache. Where there are none, the executor has a worker load
-the tokenizer and compare it with AutoTokenizer; only the card comes back. A tokenizer given as an
-object exists only here, so it is examined here.
+A tokenizer given as an object exists only here, so it is examined here.
 """
 
 from __future__ import annotations
@@ -27,10 +25,7 @@ MAX_WAIT_S = 30.0  # seconds to wait for another process that loads a tokenizer
 
 
 def identity_card(choice: Any, cache_dir: Path, executor: Executor) -> IdentityCard:
-    """Return the card of the chosen tokenizer, of which a copy is in the cache afterwards.
-
-    `choice` has the members of a `TokenizerOf`: a recipe, the arguments of a length index.
-    """
+    """Return the card of a tokenizer (`TokenizerOf`, a recipe), whose copy is in the cache then."""
     arguments: dict[str, Any] = {
         "backend": choice.tokenizer_backend,
         "chat_template": choice.chat_template,
@@ -63,8 +58,7 @@ def identity_card(choice: Any, cache_dir: Path, executor: Executor) -> IdentityC
 def _one_at_a_time(cache_dir: Path) -> Iterator[None]:
     """Keep other processes of this machine from loading the same tokenizer at the same time.
 
-    Only to save work: it locks a directory, so there is no lock file; the kernel frees the lock of
-    a process that dies; nobody waits longer than `MAX_WAIT_S` or where locks do not work.
+    Only to save work: nobody waits longer than `MAX_WAIT_S` or where locks do not work.
     """
     directory = cache_dir / "tokenizers" / "memo"
     with contextlib.ExitStack() as opened:
@@ -93,7 +87,6 @@ def absolute(name: Any) -> Any:
 
 
 def ask_worker(executor: Executor, entry: str, payload: dict[str, Any]) -> dict[str, Any]:
-    """Return one worker's answer to one question about a tokenizer or processor."""
     # A local worker is a process of our own; whatever else runs tasks may go on to other work.
     options = {"own_process": isinstance(executor, LocalExecutor)}
     setup = Setup(entry, options, shared=(payload["cache_dir"],), near_caller=True)

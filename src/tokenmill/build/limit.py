@@ -46,8 +46,8 @@ def open_limiter(options: dict[str, Any]) -> Work:
 def limit_columns(columns: SliceColumns, limit: Limit) -> SliceColumns:
     """Drop or truncate the rows that are longer than the limit.
 
-    A group is dropped as a whole. Truncation keeps neither a row without trained tokens nor a row
-    that would lose an image.
+    A group is dropped as a whole, as is a row that truncation would leave without trained tokens or
+    without one of its images.
     """
     lengths = np.minimum(columns.lengths, limit.max_length).astype(np.int64)
     lost = _lost_rows(columns, lengths, limit)

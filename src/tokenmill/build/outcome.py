@@ -1,10 +1,4 @@
-"""What a build reports: counts of the run, the store's ``proof.json``, the caller's summary.
-
-An `Account` adds up the workers' results. `proof_document` makes of it what ``proof.json`` says:
-advisory, part of no key and no digest. `Prepared` is the store with its account; `Unfinished` is a
-share that is done while slices of other shares are missing. `Prepared.judge` applies the caller's
-options about rejected rows, which are part of no key, to hits and builds alike.
-"""
+"""What a build reports: counts of the run, the store's ``proof.json``, the caller's summary."""
 
 from __future__ import annotations
 
@@ -52,10 +46,7 @@ def _per_stage() -> dict[str, Counter[str]]:
 
 @dataclass
 class Account:
-    """What the workers of one run did.
-
-    Audits and mismatches count the whole run. Everything else counts from the last `restart`.
-    """
+    """What the workers did: audits and mismatches in all, the rest since the last `restart`."""
 
     slices: int = 0
     slices_built: int = 0
@@ -69,7 +60,6 @@ class Account:
     counts: dict[str, Counter[str]] = field(default_factory=_per_stage)
 
     def add(self, result: dict[str, Any]) -> None:
-        """Add a worker's result for one slice."""
         if not result["built"]:
             return
         self.slices_built += 1
@@ -87,11 +77,9 @@ class Account:
 
     @property
     def mismatched(self) -> list[str]:
-        """The stages whose fast engine differed from the reference."""
         return sorted(stage for stage, rows in self.mismatches.items() if rows)
 
     def restart(self) -> None:
-        """Forget what was built: all slices are built again by the references."""
         self.restarted, self.slices_built, self.slices_derived = True, 0, 0
         self.seconds, self.used, self.counts = {}, _per_stage(), _per_stage()
 
@@ -113,7 +101,7 @@ class Account:
 def proof_document(
     paths: list[str], account: Account, media_root: str | None = None
 ) -> dict[str, Any]:
-    """Return the content of ``proof.json``."""
+    """Return the content of ``proof.json``, which is part of no key and no digest."""
     stages = STAGES.items()
     return {
         "paths": paths,
@@ -140,24 +128,20 @@ def proof_document(
 
 
 def audit_total(stated: Any) -> int | None:
-    """Return the rows of all stages, from what a proof states."""
     if isinstance(stated, Mapping):
         return sum(rows for rows in stated.values() if isinstance(rows, int))
     return None
 
 
 def installed_versions(libraries: Iterable[str]) -> dict[str, str]:
-    """Return the versions of those libraries that are installed."""
     found = {name: installed_version(name) for name in libraries}
     return {name: version for name, version in found.items() if version is not None}
 
 
 @dataclass
 class Prepared:
-    """An open store, whether it was there already, and the account of the run."""
-
     store: Store
-    hit: bool
+    hit: bool  # it was there already
     account: Account
     seconds: float
     options: RunOptions
@@ -167,7 +151,7 @@ class Prepared:
         return self.store.path
 
     def copied_to(self, target: Path, *, embed_media: bool = False) -> Prepared:
-        """The same, with a self-contained copy of the store in place of the cache's."""
+        """Return this with a self-contained copy of the store in place of the cache's."""
         from tokenmill.store.transfer import copy_store
 
         paths = [str(path) for path in self.store.sources]
@@ -175,7 +159,7 @@ class Prepared:
         return replace(self, store=Store(copied, paths=paths))
 
     def summary(self) -> dict[str, Any]:
-        """The object that ``tokenmill prepare --json`` prints."""
+        """Return the object that ``tokenmill prepare --json`` prints."""
         totals, proof = self.store.manifest["totals"], self.store.proof
         return {
             "path": str(self.path),
@@ -198,7 +182,7 @@ class Prepared:
         }
 
     def judge(self) -> None:
-        """Turn rejected rows into an error where the caller asked for it, or where no row is left.
+        """Apply the options about rejected rows, to hits and builds alike.
 
         Raises:
             RowError: The first rejected row, with ``on_bad_row="raise"``.
@@ -227,20 +211,18 @@ class Prepared:
             )
 
     def examples(self, most: int) -> dict[str, list[tuple[Origin, str]]]:
-        """The first rejected rows of each reason, with what was said of them."""
-        wanted = {why: min(most, n) for why, n in self.store.rejected.items()}
-        found: dict[str, list[tuple[Origin, str]]] = {why: [] for why in wanted}
-        missing = sum(wanted.values())
+        """Return the first rejected rows of each reason, with its detail."""
+        found: dict[str, list[tuple[Origin, str]]] = {why: [] for why in self.store.rejected}
+        missing = sum(min(most, number) for number in self.store.rejected.values())
         for origin, why, detail in self.store.rejected_rows():
             if not missing:
                 break
-            if len(found[why]) < wanted[why]:
+            if len(found[why]) < most:
                 found[why].append((origin, detail))
                 missing -= 1
         return found
 
     def remarks(self) -> Iterator[str]:
-        """What a person should know beside the counts."""
         proof = self.store.proof
         if self.hit:  # whoever builds is told by the build itself
             yield from proof.get("notices", ())
@@ -262,7 +244,6 @@ class Unfinished:
     seconds: float
 
     def summary(self) -> dict[str, Any]:
-        """What is known of it, under the names of `Prepared.summary`."""
         return {
             "path": None,
             "key": self.key,

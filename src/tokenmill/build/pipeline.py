@@ -1,11 +1,6 @@
-"""From the rows of one block to the columns of one slice.
+"""Turn the rows of one block into the columns of one slice, without a length limit.
 
-A `Pipeline` holds what a worker loads once: the renderer and the encoder. `run` takes the rows of a
-block through them: parsed values → rendered texts with trained spans → ids and mask →
-`SliceColumns`. Each text is rendered once and encoded once. Rows in = rows served + rows rejected,
-each with a reason. No length limit is applied here, see `tokenmill.build.limit`.
-
-`Pipeline.seconds` adds up the time per stage.
+Rows in = rows served + rows rejected, each with a reason.
 """
 
 from __future__ import annotations
@@ -41,12 +36,11 @@ _SPREAD = np.uint64(0x9E3779B97F4A7C15)  # parts of one row are not all audited,
 _UNKNOWN = -1  # label or number of prompt tokens
 _json = msgspec.json.Encoder()
 
-Bad = tuple[int, int, RowError]
-"""A rejected row: number within the block, part, why."""
+Bad = tuple[int, int, RowError]  # a rejected row: number within the block, part, why
 
 
 class Pipeline:
-    """Everything a worker needs to turn rows into tokens, loaded once.
+    """What a worker loads once; `seconds` adds up the time per stage.
 
     `engine` and `renderer` never change the result. An `expander` is for rows with images.
     """
@@ -73,7 +67,6 @@ class Pipeline:
         self.seconds: dict[str, float] = defaultdict(float)
 
     def begin(self, block: Block, pictures: str) -> None:
-        """Begin a block whose rows refer to images with this digest."""
         if self.expander is not None:
             self.expander.begin(block, pictures)
 
@@ -95,7 +88,6 @@ class Pipeline:
     def encoded(
         self, rendering: Rendering, digests: NDArray[np.uint64]
     ) -> tuple[Encoded, dict[int, TextMedia], dict[str, Any]]:
-        """Tokens and masks of a rendering, and what is known of its pictures."""
         if self.expander is None:
             with self._stage("encode", "mask", self.encoder):
                 texts = rendering.texts, rendering.spans, rendering.ends
@@ -104,8 +96,7 @@ class Pipeline:
         try:
             encoded, media = self._expanded(self.expander, rendering, digests, notes)
         except ExpansionDiffers:
-            # Out for good: each text of this batch and of every later one is compared.
-            self.expander = self.expander.by_reference()
+            self.expander.use_reference()
             encoded, media = self._expanded(self.expander, rendering, digests, notes)
         return encoded, media, {"expand": {"expansion": self.expander.engine, **notes}}
 
@@ -143,7 +134,6 @@ class Pipeline:
         encoded: Encoded,
         media: Mapping[int, TextMedia] | None = None,
     ) -> SliceColumns:
-        """Return the columns of the texts of a block that are kept."""
         encoded = _whole_groups(_reject_untrained(encoded), rendering.groups)
         bad: list[Bad] = [*rendering.rejected, *_rejections(rendering, encoded)]
         kept = encoded.kept
@@ -201,7 +191,6 @@ class TokenizedPipeline(Pipeline):
         self.seconds = defaultdict(float)
 
     def run(self, rows: BlockRows) -> tuple[SliceColumns, dict[str, Any]]:
-        """Check the ids and masks of one block."""
         start = time.perf_counter()
         values = list(rows.values)
         parsed = time.perf_counter()
@@ -230,7 +219,6 @@ class TokenizedPipeline(Pipeline):
 def pipeline_of(
     recipe: Recipe, tokenizer: Tokenizer, engine: str, renderer: str, expander: Expander | None
 ) -> Pipeline:
-    """The pipeline that a recipe's rows need."""
     if recipe.format == "tokens":
         return TokenizedPipeline(recipe, tokenizer)
     if recipe.format == "rollouts":
@@ -241,7 +229,6 @@ def pipeline_of(
 
 
 def digests_of(rows: BlockRows) -> NDArray[np.uint64]:
-    """One number per row, made of its bytes."""
     return np.fromiter(map(xxhash.xxh3_64_intdigest, rows.raw), np.uint64, len(rows.raw))
 
 
@@ -265,8 +252,8 @@ def _whole_groups(encoded: Encoded, groups: Mapping[int, GroupFacts]) -> Encoded
     return encoded.rejecting(refused)
 
 
-def _rejections(rendering: Rendering, encoded: Encoded) -> list[tuple[int, int, RowError]]:
-    """Return (row, part, error) of the rejected texts; a group counts once, as its first text."""
+def _rejections(rendering: Rendering, encoded: Encoded) -> list[Bad]:
+    """Return the rejected texts; a group counts once, as its first text."""
     others = {
         number
         for first, facts in rendering.groups.items()
@@ -329,9 +316,9 @@ def _role_numbers(
 
 
 def _weights(rendering: Rendering, encoded: Encoded) -> NDArray[np.float32] | None:
-    """What each token counts: as much as the turn that it begins in; None where all count 1.
+    """Return each token's weight, that of the turn that it begins in; None where all are 1.
 
-    What stands behind the last turn, or in a row without turns, counts as the last.
+    Tokens behind the last turn, or in a row without turns, have the last weight.
     """
     if not rendering.weights:
         return None

@@ -1,16 +1,10 @@
-"""The plan: the slices that a recipe needs, in order, their keys, and who builds which.
-
-A `Plan` is a function of the recipe, the tokenizer's identity and the content of the sources. It
-walks the content-cut blocks again whenever they are needed, so that a million blocks are never in
-memory at once.
+"""The slices that a recipe needs, in order, their keys, and who builds which.
 
 A slice key is the fingerprint of format, row-shaping options without the length limit, tokenizer
 identity, kind and digest of the slice's bytes, and with a processor its identity and the images
 that rows refer to. A store key is the fingerprint of all options, tokenizer identity and the
 sources by content, in order. Neither contains a path, a time, a worker count, an engine or the
 version of a library.
-
-`explain` says which part of the key document differs from the nearest store of the cache.
 """
 
 from __future__ import annotations
@@ -39,19 +33,14 @@ _LIMIT_FIELDS = ("max_length", "overlong")
 
 
 class Limit(NamedTuple):
-    """The length limit of a recipe."""
-
     max_length: int
     overlong: str  # "drop" or "truncate"
 
     def key_of(self, slice_key: str) -> str:
-        """Return the key of the limited copy of a slice."""
         return fingerprint.key({"slice": slice_key, **self._asdict()})
 
 
 class SliceKeys:
-    """Keys of the slices that blocks become, from a recipe's document and a tokenizer's key."""
-
     def __init__(self, recipe: Document, tokenizer: str) -> None:
         shape = {name: value for name, value in recipe.items() if name not in _LIMIT_FIELDS}
         self._shape = fingerprint.key({"format": FORMAT, "recipe": shape, "tokenizer": tokenizer})
@@ -71,7 +60,7 @@ class SliceKeys:
 
 
 class PicturesOfBlocks:
-    """The digests of the pictures that blocks refer to, for the blocks that do."""
+    """The digests of the images that blocks refer to, for the blocks that do."""
 
     def __init__(self) -> None:
         self._digests: dict[tuple[int, int], str] = {}
@@ -81,11 +70,9 @@ class PicturesOfBlocks:
             self._digests[block.file, block.first_row] = digest
 
     def of(self, block: Block) -> str:
-        """The digest of a block's pictures; empty where it refers to none."""
         return self._digests.get((block.file, block.first_row), "")
 
     def digest(self) -> str:
-        """Of all of them, in the order of the blocks."""
         return fingerprint.key({"pictures": [self._digests[at] for at in sorted(self._digests)]})
 
 
@@ -93,8 +80,7 @@ class PicturesOfBlocks:
 class Share:
     """Every ``count``-th slice from the ``number``-th on; number 0 means the last share.
 
-    Neighbours in a file cost about the same, so shares do. Processes with shares need no contact,
-    may repeat each other, come in any order, and die. Whoever finds no slice missing commits.
+    Neighbours in a file cost about the same, so shares do.
     """
 
     number: int = 1
@@ -112,9 +98,7 @@ class Share:
 
     @classmethod
     def of(cls, value: Any) -> Share:
-        """A share from ``"3/8"``, ``(3, 8)`` or a share."""
-        if isinstance(value, cls):
-            return value
+        """Return a share from ``"3/8"`` or ``(3, 8)``."""
         if isinstance(value, str):
             found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", value.strip(), re.ASCII)
             value = tuple(map(int, found.groups())) if found else value
@@ -130,7 +114,6 @@ class Share:
         return self.count == 1
 
     def has(self, slice_number: int) -> bool:
-        """Whether the slice with this number, from 0, is in it."""
         return (slice_number + 1 - self.number) % self.count == 0
 
 
@@ -138,14 +121,9 @@ WHOLE = Share()
 
 
 class Plan:
-    """The slices that a recipe needs.
+    """The slices that a recipe needs, and the key and document of the store.
 
-    Attributes:
-        document: The document whose fingerprint is the store's key.
-        key: The store's key.
-        limit: The length limit, if any.
-        slices, rows, bytes: Counts of slices, source rows and source bytes.
-        paths: The source files of this call that have rows, in order.
+    It walks the blocks again whenever they are needed: a million are never in memory at once.
     """
 
     def __init__(
@@ -181,6 +159,7 @@ class Plan:
         self.key = fingerprint.key(self.document)
         self.rows = sum(document["rows"] for document in documents)
         self.bytes = sum(document["bytes"] for document in documents)
+        # The source files of this call that have rows, in order.
         self.paths = [str(rows.files[file].path) for file, _ in sources]
         self._source_of_file = {file: n for n, (file, _) in enumerate(sources)}
 
@@ -201,19 +180,15 @@ class Plan:
         }
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the block of each slice, in order."""
         return self._rows.blocks()
 
     def key_of(self, block: Block) -> str:
-        """Return the key of a block's slice, without a limit."""
         return self._keys.of(block, self.pictures.of(block))
 
     def walk(self) -> Iterator[tuple[str, Block]]:
-        """Yield every slice's key and block, in order."""
         return ((self.key_of(block), block) for block in self.blocks())
 
     def size_of(self, share: Share) -> tuple[int, int]:
-        """Return the rows and bytes of a share."""
         if share.is_whole:
             return self.rows, self.bytes
         rows = size = 0
@@ -223,7 +198,6 @@ class Plan:
         return rows, size
 
     def placement(self, block: Block, key: str) -> Placement:
-        """Return where the slice of a block stands in the store."""
         return Placement(
             key=key,
             source=self._source_of_file[block.file],

@@ -1,4 +1,4 @@
-"""A worker process as its parent sees it: frames sent and received, last output, exit code.
+"""A worker process as its parent sees it.
 
 The interpreter is started with ``-c`` and not with ``-m``: the parent's own ``sys.path`` is put in
 place after a clean start-up. So the worker imports exactly the parent's tokenmill, runs nothing of
@@ -47,8 +47,6 @@ def import_path() -> list[str]:
 
 
 class WorkerProcess:
-    """A running worker: its number, from 0, the core it is pinned to, if any, and its heartbeat."""
-
     def __init__(self, number: int, core: int | None, beat_s: float) -> None:
         if not sys.executable:
             raise WorkerError(
@@ -118,7 +116,7 @@ class WorkerProcess:
             del self.outgoing[:sent]
 
     def receive(self) -> tuple[bool, Iterator[wire.Up]]:
-        """Read what it sent: (the channel is still open, whole messages)."""
+        """Return whether the channel is still open, and the messages received."""
         is_open = True
         while True:
             try:
@@ -149,18 +147,17 @@ class WorkerProcess:
                 return True
 
     def last_output(self) -> str:
-        """The last lines it printed, as an error's message ends; empty where there are none."""
+        """Return the last lines it printed, for the end of an error message."""
         text = bytes(self._tail).decode("utf-8", "replace")
         lines = [line for line in text.splitlines() if line.strip()][-SHOWN_LINES:]
         return "".join(f"\n    | {line}" for line in ["its last output:", *lines]) if lines else ""
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs (or is stopped), as far as the system has told."""
         return self._process.poll() is None
 
     def read_cpu(self) -> tuple[str, int]:
-        """Its state letter and CPU time in ticks; ("?", -1) where the system does not tell."""
+        """Return its state letter and CPU time in ticks; ("?", -1) where /proc is missing."""
         try:
             with open(f"/proc/{self.pid}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
@@ -169,7 +166,6 @@ class WorkerProcess:
         return fields[0].decode(), int(fields[11]) + int(fields[12])
 
     def finish(self) -> None:
-        """Tell it that no more work comes; it ends by itself."""
         with contextlib.suppress(OSError):
             self.channel.shutdown(socket.SHUT_WR)
 
@@ -177,7 +173,7 @@ class WorkerProcess:
         self._process.kill()
 
     def wait(self, grace_s: float) -> int | None:
-        """See it end, killed if it takes longer than `grace_s`, and give its exit code."""
+        """Return its exit code; it is killed if it takes longer than `grace_s`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(grace_s)
         self._process.kill()
@@ -187,12 +183,11 @@ class WorkerProcess:
         return None
 
     def release(self) -> None:
-        """Free the descriptors of this process, and nothing else."""
+        """Close the descriptors of this process, and nothing else."""
         self._release.close()
 
 
 def describe_exit(code: int | None) -> str:
-    """How a process that nobody told to end did end, with a hint where one is known."""
     if code is None:
         return "did not end even when killed"
     if code == -signal.SIGKILL:

@@ -1,10 +1,7 @@
 """The identity of an image processor, its facts in the cache, and the copy that workers load.
 
-A `ProcessorCard` is what planning and rendering need of a processor without loading one. Finding it
-imports transformers and probes the processor with a battery of sizes, so for a directory or a name
-the executor does it; a processor given as an object is examined here. A copy is kept under
-``<cache>/processors/<key>``. An object that this process was given serves itself: not every one can
-be loaded from files again.
+A worker identifies a processor that is named: that imports transformers and probes many sizes. One
+that is given as an object is used as it is, because not every one can be loaded from files again.
 """
 
 from __future__ import annotations
@@ -31,8 +28,7 @@ IDENTIFY = "tokenmill.build.processor:open_identifier"
 VERSION = 1  # raised when a card's members or finding one change
 _SUFFIXES = (".json", ".jinja", ".py", ".model", ".txt")
 
-_given: dict[str, Processor] = {}
-"""Processors that this process was given as objects, by key."""
+_given: dict[str, Processor] = {}  # by key: given to this process as objects, or loaded
 
 
 class ProcessorCard(msgspec.Struct, frozen=True):
@@ -47,8 +43,6 @@ class ProcessorCard(msgspec.Struct, frozen=True):
 
 
 class TokenizerOf(NamedTuple):
-    """Which tokenizer and template a preparation with a processor means."""
-
     tokenizer: Any
     tokenizer_backend: str
     chat_template: Any
@@ -56,7 +50,7 @@ class TokenizerOf(NamedTuple):
 
 
 def tokenizer_choice(recipe: Any, card: ProcessorCard | None) -> Any:
-    """The recipe's tokenizer and template; the processor's where it names none."""
+    """Return the recipe's tokenizer and template, or else the processor's."""
     if card is None:
         return recipe
     tokenizer, template = recipe.tokenizer, recipe.chat_template
@@ -72,7 +66,6 @@ def tokenizer_choice(recipe: Any, card: ProcessorCard | None) -> Any:
 
 
 def processor_card(recipe: Any, cache: CacheLayout, executor: Executor) -> ProcessorCard | None:
-    """The card of a recipe's processor; None where it has none."""
     where = recipe.processor
     if where is None:
         return None
@@ -105,24 +98,17 @@ def load_processor(
         UsageError: It cannot be loaded here.
     """
     key = fingerprint.key(identity)
-    known = _given.get(key)
-    if known is not None:
+    if (known := _given.get(key)) is not None:
         return known
-    from tokenmill.media import Processor
-
-    try:
-        processor = Processor.load(
-            path,
-            options=identity["options"],
-            trust_remote_code=trust_remote_code,
-            cache_dir=path.parent.parent if path.parent.name == "processors" else None,
-        )
-    except UsageError as error:
-        raise UsageError(
-            f"{error.message}; a processor that cannot be loaded from its own files serves only "
-            "the process that it was given to (num_workers=0)",
-            path=path,
-        ) from error
+    processor = _load(
+        path,
+        "a processor that cannot be loaded from its own files serves only the process that it was "
+        "given to (num_workers=0)",
+        path,
+        options=identity["options"],
+        trust_remote_code=trust_remote_code,
+        cache_dir=path.parent.parent if path.parent.name == "processors" else None,
+    )
     if processor.key != key:
         raise CorruptionError("the processor's copy answers otherwise than it did", path=path)
     _given[key] = processor
@@ -130,10 +116,10 @@ def load_processor(
 
 
 def processor_of(store: Store, given: Any = None) -> Processor:
-    """Return `given`, or else the store's copy, if it is the processor of the store's rows.
+    """Return `given`, or else the store's copy.
 
     Raises:
-        UsageError: There was none, it cannot be loaded here, or it would do something else.
+        UsageError: The store has none, it cannot be loaded here, or it is another processor.
     """
     path = store.processor_path
     if path is None:
@@ -141,27 +127,15 @@ def processor_of(store: Store, given: Any = None) -> Processor:
     known = _given.get(store.processor_key)
     if given is None and known is not None:
         return known
-    from tokenmill.media import Processor
-
     identity = store.manifest["document"]["processor"]
-    try:
-        processor = Processor.load(
-            path if given is None else given,
-            options=identity["options"],
-            cache_dir=store.cache_root,
-        )
-    except UsageError as error:
-        raise UsageError(
-            f"{error.message}; a processor that cannot be made of the store's copy, one with code "
-            "of its own, say, must be given as an object",
-            path=path,
-        ) from error
-    _require_same(processor, identity, store)
-    return processor
-
-
-def _require_same(processor: Processor, identity: dict[str, Any], store: Store) -> None:
-    """A processor must answer as the one did that rows were prepared with."""
+    processor = _load(
+        path if given is None else given,
+        "a processor that cannot be made of the store's copy, one with code of its own, say, must "
+        "be given as an object",
+        path,
+        options=identity["options"],
+        cache_dir=store.cache_root,
+    )
     found = msgspec.json.decode(msgspec.json.encode(processor.identity))
     # Another version of transformers may write down settings otherwise, and do the same.
     settings = ["configuration"] * (identity["code"] == found["code"])
@@ -174,10 +148,20 @@ def _require_same(processor: Processor, identity: dict[str, Any], store: Store) 
             "again",
             path=store.path,
         )
+    return processor
+
+
+def _load(processor: Any, advice: str, path: Path, **given: Any) -> Processor:
+    from tokenmill.media import Processor
+
+    try:
+        return Processor.load(processor, **given)
+    except UsageError as error:
+        raise UsageError(f"{error.message}; {advice}", path=path) from error
 
 
 def open_identifier(options: dict[str, Any]) -> Any:
-    """Entry for executors: returns the function that finds out who a processor is."""
+    """Return the function that identifies a processor (an executor's entry)."""
 
     def identify(payload: dict[str, Any]) -> dict[str, Any]:
         from tokenmill.media import Processor
@@ -207,7 +191,6 @@ def _card(processor: Processor) -> ProcessorCard:
 
 
 def _keep(processor: Processor, card: ProcessorCard, cache: CacheLayout) -> None:
-    """Leave a copy in the cache, unless there is one."""
     home = cache.processor(card.key)
     if home.is_dir():
         return

@@ -1,9 +1,4 @@
-"""Progress of a build: how far, how fast, how long yet.
-
-A `Progress` adds up what was done and shows snapshots of it: as a bar on a terminal (rich, on
-standard error), a line every few seconds elsewhere, to a function of the caller, or not at all.
-Speed is that of the last half minute; what was found in the cache counts as done, not as speed.
-"""
+"""Progress of a build: a bar on a terminal, lines, or snapshots for a function of the caller."""
 
 from __future__ import annotations
 
@@ -40,7 +35,7 @@ class Snapshot:
 
     @property
     def fraction(self) -> float | None:
-        """Return the share of the work that is done, 0 to 1, by bytes or else rows."""
+        """Return the fraction that is done, by bytes or else rows."""
         if self.total_size:
             return min(1.0, self.size / self.total_size)
         if self.total_rows:
@@ -49,7 +44,7 @@ class Snapshot:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person reads them: ``7s``, ``3m07s``, ``2h03m``."""
+    """Format seconds: ``7s``, ``3m07s``, ``2h03m``."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole}s"
@@ -59,7 +54,6 @@ def duration(seconds: float) -> str:
 
 
 def describe(snapshot: Snapshot) -> str:
-    """One line: share, rows, speed, time left, as far as each is known."""
     parts = []
     if snapshot.fraction is not None:
         parts.append(f"{snapshot.fraction:4.0%}")
@@ -102,7 +96,7 @@ class Progress:
         self._samples: deque[tuple[float, int, int]] = deque([(self._started, 0, 0)])
 
     def add(self, *, rows: int = 0, size: int = 0, found: bool = False) -> None:
-        """Count a slice; one that was `found` in the cache says nothing about speed."""
+        """Count a slice; one that was `found` in the cache does not count for the speed."""
         now = self._clock()
         self._rows += rows
         self._size += size
@@ -159,7 +153,6 @@ class Progress:
 
 @contextlib.contextmanager
 def _terminal_bar(stream: TextIO) -> Iterator[Show]:
-    """A bar that is redrawn in place, by rich."""
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bar
@@ -198,14 +191,9 @@ def open_progress(
 ) -> Iterator[Progress]:
     """Open the progress that a caller chose.
 
-    Args:
-        progress: None: a bar if standard error is a terminal, else nothing. True: a bar there, else
-            a line every few seconds. False: nothing. A function: called with each `Snapshot`, a few
-            times a second and at the end.
-        total_rows: Rows in all, if known.
-        total_size: Bytes in all, if known.
-        stream: Instead of standard error.
-        clock: Seconds.
+    None: a bar if standard error is a terminal, else nothing. True: a bar there, else a line every
+    few seconds. False: nothing. A function: called with each `Snapshot`, a few times a second and
+    at the end.
     """
     stream = sys.stderr if stream is None else stream
     show: Show | None = None

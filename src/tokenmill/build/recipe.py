@@ -1,12 +1,7 @@
-"""The recipe: the frozen description of a preparation.
+"""The options of a build: a `Recipe`, whose document is in every key, and `RunOptions`.
 
-A `Recipe` says what is to be made: which sources, which tokenizer, how rows are read, rendered,
-trained and cut. Every field that can change the output is in its *document*, and so in every key;
-nothing else is. `RunOptions` say how it is to be made (workers, cache, engines, what to do about
-rejected rows): they are part of no key and never change a byte.
-
-Together they declare the arguments of `tokenmill.prepare` and the flags of ``tokenmill prepare``
-(see `tokenmill._core.options`). ``recipe.yaml`` holds the same names; unknown ones are refused.
+They declare the arguments of `tokenmill.prepare`, where their help is, the flags of
+``tokenmill prepare`` and the names in a ``recipe.yaml``.
 """
 
 from __future__ import annotations
@@ -24,28 +19,13 @@ from tokenmill._core.options import Count, Options, declared, refuse_unknown
 from tokenmill.chat import ChatSpec
 from tokenmill.errors import SourceMissing, UsageError
 
-RECIPE_VERSION = 1
-"""Raised when rows would come out differently for the same fields: part of every key."""
-
+RECIPE_VERSION = 1  # part of every key; raised when the same fields give other rows
 RECIPE_ENDINGS = (".yaml", ".yml")
 
 _IN_HUB = re.compile(r"^[^/\s]+/[^/:\s]+:")  # owner/name:split
 
 
 class _ByName(ChatSpec, frozen=True, kw_only=True):
-    """The options of a recipe that are given by name.
-
-    Args:
-        tokenizer_backend: Who reads the tokenizer; ``auto`` refuses where AutoTokenizer and
-            ``tokenizer.json`` would encode differently, or where that cannot be found out.
-        processor: For rows with pictures: directory or hub id of the model's processor.
-        trust_remote_code: Allow a tokenizer or processor to bring code of its own.
-        chat_template: Jinja source, or a file that holds it; when not given, the tokenizer's own.
-        max_length: Most tokens of a row.
-        overlong: What happens to longer rows.
-        carry: Columns of the row to keep beside the tokens.
-    """
-
     tokenizer_backend: Literal["auto", "transformers", "file"] = "auto"
     processor: Any = None
     trust_remote_code: bool = False
@@ -56,11 +36,10 @@ class _ByName(ChatSpec, frozen=True, kw_only=True):
 
 
 class Recipe(_ByName, frozen=True):
-    """What is to be made; the arguments of `ChatSpec` belong to it.
+    """What is to be made: everything that can change a row's tokens or mask.
 
-    Args:
-        sources: Files, directories, globs, each with an optional ``@[a:b]``.
-        tokenizer: Directory, ``tokenizer.json`` or hub id; when not given, the processor's.
+    Takes the arguments of `tokenmill.prepare` from ``sources`` to ``carry``; all but ``sources``
+    and ``tokenizer`` by name.
     """
 
     sources: tuple[str, ...]
@@ -79,14 +58,12 @@ class Recipe(_ByName, frozen=True):
             force_setattr(self, name, tuple(value) if name == "carry" else value)
 
     def chat_spec(self) -> ChatSpec:
-        """The fields that shape a row, alone."""
         return ChatSpec(**{name: getattr(self, name) for name in ChatSpec.__struct_fields__})
 
     def document(self) -> dict[str, Any]:
-        """Every field that can change a row's tokens or mask, apart from tokenizer and template.
+        """Return the fields for a key, without tokenizer, template and processor.
 
-        Those two are in the tokenizer's identity, by content instead of by name, and the processor
-        is in a document of its own.
+        Those are in the key by content, not by name.
         """
         spec = super().document()
         order = fingerprint.own_order(spec["template_kwargs"])
@@ -102,27 +79,7 @@ class Recipe(_ByName, frozen=True):
 
 
 class RunOptions(Options, frozen=True, kw_only=True):
-    """How it is to be made; part of no key.
-
-    Args:
-        on_bad_row: Count a bad row as rejected, or make the first one an error.
-        max_rejected: Most rows that may be rejected, as a count or a share like ``1%``; more is an
-            error.
-        num_workers: Worker processes; 0 runs inline. When not given, one for each core, or none
-            where only a few MB are to be made.
-        cache_dir: Directory of the cache; when not given, ``$TOKENMILL_CACHE_DIR``, else
-            ``$XDG_CACHE_HOME/tokenmill``, else ``~/.cache/tokenmill``.
-        force_recache: Build again and compare with what is there.
-        disable_cache: Build into a private directory that lives as long as the returned store.
-        executor: Where the work runs.
-        engine: Which library encodes; never changes the result.
-        renderer: What renders chat templates; ``jinja2`` is the reference. Never changes the
-            result.
-        rehash: Read source files and pictures again even where they seem unchanged.
-        media_root: Directory that the rows' paths of pictures start from and may not leave; when
-            not given, that of each source file.
-        media_urls: Fetch pictures whose rows give an address.
-    """
+    """How it is to be made; part of no key."""
 
     on_bad_row: Literal["reject", "raise"] = "reject"
     max_rejected: Annotated[
@@ -150,7 +107,7 @@ NO_SOURCES = "no sources: name at least one file, directory or glob"
 
 
 def to_travel(recipe: Recipe) -> dict[str, Any]:
-    """The recipe without what a worker does not need or what cannot travel."""
+    """Return a recipe for a worker, without what it does not need or what has no encoding."""
     return {
         **asdict(recipe),
         "sources": ["-"],
@@ -190,15 +147,11 @@ def _texts(name: str, value: Any, one: str, many: str) -> tuple[str, ...]:
 
 
 def is_recipe_file(sources: Any) -> bool:
-    """Return whether sources are the path of a ``recipe.yaml``."""
     return isinstance(sources, str | os.PathLike) and os.fspath(sources).endswith(RECIPE_ENDINGS)
 
 
 def load_recipe_file(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read ``recipe.yaml``: a mapping of the names of `Recipe` and `RunOptions`.
-
-    Relative paths in it are relative to the file, so a recipe can travel with its data.
-    """
+    """Read a ``recipe.yaml``; relative paths in it are relative to the file."""
     path = Path(path)
     document = read_yaml(path)
     refuse_unknown(document, [*declared(Recipe), *declared(RunOptions)], "names", path=path)
@@ -213,7 +166,6 @@ def load_recipe_file(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A mapping of names to values that stands in a file."""
     import yaml
 
     try:
@@ -228,7 +180,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _relative_to(directory: Path, value: Any) -> Any:
-    """Paths as seen from the recipe; what does not exist there (hub ids, URLs) stays as it is."""
+    """Return paths as seen from the recipe; what is not there (hub ids, URLs) is unchanged."""
     if isinstance(value, list):
         return [_relative_to(directory, item) for item in value]
     if not isinstance(value, str) or "\n" in value or "://" in value or os.path.isabs(value):
@@ -236,7 +188,6 @@ def _relative_to(directory: Path, value: Any) -> Any:
     if _IN_HUB.match(value):
         return value
     bare = value.partition("@")[0]
-    candidate = directory / bare
-    if candidate.exists() or any(mark in bare for mark in "*?["):
+    if (directory / bare).exists() or any(mark in bare for mark in "*?["):
         return str(directory / value)
     return value

@@ -1,8 +1,6 @@
 """Build recorded rollouts: their ids as they were sampled, nothing encoded.
 
-`RolloutPipeline` reads each row's trajectories, cuts them into rows that train every sampled token
-once, and compares them with the template; what that finds does not reject a row. `attach_recorded`
-attaches log-probabilities, rewards and the like to the finished store.
+Rows train every sampled token once. What a comparison with the template finds rejects no row.
 """
 
 from __future__ import annotations
@@ -43,25 +41,21 @@ from tokenmill.tokenizers.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from tokenmill.data.view import View
 
+# Columns of every store of rollouts, and sidecars, where every row has a value.
 RECORDED = ("reward", "advantage", "group", "step", "version", "finish_reason", "drift", "findings")
-"""What a store of rollouts carries with every row."""
 PER_ROW = ("reward", "advantage", "step")
-"""What is attached per row, where every row has it."""
 MADE_BY = "recorded"
 
 _json = msgspec.json.Encoder()
 
 
 class RolloutPipeline(TokenizedPipeline):
-    """The pipeline of recorded rollouts."""
-
     def __init__(self, recipe: Recipe, tokenizer: Tokenizer, engine: str, renderer: str) -> None:
         super().__init__(recipe, tokenizer)
         self._judge = Judge(tokenizer, recipe.chat_spec(), engine, renderer)
         self._carried_values: list[dict[str, Any]] = []
 
     def run(self, rows: BlockRows) -> tuple[SliceColumns, dict[str, Any]]:
-        """Read, cut and judge one block."""
         start = time.perf_counter()
         read = Rendering()
         cut: list[CutRow] = []
@@ -94,7 +88,6 @@ class RolloutPipeline(TokenizedPipeline):
     def _carried(
         self, rows: BlockRows, kept: NDArray[np.int64], served: NDArray[np.int32]
     ) -> dict[str, list[str]]:
-        """What the trajectories say, by text and not by source row: one row may give several."""
         return {
             name: [_json.encode(self._carried_values[i][name]).decode() for i in kept.tolist()]
             for name in self.recipe.carry
@@ -113,7 +106,7 @@ class RolloutPipeline(TokenizedPipeline):
 
 
 def read_and_cut(value: Any, raw: bytes) -> tuple[list[CutRow], GroupFacts | None]:
-    """The rows of one source row; of a pair, also what makes them one group.
+    """Return the rows of one source row, and for a pair its group.
 
     Raises:
         RowError: It is no rollout, or none that rows can be made of.
@@ -135,7 +128,6 @@ def read_and_cut(value: Any, raw: bytes) -> tuple[list[CutRow], GroupFacts | Non
 def carried_values(
     trajectory: Trajectory, verdict: Verdict | RowError, names: Sequence[str]
 ) -> dict[str, Any]:
-    """What rows carry, by name: what was recorded, the verdict, and then any other column."""
     known = {
         "reward": trajectory.reward,
         "advantage": None if isinstance(trajectory.advantages, list) else trajectory.advantages,
@@ -143,22 +135,15 @@ def carried_values(
         "step": trajectory.step,
         "version": trajectory.version,
         "finish_reason": trajectory.finish,
+        "drift": None if isinstance(verdict, RowError) else verdict.drift,
+        "findings": _findings(verdict),
     }
-    found: dict[str, Any] = {}
-    for name in names:
-        if name == "drift":
-            found[name] = None if isinstance(verdict, RowError) else verdict.drift
-        elif name == "findings":
-            found[name] = _findings(verdict)
-        else:
-            found[name] = known[name] if name in known else trajectory.metadata.get(name)
-    return found
+    return {n: known[n] if n in known else trajectory.metadata.get(n) for n in names}
 
 
 def _findings(verdict: Verdict | RowError) -> list[dict[str, Any]]:
     if isinstance(verdict, RowError):
-        told = {"class": None, "kind": verdict.reason, "detail": verdict.message[:300]}
-        return [told]
+        return [{"class": None, "kind": verdict.reason, "detail": verdict.message[:300]}]
     return [
         {"class": note.drift, **{k: v for k, v in note._asdict().items() if k != "drift"}}
         for note in verdict.notes
@@ -187,21 +172,16 @@ class _Missing(Exception):
     """A row has nothing of what was to be attached."""
 
 
-def attach_recorded(store: Store, rows: Rows) -> list[str]:
-    """Attach what was recorded per row and per token; the names that every row has."""
+def attach_recorded(store: Store, rows: Rows) -> None:
+    """Attach the values that every row has, per token and per row."""
     there = {sidecar.name for sidecar in store.sidecars if sidecar.made_by == MADE_BY}
-    names = []
     for name in ("logprobs", "advantages"):
-        try:
-            if name not in there:
-                values = (_per_token(name, row) for row in _served(store, rows))
+        if name not in there:
+            values = (_per_token(name, row) for row in _served(store, rows))
+            with contextlib.suppress(_Missing):
                 store.attach(name, values, made_by=MADE_BY, per="token")
-            names.append(name)
-        except _Missing:
-            continue
     for name in PER_ROW:
         if name in there:
-            names.append(name)
             continue
         values_of_rows = [
             msgspec.json.decode(text)
@@ -210,8 +190,6 @@ def attach_recorded(store: Store, rows: Rows) -> list[str]:
         ]
         if None not in values_of_rows:
             store.attach(name, np.array(values_of_rows, np.float64), made_by=MADE_BY, per="row")
-            names.append(name)
-    return names
 
 
 def _per_token(name: str, row: tuple[CutRow, int]) -> NDArray[Any]:
@@ -235,7 +213,7 @@ def _per_token(name: str, row: tuple[CutRow, int]) -> NDArray[Any]:
 
 
 def _served(store: Store, rows: Rows) -> Iterator[tuple[CutRow, int]]:
-    """The rows of a store as they were recorded, with how many of their tokens are stored."""
+    """Yield the rows of a store as they were recorded, and how many of their tokens it has."""
     for at, block in enumerate(rows.blocks()):
         reader = store.slice_at(at)
         places = zip(
@@ -295,22 +273,18 @@ def from_rollouts(
     store = run_recipe(readable, tokenizer, progress=progress, **made).store
     own = store.private_directory  # with disable_cache, where everything is made
     cache = cache_of(given.get("cache_dir") if own is None else own.path)
-
-    def with_values(found: Store, source: Any) -> Store:
-        attach_recorded(found, open_sources(source, cache))
-        return found
-
-    store = with_values(store, readable)
+    attach_recorded(store, open_sources(readable, cache))
     chosen: Store | View = store if expression is None else store.filter(expression)
     if pairs is None:
         return chosen
     path = _write_pairs(chosen, cache.root)
-    found = run_recipe(path, tokenizer, progress=progress, **made).store
-    return with_values(found, [path])
+    paired = run_recipe(path, tokenizer, progress=progress, **made).store
+    attach_recorded(paired, open_sources(path, cache))
+    return paired
 
 
 def in_carried(where: str, carried: Sequence[str]) -> str:
-    """A filter in which carried columns go by their bare names."""
+    """Return a filter with ``carried.name`` for the bare names of carried columns."""
     from tokenmill.store.where import NAMES, parse_filter
 
     class Named(ast.NodeTransformer):
@@ -326,7 +300,7 @@ def in_carried(where: str, carried: Sequence[str]) -> str:
 
 
 def _write_pairs(rows: Store | View, root: Path) -> str:
-    """Pairs as rows of a file in the cache, named by what they were made of."""
+    """Write pairs as rows of a file in the cache, and return its path."""
     scored = any(sidecar.name == "logprobs" for sidecar in rows.sidecars)
 
     def recorded(number: int) -> dict[str, Any]:
@@ -345,9 +319,9 @@ def _write_pairs(rows: Store | View, root: Path) -> str:
 
 
 def best_and_worst(rows: Store | View) -> Iterator[tuple[Any, int, int]]:
-    """Of each group, in the order of its first row, the numbers of the best row and the worst.
+    """Yield each group with the numbers of its best and worst row; of equal ones the first.
 
-    Of equal rewards the first row counts. A prompt comes again in later steps: another group.
+    A prompt that comes again in a later step is another group.
     """
     groups: dict[str, list[tuple[float, int]]] = {}
     names: dict[str, Any] = {}
@@ -366,14 +340,9 @@ def best_and_worst(rows: Store | View) -> Iterator[tuple[Any, int, int]]:
 
 
 def _as_rollout(row: Row) -> dict[str, Any]:
-    carried = {name: value for name, value in row.carried.items() if value is not None}
-    carried.pop("drift", None)
-    carried.pop("findings", None)
-    return {
-        **carried,
-        "token_ids": row.input_ids.tolist(),
-        "loss_mask": row.loss_mask.tolist(),
-    }
+    found = ("drift", "findings")
+    carried = {n: v for n, v in row.carried.items() if v is not None and n not in found}
+    return {**carried, "token_ids": row.input_ids.tolist(), "loss_mask": row.loss_mask.tolist()}
 
 
 # Dumps of torch
@@ -406,7 +375,7 @@ def readable_sources(
 
 
 def _kept(root: Path, name: str, data: bytes) -> str:
-    """A file of the cache, in a directory that is named by its name and content."""
+    """Return a file of the cache, in a directory that is named by its name and content."""
     place = CacheLayout(root).rollouts / fingerprint.key([name, fingerprint.checksum(data)])
     if not (place / name).exists():
         publish_files(root, place, {name: data})

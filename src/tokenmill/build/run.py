@@ -1,16 +1,10 @@
 """Run a recipe: find the store, or build the missing slices and commit it.
 
-`run` opens the rows, learns the tokenizer's identity and computes the store's key. If that store
-is there, it is a *hit* and nothing is written. Otherwise the executor builds the missing slices and
-one rename commits the store. `run_share` builds some of the slices and commits if none is missing
-then. A corrupt slice goes to quarantine and is built again.
+A corrupt slice goes to quarantine and is built again. If a worker sees a fast engine differ from
+its reference, the build starts again with the references alone: it builds every slice of the plan,
+whoever published it, and replaces those that differ.
 
-If a worker sees a fast engine differ from its reference, the build starts again with the
-references alone. It then builds every slice of the plan, whoever published it, and replaces those
-that differ.
-
-This process loads no engine: it reads the tokenizer's facts from the cache or has a worker find
-them. The exception is a small job without a stated number of workers.
+This process loads no engine, except for a small job without a stated number of workers.
 """
 
 from __future__ import annotations
@@ -48,7 +42,7 @@ from tokenmill.errors import CacheError, CorruptionError, SourceError, UsageErro
 from tokenmill.sources.rows import Rows
 from tokenmill.store import CacheLayout, Store
 from tokenmill.store.ahead import ahead
-from tokenmill.store.commit import Placement, commit_store
+from tokenmill.store.commit import commit_store
 from tokenmill.store.slices import quarantine_of, quarantine_slice, read_record
 
 # Entries of workers, by name: this process does not import template engines, Arrow and Pillow.
@@ -62,7 +56,6 @@ log = logging.getLogger("tokenmill.build")  # by default it prints on stderr
 
 
 def run(recipe: Recipe, options: RunOptions, *, progress: Any = None) -> Prepared:
-    """Find or build the store of a recipe."""
     outcome = run_share(recipe, options, progress=progress)
     assert isinstance(outcome, Prepared)
     return outcome
@@ -100,7 +93,8 @@ def run_share(
         hit = store is not None
         if store is None:
             _require_reachable(planned, executor)
-            _require_writable(cache)
+            with Staging(cache.root):
+                pass  # raises a CacheError before anything is loaded if it cannot be written
             rows, size = planned.size_of(share)
             with open_progress(progress, total_rows=rows, total_size=size) as shown:
                 builder = Builder(planned, cache, executor, options, account, shown, share)
@@ -116,7 +110,6 @@ def run_share(
 
 
 def plan(recipe: Recipe, options: RunOptions, executor: Executor, cache: CacheLayout) -> Plan:
-    """Return the plan of a recipe; builds nothing."""
     processor = processor_card(recipe, cache, executor)
     card = identity_card(tokenizer_choice(recipe, processor), cache.root, executor)
     rows = open_sources(recipe.sources, cache, rehash=options.rehash)
@@ -136,7 +129,6 @@ def _hash_pictures(
     cache: CacheLayout,
     executor: Executor,
 ) -> PicturesOfBlocks:
-    """Hash the images outside of rows, which are part of the keys."""
     found = PicturesOfBlocks()
     job = BlockJob(executor, cache.root, None)
 
@@ -171,7 +163,6 @@ def _media_root(options: RunOptions) -> str | None:
 
 
 def _require_reachable(planned: Plan, executor: Executor) -> None:
-    """Refuse sources that no worker could read."""
     private = [path for path in planned.paths if path.startswith("memory://")]
     if private and not isinstance(executor, InlineExecutor):
         raise UsageError(
@@ -179,12 +170,6 @@ def _require_reachable(planned: Plan, executor: Executor) -> None:
             "executor='inline'",
             path=private[0],
         )
-
-
-def _require_writable(cache: CacheLayout) -> None:
-    """Raise `CacheError` if the cache cannot be written, before anything is loaded."""
-    with Staging(cache.root):
-        pass
 
 
 # Building
@@ -195,8 +180,6 @@ class _FastPathMismatch(Exception):
 
 
 class Builder:
-    """Builds a share of a plan and commits the store."""
-
     def __init__(
         self,
         plan: Plan,
@@ -228,7 +211,9 @@ class Builder:
                     return missing
                 self._share = WHOLE  # a corrupt slice of another share is rebuilt here
                 proof = proof_document(plan.paths, self._account, _media_root(self._options))
-                placements = self._placements()
+                placements = (
+                    plan.placement(block, self._key_in_store(key)) for key, block in plan.walk()
+                )
                 layout = commit_store(cache, plan.document, placements, plan.tokenizer, proof)
                 lost = list(lost_slices(cache, Store(layout.directory, "off")))
                 for key in lost:
@@ -244,7 +229,6 @@ class Builder:
         )
 
     def _require_tokenizer(self) -> None:
-        """See that the tokenizer's copy, which workers load, is there."""
         copy = self._cache.tokenizer(self._plan.card.key)
         if not copy.is_dir():
             choice = tokenizer_choice(self._plan.recipe, self._plan.processor)
@@ -257,7 +241,6 @@ class Builder:
             )
 
     def _build(self) -> None:
-        """Return when every slice of the share is published, with its limited copy if needed."""
         try:
             self._build_slices()
         except _FastPathMismatch:
@@ -327,15 +310,9 @@ class Builder:
         self._account.slices_derived += 1
 
     def _count(self, task: BlockTask, *, found: bool) -> None:
-        """Report a slice to progress, once."""
         if not self._counted[task.number]:
             self._counted[task.number] = 1
             self._progress.add(rows=task.block.rows, size=task.block.length, found=found)
-
-    def _placements(self) -> Iterator[Placement]:
-        return (
-            self._plan.placement(block, self._key_in_store(key)) for key, block in self._plan.walk()
-        )
 
     def _count_missing(self) -> int:
         """Count the slices that nobody has published yet.
@@ -362,9 +339,8 @@ class Builder:
 def lost_slices(cache: CacheLayout, store: Store) -> Iterator[str]:
     """Yield the keys of a store's slices of which a file is missing.
 
-    Somebody may have cleaned up by hand, or `cache gc` have removed a slice while the store was
-    committed. Many slices are looked for in the lists of their directories, which costs a
-    microsecond for each file of the cache.
+    `cache gc` may have removed a slice while the store was committed. Many slices are looked for in
+    the lists of their directories, which costs a microsecond for each file of the cache.
     """
     keys = store.table["key"]
     if len(keys) <= MAX_STATS:

@@ -1,7 +1,4 @@
-"""What a build worker does: load once, then turn one block after another into a published slice.
-
-`open_builder` is the entry that executors import by name. A payload is a block (a file, a byte
-range, a digest) and a key; a result is a handful of counters. Rows never leave the worker.
+"""Build slices in a worker: load once, then turn one block after another into a published slice.
 
 Publishing waits for a disk and needs hardly any CPU, so it is the *rest* of the task: an executor
 may do it while the worker builds the next slice.
@@ -18,7 +15,7 @@ import msgspec
 from tokenmill._core.collector import without_collector
 from tokenmill.build.blocks import block_of
 from tokenmill.build.expansion import Expander
-from tokenmill.build.externals import Unhashed, externals_of
+from tokenmill.build.externals import externals_of
 from tokenmill.build.limit import limit_columns
 from tokenmill.build.pipeline import Pipeline, pipeline_of
 from tokenmill.build.plan import Limit
@@ -62,7 +59,7 @@ def open_builder(options: dict[str, Any]) -> Work:
             if not slice_is_intact(files):
                 quarantine_slice(layout, key)
         with without_collector():
-            columns, counters = make_columns(pipeline, block, payload.get("pictures", ""))
+            columns, counters = _make_columns(pipeline, block, payload.get("pictures", ""))
             if any(notes.get("mismatches") for notes in counters["notes"].values()):
                 return {**counters, "replaced": False}  # the build starts again
             start = time.perf_counter()
@@ -93,11 +90,6 @@ def expander_of(
 ) -> Expander | None:
     """Return the expander of a pipeline; None where rows have no images.
 
-    Args:
-        options: Of a worker.
-        tokenizer: Encodes the texts.
-        hashed: Whether images must be those of the digests in the key.
-
     Raises:
         UsageError: The tokenizer is not the processor's.
     """
@@ -106,19 +98,20 @@ def expander_of(
         return None
     card = msgspec.convert(media["processor"], ProcessorCard)
     copy = CacheLayout(Path(options["cache"])).processor(card.key)
-    externals = externals_of(options)
     processor = load_processor(copy, card.identity, trust_remote_code=media["trust_remote_code"])
-    _require_own_tokenizer(processor, tokenizer)
+    require_own_tokenizer(processor, tokenizer)
     expander = Expander(
         processor,
         MediaTokens(*media["tokens"]),
         card.media_token_ids,
-        externals if hashed else Unhashed(externals.pictures),
+        externals_of(options, hashed=hashed),
     )
-    return expander.by_reference() if options.get("replace") else expander
+    if options.get("replace"):
+        expander.use_reference()
+    return expander
 
 
-def _require_own_tokenizer(processor: Processor, tokenizer: Tokenizer) -> None:
+def require_own_tokenizer(processor: Processor, tokenizer: Tokenizer) -> None:
     """Refuse a tokenizer that gives other ids: audits would reject every row."""
     text = f"{processor.image_token}{_PROBE}"
     own = list(processor.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -129,10 +122,9 @@ def _require_own_tokenizer(processor: Processor, tokenizer: Tokenizer) -> None:
         )
 
 
-def make_columns(
-    pipeline: Pipeline, block: Block, pictures: str = ""
+def _make_columns(
+    pipeline: Pipeline, block: Block, pictures: str
 ) -> tuple[SliceColumns, dict[str, Any]]:
-    """Read and tokenize one block; return its columns and counters."""
     before = dict(pipeline.seconds)
     start = time.perf_counter()
     rows = read_block(block)

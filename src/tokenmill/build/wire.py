@@ -1,10 +1,7 @@
-"""What travels between a parent and its worker: length-prefixed msgspec frames.
+"""Messages between a parent and its worker: four bytes of length, then a tagged msgspec message.
 
-A *frame* is four bytes of length (big-endian) and one tagged msgspec message. Downwards go one
-`Begin` and then an `Assign` per task; upwards one `Ready`, `Beat`s, and per task a `Finished` or a
-`Failed`, perhaps after a `Finishing`. A `Frames` collects bytes as they come and gives whole
-messages. Errors travel as the name of their class in `tokenmill.errors` and their attributes, never
-as pickles: what a worker sends can at most be a wrong value, not code.
+Errors are sent as the name of their class in `tokenmill.errors` and their attributes, never as
+pickles: a worker can send a wrong value, but no code.
 """
 
 from __future__ import annotations
@@ -31,19 +28,17 @@ class Begin(msgspec.Struct, tag=True):
 
 
 class Assign(msgspec.Struct, tag=True):
-    """Do one task."""
-
     number: int
     payload: dict[str, Any]
     label: str = ""
 
 
 class Ready(msgspec.Struct, tag=True):
-    """The entry was called; tasks can be done."""
+    """The entry was called."""
 
 
 class Beat(msgspec.Struct, tag=True):
-    """Still there."""
+    """The worker is alive."""
 
 
 class Finishing(msgspec.Struct, tag=True):
@@ -53,26 +48,20 @@ class Finishing(msgspec.Struct, tag=True):
 
 
 class Finished(msgspec.Struct, tag=True):
-    """A task's result."""
-
     number: int
     result: dict[str, Any]
     seconds: float
 
 
 class Failure(msgspec.Struct):
-    """A TokenmillError in transit: class, message, attributes, notes."""
-
-    type: str
+    type: str  # class of `tokenmill.errors`
     message: str
     attributes: dict[str, Any]
     notes: list[str]
 
 
 class Failed(msgspec.Struct, tag=True):
-    """The callable raised: at a task, or (number None) while getting ready."""
-
-    number: int | None
+    number: int | None  # None: while the worker got ready
     failure: Failure
 
 
@@ -90,7 +79,6 @@ _plain: msgspec.msgpack.Decoder[dict[str, Any]] = msgspec.msgpack.Decoder(dict[s
 
 
 def frame(message: Down | Up) -> bytes:
-    """Encode one message with its length before it."""
     body = _encode(message)
     if len(body) > MAX_FRAME:
         raise WorkerError(f"a message of {len(body)} bytes; payloads and results must be small")
@@ -98,7 +86,7 @@ def frame(message: Down | Up) -> bytes:
 
 
 def as_travelled(value: dict[str, Any]) -> dict[str, Any]:
-    """The value as it looks at the other end, so that inline work sees what a worker would see."""
+    """Encode and decode a value, as on its way to a worker."""
     try:
         return _plain.decode(_encode(value))
     except msgspec.MsgspecError as error:
@@ -116,7 +104,7 @@ def _encode(value: Any) -> bytes:
 
 
 class Frames:
-    """Bytes in, whole messages out."""
+    """Whole messages from bytes as they come."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -124,8 +112,7 @@ class Frames:
     def feed(self, data: bytes) -> None:
         self._buffer += data
 
-    def bodies(self) -> Iterator[bytes]:
-        """Take out every whole message, still encoded."""
+    def _bodies(self) -> Iterator[bytes]:
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
             if length > MAX_FRAME:
@@ -138,11 +125,11 @@ class Frames:
             yield body
 
     def downs(self) -> Iterator[Down]:
-        for body in self.bodies():
+        for body in self._bodies():
             yield _down.decode(body)
 
     def ups(self) -> Iterator[Up]:
-        for body in self.bodies():
+        for body in self._bodies():
             try:
                 yield _up.decode(body)
             except msgspec.MsgspecError as error:
@@ -150,7 +137,7 @@ class Frames:
 
 
 def pack_error(error: TokenmillError) -> Failure:
-    """An error as plain values; attributes that have no encoding are left out."""
+    """Return an error as plain values; attributes that have no encoding are left out."""
     known = next(c for c in type(error).__mro__ if c.__module__ == errors.__name__)
     attributes = {}
     for name, value in error.__dict__.items():
@@ -169,7 +156,6 @@ def pack_error(error: TokenmillError) -> Failure:
 
 
 def unpack_error(failure: Failure) -> TokenmillError:
-    """The error again, as the class of `tokenmill.errors` it was (or nearest to what it was)."""
     known = getattr(errors, failure.type, None)
     if not (isinstance(known, type) and issubclass(known, TokenmillError)):
         raise WorkerError(f"a worker reported an error of unknown type {failure.type!r}")

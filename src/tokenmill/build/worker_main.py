@@ -1,10 +1,6 @@
 """The main function of a worker process: get ready once, then do one task after another.
 
-A task can leave a *rest* that waits for a disk. A thread does it while the next task is done, one
-rest at a time; the task's result is what comes after it.
-
-Over the *channel* (a socket) come `Begin` and `Assign` frames, and go results and a `Beat` every
-second, sent by a thread so that a slow row does not look like a dead worker. The *lifeline* is a
+Messages come and go over the *channel*, a socket; a thread sends the heartbeat. The *lifeline* is a
 pipe on which nothing is ever sent: when its other end closes, the kernel itself kills this process,
 even while a C extension holds the interpreter lock for minutes.
 """
@@ -34,7 +30,7 @@ EXIT_OUT_OF_MEMORY = 12  # ENOMEM: the worker ends itself after a MemoryError, t
 
 
 class Sender:
-    """The channel's upward half, shared by the main thread and the heartbeat."""
+    """Sends messages of several threads."""
 
     def __init__(self, channel: int) -> None:
         self._channel = channel
@@ -48,7 +44,6 @@ class Sender:
 
 
 def die_with_parent(lifeline: int) -> None:
-    """Arrange to die when the lifeline's other end closes, without any help of this process."""
     if hasattr(fcntl, "F_SETSIG"):
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
         # Not the default SIGIO: a library may catch or block that one.
@@ -62,10 +57,9 @@ def die_with_parent(lifeline: int) -> None:
 
 
 def beat(sender: Sender, seconds: float, parent: int) -> None:
-    """Say that this process is alive, for ever; end it when the parent is another one.
+    """Send heartbeats; end this process when its parent is gone.
 
-    The second is the net under the lifeline: a process that the parent forked holds a copy of
-    the lifeline's other end, and could keep it open beyond the parent's death.
+    A process that the parent forked may hold the lifeline open beyond the parent's death.
     """
     while True:
         time.sleep(seconds)
@@ -78,7 +72,6 @@ def beat(sender: Sender, seconds: float, parent: int) -> None:
 
 
 def messages(channel: int) -> Iterator[wire.Down]:
-    """Messages of the parent, until it closes the channel."""
     frames = wire.Frames()
     while True:
         try:
@@ -91,16 +84,21 @@ def messages(channel: int) -> Iterator[wire.Down]:
         yield from frames.downs()
 
 
-def get_ready(begin: wire.Begin, sender: Sender) -> Work | None:
-    """Call the entry; on an error report it and give None."""
+@contextlib.contextmanager
+def reporting(sender: Sender, number: int | None, label: str = "") -> Iterator[None]:
+    """Send the parent what a task raises; number None: while the worker gets ready."""
     try:
-        return open_work(begin.entry, begin.options)
+        yield
     except TokenmillError as error:
-        sender.send(wire.Failed(None, wire.pack_error(error)))
-        return None
+        sender.send(wire.Failed(number, wire.pack_error(error)))
     except MemoryError:
+        traceback.print_exc()
         sender.send(wire.OutOfMemory())
         os._exit(EXIT_OUT_OF_MEMORY)
+    except Exception as error:
+        wrapped = foreign_error(Task(number or 0, {}, label), error)
+        wrapped.__cause__ = error
+        sender.send(wire.Failed(number, wire.pack_error(wrapped)))
 
 
 class Doing:
@@ -112,9 +110,8 @@ class Doing:
         self._rest: threading.Thread | None = None
 
     def do(self, message: wire.Assign) -> None:
-        """Do one task and say how it went, or that only its rest is left."""
         started = time.perf_counter()
-        with self._telling(message):
+        with reporting(self._sender, message.number, message.label):
             outcome = self._work(message.payload)
             if not callable(outcome):
                 self._give(message, outcome, started)
@@ -135,41 +132,24 @@ class Doing:
             self._rest.join()
 
     def _finish(self, message: wire.Assign, rest: Rest, started: float) -> None:
-        with ending_all(), self._telling(message):
+        with ending_all(), reporting(self._sender, message.number, message.label):
             self._give(message, rest(), started)
 
     def _give(self, message: wire.Assign, result: dict[str, Any], started: float) -> None:
-        # The trip shows here, where the traceback is, that the result can travel.
+        # A result that has no encoding fails here, where the traceback is.
         result = wire.as_travelled(result)
         seconds = time.perf_counter() - started
         self._sender.send(wire.Finished(message.number, result, seconds))
 
-    @contextlib.contextmanager
-    def _telling(self, message: wire.Assign) -> Iterator[None]:
-        """Tell the parent of what a task raises."""
-        try:
-            yield
-        except TokenmillError as error:
-            self._sender.send(wire.Failed(message.number, wire.pack_error(error)))
-        except MemoryError:
-            traceback.print_exc()
-            self._sender.send(wire.OutOfMemory())
-            os._exit(EXIT_OUT_OF_MEMORY)
-        except Exception as error:
-            wrapped = foreign_error(Task(message.number, {}, message.label), error)
-            wrapped.__cause__ = error
-            self._sender.send(wire.Failed(message.number, wire.pack_error(wrapped)))
-
 
 def serve(channel: int, sender: Sender) -> None:
-    """Answer the parent's messages until it closes the channel."""
     doing: Doing | None = None
     for message in messages(channel):
         if isinstance(message, wire.Begin):
-            work = get_ready(message, sender)
-            if work is None:
+            with reporting(sender, None):
+                doing = Doing(open_work(message.entry, message.options), sender)
+            if doing is None:
                 return
-            doing = Doing(work, sender)
             gc.freeze()  # what was loaded stays, and is not looked at again
             sender.send(wire.Ready())
         elif doing is not None:
@@ -181,7 +161,7 @@ def serve(channel: int, sender: Sender) -> None:
 
 @contextlib.contextmanager
 def ending_all() -> Iterator[None]:
-    """End the process of whatever gets this far: SystemExit too, leaving unasked is a failure."""
+    """End the process on any exception, SystemExit too."""
     try:
         yield
     except BaseException:
@@ -190,7 +170,6 @@ def ending_all() -> Iterator[None]:
 
 
 def main(arguments: dict[str, Any]) -> None:
-    """Run a worker; `WorkerProcess` gives the arguments."""
     die_with_parent(arguments["lifeline"])
     # A signal state inherited from the parent is the parent's business; Ctrl-C reaches only it.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])

@@ -1,14 +1,4 @@
-"""What a preparation says about rows: which format they have, and which part of them is trained.
-
-`ChatSpec` declares the options that shape a row (see `tokenmill._core.options`).
-`tokenmill.prepare` takes them by these names, and `tokenmill.build.recipe.Recipe` adds the sources
-and the tokenizer.
-Every field belongs to a recipe's key; `ChatSpec.document` is the form that goes into it. A spec is
-checked where it is made, so a wrong value never surprises in the middle of a build.
-
-`RENDERER_VERSION` counts our own changes: it goes up whenever a row's text, spans or rejection
-could come out differently from the same bytes, so that an old store is not taken for a new one.
-"""
+"""`ChatSpec`: the options that shape a row (see `tokenmill._core.options`)."""
 
 from __future__ import annotations
 
@@ -20,13 +10,11 @@ from msgspec.structs import force_setattr
 from tokenmill._core.options import Column, Options, Variables
 from tokenmill.errors import UsageError
 
+# Incremented whenever a row's text, spans or rejection could differ, since it belongs to the key.
 RENDERER_VERSION = 8
 
-GROUPED = ("preference", "kto", "ranked")
-"""Formats whose rows hold a group of answers to one prompt."""
-
-UNRENDERED = ("text", "tokens", "rollouts")
-"""Formats whose rows no template touches."""
+GROUPED = ("preference", "kto", "ranked")  # formats with several answers to one prompt
+UNRENDERED = ("text", "tokens", "rollouts")  # formats whose rows no template renders
 
 # What each format can be trained on; the first is what `train_on=None` means.
 ANSWER = ("completion", "last_assistant_message")
@@ -35,62 +23,27 @@ TRAINABLE: dict[str, tuple[str, ...]] = {
     "messages": CONVERSATION,
     "sharegpt": CONVERSATION,
     "alpaca": (*CONVERSATION, "completion"),
-    "prompt_completion": (
-        "completion",
-        "all_assistant_messages",
-        "last_assistant_message",
-        "everything",
-    ),
+    "prompt_completion": ("completion", *CONVERSATION),
     **dict.fromkeys(GROUPED, ANSWER),
     "text": ("everything",),
     "tokens": ("everything",),  # None: what the row's own masks say
     "rollouts": (),  # None: what was sampled
 }
 
-
 TURNS_OF_GROUPS = (
     " makes rows of turns, and a group of answers is one row of every answer: choose one"
 )
 
-
+# Arguments of ``apply_chat_template`` that are no variables of a template.
 RESERVED_KWARGS = (
     "messages", "conversation", "tools", "add_generation_prompt", "chat_template",
     "continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors",
     "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs",
 )  # fmt: skip
-"""Arguments of ``apply_chat_template`` that are no variables of a template."""
 
 
 class ChatSpec(Options, frozen=True, kw_only=True):
-    """How a row becomes text and trained spans.
-
-    Args:
-        format: Format of the rows; ``auto`` looks at each row's columns. ``tokens``, for rows
-            that are tokenized already, and ``rollouts``, for recorded ones, must be asked for.
-            ``preference``, ``kto`` and ``ranked`` rows hold answers that belong together: each
-            becomes a group of rows.
-        messages_key: Column of the conversation; when not given, ``messages``, else
-            ``conversations``.
-        tools_key: Column of the tools.
-        system_key: Column of a system prompt, for conversations that have no system turn.
-        text_key: Column of plain text.
-        prompt_key: Column of the prompt.
-        completion_key: Column of the completion.
-        template_kwargs: Further variables for the chat template.
-        date: ``YYYY-MM-DD`` for templates that print the date; such a template is refused without
-            it.
-        train_on: What is trained; when not given, all assistant messages of a conversation, the
-            completion of a prompt, everything of a text.
-        turn_end: Train up to and including the end-of-turn token (``stop``), or up to where the
-            next turn starts (``turn``).
-        thinking_opener: Whether a thinking opener that is already in the generation prompt belongs
-            to the ``prompt`` or is ``trained``.
-        expand: ``turns`` makes one row of every assistant turn, with the turns before it;
-            ``append`` joins those of which one goes on where another ends, as a rollout does.
-        trailing: Reject a conversation that ends with a user turn, or trim it to its last
-            assistant turn.
-        append_eos: End text and string completions with the end-of-sequence token.
-    """
+    """How a row becomes text and trained spans; `tokenmill.prepare` describes the arguments."""
 
     format: Literal[
         "auto",
@@ -151,8 +104,17 @@ class ChatSpec(Options, frozen=True, kw_only=True):
                 raise UsageError(("template_kwargs",), f"[{name!r}] is set by the renderer itself")
         check_date(self.date)
 
+    @property
+    def message_columns(self) -> tuple[str, ...]:
+        """Columns that may hold the conversation, in the order to try them."""
+        return (self.messages_key,) if self.messages_key else ("messages", "conversations")
+
     def trained(self, row_format: str) -> str:
-        """What is trained in rows of one format; a choice it cannot satisfy is a UsageError."""
+        """Return what is trained in rows of one format.
+
+        Raises:
+            UsageError: `train_on` has no meaning for that format.
+        """
         allowed = TRAINABLE[row_format]
         if self.train_on is None:
             return allowed[0]
@@ -165,15 +127,12 @@ class ChatSpec(Options, frozen=True, kw_only=True):
         return self.train_on
 
     def document(self) -> dict[str, Any]:
-        """The plain values of every field, with the renderer's version, for a recipe's key."""
-        return {
-            "renderer": RENDERER_VERSION,
-            **{name: getattr(self, name) for name in ChatSpec.__struct_fields__},
-        }
+        """Return the fields and the renderer's version, for a recipe's key."""
+        fields = {name: getattr(self, name) for name in ChatSpec.__struct_fields__}
+        return {"renderer": RENDERER_VERSION, **fields}
 
 
 def check_date(date: str | None) -> None:
-    """Refuse what is not the day that a template is to print."""
     if date is None:
         return
     try:

@@ -18,13 +18,14 @@ import msgspec
 import typer
 
 from tokenmill._core.options import HELP, Option, declared
+from tokenmill.build.calls import prepare
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.chat import ChatSpec
 from tokenmill.errors import UsageError
 
 Given = dict[str, Any]
 
-RECIPE_OPTIONS, RUN_OPTIONS = declared(Recipe), declared(RunOptions)
+RECIPE_OPTIONS, RUN_OPTIONS = declared(Recipe, prepare), declared(RunOptions, prepare)
 
 # Declared options that several commands take together.
 TOKENIZER = tuple(

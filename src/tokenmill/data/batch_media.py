@@ -1,18 +1,7 @@
-"""Images in batches: which a batch has, where they are, and their pixels.
+"""Add images to batches: where they are, and their pixels (docs/images.md).
 
-=====================  =======================================================================
-``media``              the images in the order of their rows, as `PlacedMedia`
-``pixel_values``, …    with ``media="pixels"``: what the processor makes of these images, in
-                       this order, under the names that its model takes
-``mm_token_type_ids``  where the processor provides it: 1 at tokens that an image's features go
-                       to, else 0; also under the processor's own name for it
-=====================  =======================================================================
-
-`MediaFiller` wraps the filler of any layout and adds these. Pixels are what the processor returns
-for the rows of the batch, to the bit: it gets them row by row, also those of a pack. A batch
-without images has no pixels. Only images of this rank's rows are opened, each once per batch, and
-only with the bytes that the row was prepared from. `Pixels` holds the processor: the copy that the
-store keeps, or the one that a loader was given.
+Pixels are what the processor returns for the rows of the batch, to the bit. Only images of this
+rank's rows are opened, each once per batch.
 """
 
 from __future__ import annotations
@@ -33,7 +22,7 @@ from tokenmill.data.order import Int64Array
 from tokenmill.data.samples import Step
 from tokenmill.data.view import View
 from tokenmill.errors import UsageError
-from tokenmill.store import Media, Row, Store
+from tokenmill.store import Media, Row
 
 if TYPE_CHECKING:
     from tokenmill.media import Processor
@@ -41,13 +30,10 @@ if TYPE_CHECKING:
 WAYS = ("references", "pixels")
 TOKEN_TYPES = "mm_token_type_ids"
 
-_BY_TEXT = ("cross_attention_mask",)
-"""Features that say which token sees which picture: they are of a text, not of pictures."""
+_BY_TEXT = ("cross_attention_mask",)  # features of a text and its images together
 
 
 class PlacedMedia(msgspec.Struct, frozen=True):
-    """An image of a row, and its position in a batch."""
-
     media: Media  # as in `Row.media`; its ``start`` counts within the row
     row: int  # number in the data
     number: int  # which of the row's images: ``data[row].picture(number)`` are its bytes
@@ -57,15 +43,12 @@ class PlacedMedia(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class MediaFiller:
-    """Adds images to the batches of another filler."""
-
     filler: Filler | GroupFiller | MicroFiller  # adds ``indices`` to batches
     view: View
     indices: bool  # whether batches keep them
     pixels: Pixels | None  # None: images are only named
 
     def fill(self, step: Step) -> Any:
-        """The batch of this rank, or its list of micro-batches."""
         filled = self.filler.fill(step)
         if isinstance(filled, list):
             return [self._illustrated(batch) for batch in filled]
@@ -86,7 +69,6 @@ class MediaFiller:
         return batch
 
     def _added(self, batch: Batch, prefix: str, numbers: Int64Array) -> Batch:
-        """The columns of the images of rows, which arrays of this prefix hold in order."""
         rows = self.view.rows(numbers)
         media = [row.media for row in rows]
         width = batch[f"{prefix}input_ids"].shape[1]
@@ -126,7 +108,15 @@ class Pixels:
     """
 
     def __init__(self, view: View, given: Any = None) -> None:
-        self._store = _with_one_processor(view)
+        stores = {store.processor_key: store for store in view.stores if store.has_media}
+        if len(stores) > 1:
+            places = " and ".join(os.fspath(store.path) for store in stores.values())
+            raise UsageError(
+                f"the rows of {places} were prepared with different processors, and a batch has "
+                "pixels of one: prepare them with the same, or serve references "
+                "(media='references')"
+            )
+        self._store = next(iter(stores.values()))
         self._given = given
         self._loaded: Processor | None = None
         processor = self.processor  # loaded now, so that errors are raised now
@@ -138,7 +128,6 @@ class Pixels:
 
     @property
     def processor(self) -> Processor:
-        """The processor, loaded once in every process."""
         from tokenmill.build.processor import processor_of
 
         if self._loaded is None:
@@ -146,7 +135,6 @@ class Pixels:
         return self._loaded
 
     def features(self, rows: Sequence[tuple[Row, list[Media]]]) -> Batch:
-        """The pixels of rows, under the names of the model."""
         from tokenmill.media import Pictures
 
         opened: dict[str, Any] = {}
@@ -167,7 +155,7 @@ class Pixels:
     def token_types(
         self, ids: npt.NDArray[np.int64], rows: Iterator[tuple[int, Row, list[Media]]]
     ) -> Batch:
-        """Which token is a picture's, in the shape of the ids: 0 in padding and in other rows."""
+        """1 at tokens that an image's features go to, else 0, in the shape of the ids."""
         if not self._types:
             return {}
         flat, types = ids.reshape(-1), np.zeros(ids.size, dtype=np.int64)
@@ -177,15 +165,3 @@ class Pixels:
                 counts = [one.count for one in media]
                 types[own] = self.processor.token_types(flat[own].tolist(), counts)
         return {name: types.reshape(ids.shape).copy() for name in self._types}
-
-
-def _with_one_processor(view: View) -> Store:
-    """A store with pictures, all of which were prepared with the same processor."""
-    stores = {store.processor_key: store for store in view.stores if store.has_media}
-    if len(stores) > 1:
-        places = " and ".join(os.fspath(store.path) for store in stores.values())
-        raise UsageError(
-            f"the rows of {places} were prepared with different processors, and a batch has pixels "
-            "of one: prepare them with the same, or serve references (media='references')"
-        )
-    return next(iter(stores.values()))

@@ -1,16 +1,9 @@
-"""Choose rows of a view: by expression or function, by number, or by content into splits.
-
-`split` assigns rows by the digest of their own bytes: every row has a fixed point in [0, 1) that
-depends on its bytes and the seed only, and a split is an interval. So a row stays in its split when
-others come or go, equal rows are never in two splits, and all turns of one conversation
-(``expand="turns"``) are in the same.
-"""
+"""Choose rows of a view: by expression or function, by number, or by content into splits."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from itertools import pairwise
@@ -20,16 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill._core import fingerprint
-from tokenmill.data.index import CHUNK, Index, Joined, Range, Selected, Shuffled, shuffle_of
+from tokenmill.data.index import Index, Joined, Range, Selected, Shuffled, chunks_of, shuffle_of
 from tokenmill.data.order import Int64Array, check_seed
 from tokenmill.data.view import View, as_view
-from tokenmill.errors import CacheError, UsageError
+from tokenmill.errors import UsageError
 from tokenmill.store import Store
+from tokenmill.store.columns import row_numbers
 from tokenmill.store.sidecars import column_of
 from tokenmill.store.where import NAMES, NamedColumns, Where, names_in
 
-SPLIT_VERSION = 1
-"""Version of the function (digest, seed) → point; part of every split's key."""
+SPLIT_VERSION = 1  # of `split_points`; part of every split's key
 
 Predicate = Callable[[dict[str, Any]], npt.NDArray[np.bool_]]
 """Stored columns of many rows → which of the rows are chosen."""
@@ -43,8 +36,7 @@ _MULTIPLY_2 = 0xCB3DB1425C951879
 def rows_where(index: Index, columns: Sequence[str], predicate: Predicate) -> Iterator[Int64Array]:
     """The rows of an index for which a predicate holds, in order; of groups, if it holds for all.
 
-    Reads the columns of every store once, in stored order. Needs one byte per row of the largest
-    store.
+    Reads the columns of every store once, in stored order.
     """
     if isinstance(index, Joined):
         begin = 0
@@ -55,12 +47,11 @@ def rows_where(index: Index, columns: Sequence[str], predicate: Predicate) -> It
         return
     is_chosen = _evaluate(index, columns, predicate)
     if index.group_size == 1:
-        for rows in index.chunks():
+        for rows in chunks_of(len(index)):
             yield rows[is_chosen[index.numbers(rows)]]
         return
-    for first in range(0, index.group_count, CHUNK):
-        groups = np.arange(first, min(first + CHUNK, index.group_count), dtype=np.int64)
-        rows, bounds = _rows_of_groups(index, groups)
+    for groups in chunks_of(index.group_count):
+        rows, bounds = index.rows_of_groups(groups)
         held = np.logical_and.reduceat(is_chosen[index.numbers(rows)], bounds[:-1])
         yield rows[np.repeat(held, np.diff(bounds))]
 
@@ -68,7 +59,7 @@ def rows_where(index: Index, columns: Sequence[str], predicate: Predicate) -> It
 def _evaluate(index: Index, columns: Sequence[str], predicate: Predicate) -> npt.NDArray[np.bool_]:
     """For every stored row: whether it is in the index and the predicate holds."""
     found = np.zeros(sum(map(len, index.stores)), dtype=np.bool_)
-    for rows in index.chunks():
+    for rows in chunks_of(len(index)):
         found[index.numbers(rows)] = True
     begin = 0
     for store in index.stores:
@@ -102,90 +93,28 @@ def _pick(column: Any, rows: Int64Array) -> Any:
     return [column[row] for row in rows.tolist()]
 
 
-@dataclass(frozen=True)
-class _ByExpression:
-    """Rows for which an expression holds."""
-
-    text: str
-    sidecars: Mapping[str, str]
-
-    def document(self, index: Index) -> Any:
-        where = Where(self.text, self.sidecars)
-        document: dict[str, Any] = {"where": where.text}
-        if where.uses_source:
-            # Only then does the answer depend on what the files are called.
-            stores = {store.key: store for store in index.stores}.values()
-            document["sources"] = [list(store.sources) for store in stores]
-        if self.sidecars:
-            document["sidecars"] = sorted(self.sidecars.values())
-        return document
-
-    def chosen(self, index: Index) -> Iterator[Int64Array]:
-        where = Where(self.text, self.sidecars)
-        return rows_where(index, where.columns, where)
+def _by_expression(text: str, sidecars: Mapping[str, str], index: Index) -> Iterator[Int64Array]:
+    where = Where(text, sidecars)
+    return rows_where(index, where.columns, where)
 
 
-@dataclass(frozen=True)
-class _ByPoint:
+def _by_point(seed: int, start: int, stop: int, index: Index) -> Iterator[Int64Array]:
     """Rows whose point is in an interval of [0, 2**64)."""
 
-    seed: int
-    start: int
-    stop: int
-
-    def document(self, index: Index) -> Any:
-        # Strings: not every reader of JSON keeps 64 bits.
-        interval = [str(self.start), str(self.stop)]
-        return {"split": SPLIT_VERSION, "seed": self.seed, "points": interval}
-
-    def chosen(self, index: Index) -> Iterator[Int64Array]:
-        return rows_where(index, ["digest"], self._holds)
-
-    def _holds(self, columns: dict[str, Any]) -> npt.NDArray[np.bool_]:
-        points = split_points(columns["digest"], self.seed)
-        held = points >= np.uint64(self.start)
-        if self.stop <= _MASK:
-            held &= points < np.uint64(self.stop)
+    def holds(columns: dict[str, Any]) -> npt.NDArray[np.bool_]:
+        points = split_points(columns["digest"], seed)
+        held = points >= np.uint64(start)
+        if stop <= _MASK:
+            held &= points < np.uint64(stop)
         return held
 
-
-class _ByNumber:
-    """Given rows. They are in the published index; only their digest is pickled."""
-
-    def __init__(self, digest: str, given: Int64Array | None = None) -> None:
-        self._digest = digest
-        self.given = given
-
-    def __reduce__(self) -> Any:
-        return _ByNumber, (self._digest,)
-
-    def document(self, index: Index) -> Any:
-        return {"rows": self._digest}
-
-    def chosen(self, index: Index) -> Iterator[Int64Array]:
-        if self.given is None:
-            raise CacheError("the index of selected rows is gone: select them again")
-        return iter([self.given])
+    return rows_where(index, ["digest"], holds)
 
 
 def _by_number(view: View, numbers: Int64Array) -> View:
     numbers = np.ascontiguousarray(numbers, dtype="<i8")
-    choice = _ByNumber(fingerprint.key_of_pieces([numbers.tobytes()]), numbers)
-    index = Selected(view.row_index, choice)
-    choice.given = None  # published
-    return view.with_index(index)
-
-
-def rows_of_groups(view: View, groups: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """The rows of groups by number, one group after the other, and where each group's begin."""
-    return _rows_of_groups(view.row_index, groups)
-
-
-def _rows_of_groups(index: Index, groups: Int64Array) -> tuple[Int64Array, Int64Array]:
-    starts, stops = index.group_starts(groups), index.group_starts(groups + 1)
-    bounds = np.concatenate(([0], np.cumsum(stops - starts))).astype(np.int64)
-    rows = np.arange(bounds[-1], dtype=np.int64) + np.repeat(starts - bounds[:-1], stops - starts)
-    return rows, bounds
+    by = {"rows": fingerprint.key_of_pieces([numbers.tobytes()])}
+    return view.with_index(Selected(view.row_index, by, given=numbers))
 
 
 def split_points(digests: npt.ArrayLike, seed: int) -> npt.NDArray[np.uint64]:
@@ -216,7 +145,14 @@ def filtered(
     if columns is not None:
         raise UsageError("an expression names its columns itself: columns are for a function")
     sidecars = _sidecar_columns(view, names_in(where))
-    return view.with_index(Selected(view.row_index, _ByExpression(where, sidecars)))
+    parsed = Where(where, sidecars)
+    by: dict[str, Any] = {"where": parsed.text}
+    if parsed.uses_source:  # only then does the answer depend on what the files are called
+        by["sources"] = [list(store.sources) for store in view.stores]
+    if sidecars:
+        by["sidecars"] = sorted(sidecars.values())
+    choose = partial(_by_expression, where, sidecars)
+    return view.with_index(Selected(view.row_index, by, choose))
 
 
 def _call(
@@ -259,8 +195,10 @@ def _sidecar_columns(view: View, names: Iterable[str]) -> dict[str, str]:
 
 def select(data: Store | View, rows: Iterable[SupportsIndex]) -> View:
     """Rows by number, in the given order, as often as they are named."""
-    view = as_view(data)
-    numbers = view.normalised(rows)
+    view, given = as_view(data), list(rows)
+    if any(isinstance(row, bool | np.bool_) for row in given):
+        raise UsageError("rows are chosen by number, not by truth values: use filter")
+    numbers = row_numbers(given, len(view))
     if view.has_groups:
         _require_whole_groups(view, numbers)
     return _by_number(view, numbers)
@@ -282,11 +220,7 @@ def _require_whole_groups(view: View, numbers: Int64Array) -> None:
 
 
 def sliced(data: Store | View, span: range) -> View:
-    """A range of rows, as a slice makes it.
-
-    Raises:
-        UsageError: It would split a group.
-    """
+    """A range of rows; UsageError if it would split a group."""
     view = as_view(data)
     if view.has_groups and len(span):
         ends = np.asarray([span.start, span[-1] + 1], dtype=np.int64)
@@ -310,11 +244,15 @@ def shuffle(data: Store | View, seed: int = 0) -> View:
     # With groups of several sizes the position of a row depends on all before it: list the rows.
     order = shuffle_of(view.row_index, seed)
     groups = order.indices(np.arange(view.group_count, dtype=np.int64))
-    return _by_number(view, rows_of_groups(view, groups)[0])
+    return _by_number(view, view.row_index.rows_of_groups(groups)[0])
 
 
 def split(data: Store | View, parts: Mapping[str, float], *, seed: int = 0) -> tuple[View, ...]:
     """Split rows by content.
+
+    Every row has a fixed point in [0, 1) that depends on its bytes and the seed only; a split is an
+    interval. So a row stays in its split when others come or go, equal rows are never in two
+    splits, and all turns of one conversation (``expand="turns"``) are in the same.
 
     Args:
         data: A store or a view.
@@ -337,5 +275,10 @@ def split(data: Store | View, parts: Mapping[str, float], *, seed: int = 0) -> t
         raise UsageError(f"the shares add up to {float(sum(shares))}, not to 1")
     edges = [int(sum(shares[:number]) * (1 << 64)) for number in range(len(shares))]
     edges.append(1 << 64)  # whatever rounding the shares carry
-    choices = (_ByPoint(seed, start, stop) for start, stop in pairwise(edges))
-    return tuple(view.with_index(Selected(view.row_index, choice)) for choice in choices)
+    found = []
+    for start, stop in pairwise(edges):
+        # Strings: not every reader of JSON keeps 64 bits.
+        by = {"split": SPLIT_VERSION, "seed": seed, "points": [str(start), str(stop)]}
+        index = Selected(view.row_index, by, partial(_by_point, seed, start, stop))
+        found.append(view.with_index(index))
+    return tuple(found)

@@ -1,33 +1,7 @@
 """Fill arrays: rows and packs of token ids as the matrices that a trainer takes.
 
-A *piece* is a pair (ids int32, mask uint8) of views of stored tokens. `fill_rows` pads pieces into
-one matrix; `fill_packs` puts them side by side. Labels are unshifted, -100 where a token is not
-trained, and -100 at the first token of every piece: nothing before it could predict it.
-
-    pack of 8 holding rows  a b c  and  d e        (^ not trained)
-        input_ids      a b c d e . . .
-        labels         ^ b c ^ e ^ ^ ^
-        position_ids   0 1 2 0 1 0 1 2     restart per row, and in the padding tail
-        seq_idx        0 0 0 1 1 - - -     -1 in the tail
-        cu_seqlens     0 3 5 8             the tail is a segment of its own
-
-`fill_slabs` puts them side by side, too, each padded to a multiple. The padding after a sequence,
-and at the end of the slab, belongs to the sequence before it: positions continue there, labels are
--100 and ``seq_idx`` is -1. ``cu_seqlens`` counts the tokens of the sequences, ``cu_seqlens_padded``
-is where they are, as Transformer Engine takes them; attention that takes only one of the two takes
-the second (causal, so no token sees the padding after it).
-
-    rows  a b c  and  d e, sequences a multiple of 2, the slab of 4        (^ not trained)
-        input_ids          a b c . d e . .
-        labels             ^ b c ^ ^ e ^ ^
-        position_ids       0 1 2 3 0 1 2 3
-        seq_idx            0 0 0 - 1 1 - -
-        cu_seqlens         0 3 5
-        cu_seqlens_padded  0 4 8
-
-`shard` is the part of a batch that one of several ranks holds that share the sequences.
-``shift_labels`` are the labels of the following tokens, because a rank does not hold the token
-after the last of its range.
+Labels are unshifted, -100 where a token is not trained, and -100 at the first token of every piece:
+nothing before it could predict it.
 """
 
 from __future__ import annotations
@@ -42,12 +16,11 @@ from tokenmill.data.packs import Int64Array
 
 IGNORE = -100  # the label that cross entropy skips, as torch and transformers agree on
 
-Piece = tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]
+Piece = tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]  # ids and mask: views of stored tokens
 Batch = dict[str, Any]
 
 
 def padded_width(longest: int, multiple: int | None) -> int:
-    """Width of a padded matrix: the longest row, rounded up to the multiple."""
     longest = max(longest, 1)
     return longest if multiple is None else -(-longest // multiple) * multiple
 
@@ -79,7 +52,15 @@ def fill_rows(
 
 
 def fill_packs(packs: Sequence[Sequence[Piece]], length: int, pad_id: int) -> Batch:
-    """Lay pieces side by side into (batch, length); no pack at all gives one of padding."""
+    """Lay pieces side by side into (batch, length); no pack at all gives one of padding.
+
+    A pack of 8 holding rows  a b c  and  d e        (^ not trained)
+        input_ids      a b c d e . . .
+        labels         ^ b c ^ e ^ ^ ^
+        position_ids   0 1 2 0 1 0 1 2     restart per row, and in the padding tail
+        seq_idx        0 0 0 1 1 - - -     -1 in the tail
+        cu_seqlens     0 3 5 8             the tail is a segment of its own
+    """
     height = max(len(packs), 1)
     input_ids = np.full(height * length, pad_id, dtype=np.int64)
     loss_mask = np.zeros(height * length, dtype=np.uint8)
@@ -135,12 +116,10 @@ def fill_slabs(
 ) -> Batch:
     """Lay pieces side by side into (slabs, tokens); no slab at all gives one of padding.
 
-    Args:
-        slabs: The pieces of every slab; several only where ``length`` is given.
-        pad_id: Token of the padding.
-        sequence: Every piece's place is a multiple of this.
-        slab: A slab's length is a multiple of this.
-        length: Tokens of every slab; None takes as few as the pieces need.
+    Every piece is padded to a multiple of ``sequence``, a slab to ``length``, or without one (for a
+    single slab) to a multiple of ``slab``. Padding belongs to the sequence before it: positions
+    continue there. ``cu_seqlens`` counts the tokens of the sequences, ``cu_seqlens_padded`` is
+    where they are, as Transformer Engine takes them (drawing in docs/batches.md).
     """
     filled = [list(pieces) for pieces in slabs] or [[]]
     sizes = [[-(-ids.size // sequence) * sequence for ids, _ in pieces] for pieces in filled]
@@ -182,15 +161,11 @@ def fill_slabs(
 
 
 def shard(batch: Batch, rank: int, ranks: int, shards: str = "zigzag") -> Batch:
-    """What one rank holds of a batch whose sequences several ranks share.
+    """What one rank holds of a batch (padded rows or slabs) whose sequences several ranks share.
 
     ``cu_seqlens``, ``cu_seqlens_padded`` and ``max_seqlen`` stay those of the whole batch.
-
-    Args:
-        batch: Of `fill_slabs`, or rows padded to one width.
-        rank: Among those that share it.
-        ranks: How many share it.
-        shards: zigzag or contiguous.
+    ``shift_labels`` are the labels of the following tokens: a rank does not hold the token after
+    the last of its range.
     """
     rows, width = batch["input_ids"].shape
     found = dict(batch)
@@ -216,7 +191,7 @@ def shard(batch: Batch, rank: int, ranks: int, shards: str = "zigzag") -> Batch:
 
 
 def _stretches(bounds: npt.NDArray[Any], count: int, wanted: tuple[int, ...]) -> Int64Array:
-    """Places of some of the equal stretches that every sequence is cut into, in their order."""
+    """Places of some of the equal stretches that every sequence is cut into."""
     sizes = np.diff(bounds).astype(np.int64) // count
     numbers = np.asarray(wanted, dtype=np.int64)
     firsts = (bounds[:-1, None] + sizes[:, None] * numbers[None, :]).reshape(-1)
@@ -227,7 +202,7 @@ def _stretches(bounds: npt.NDArray[Any], count: int, wanted: tuple[int, ...]) ->
 
 
 def _positions(attention_mask: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """Positions of padded rows: from 0 at the first token, running on in padding behind them."""
+    """From 0 at the first token of a padded row, running on in padding behind it."""
     first = attention_mask.argmax(axis=1).astype(np.int64)
     places = np.arange(attention_mask.shape[1], dtype=np.int64)
     positions: npt.NDArray[np.int64] = np.maximum(places[None, :] - first[:, None], 0)

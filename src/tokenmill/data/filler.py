@@ -1,20 +1,7 @@
 """Fill batches: from the integers of a step to arrays.
 
-A `Filler` reads this rank's rows and fills the arrays of a padded or packed batch. A `MicroFiller`
-plans the micro-batches of a step and fills those of this rank. Of the other ranks' rows only stored
-columns are read, for ``num_trained_tokens`` and ``weight_sum`` of the whole global batch. Fillers
-hold no position and pickle small: a worker process needs a filler and steps, nothing else.
-
-`Attached` lays out sidecars like the tokens of their rows, one float32 array per sidecar:
-
-    rows  a b c  and  d e,  one value per token, one per row (x, y)
-        padded   a b c    x        packed   a b c d e . . .    x y 0
-                 d e .    y                 cu_seqlens 0 3 5 8
-
-A value per token is at its token's position, and padding is 0.0. Per row there is one value for
-every row of the padded batch; packed, one for every segment of ``cu_seqlens``, with 0.0 for padding
-tails. The weights of the data itself are laid out the same way, as ``loss_weights``: 0 wherever the
-label is -100. A loader serves the sidecars that were attached when it was made.
+Of the other ranks' rows only stored columns are read, for ``num_trained_tokens`` and ``weight_sum``
+of the whole global batch. Fillers hold no position and pickle small.
 """
 
 from __future__ import annotations
@@ -42,8 +29,7 @@ if TYPE_CHECKING:
 SidecarNames = Iterable[str] | Mapping[str, str] | None
 """Names of sidecars, or names with what made each; None: all that are attached to the data."""
 
-WEIGHTS, WEIGHT_SUM = "loss_weights", "weight_sum"
-"""Names of the data's weights in a batch, and of their sum over the global batch."""
+WEIGHTS, WEIGHT_SUM = "loss_weights", "weight_sum"  # the sum is over the global batch
 
 
 class LossWeights(ViewSidecar):
@@ -63,17 +49,17 @@ class _Pieces(NamedTuple):
 
 @dataclass(frozen=True)
 class Attached:
-    """The sidecars that a loader serves."""
+    """The sidecars that a loader serves, laid out like the tokens of their rows.
+
+    A value per token is at its token's position. Per row there is one value for every row of the
+    padded batch; packed, one for every segment of ``cu_seqlens``. Padding is 0.0. The weights of
+    the data itself are laid out the same way: 0 wherever the label is -100.
+    """
 
     sidecars: tuple[ViewSidecar, ...] = ()
 
     @classmethod
     def of(cls, view: View, names: SidecarNames) -> Attached:
-        """The named sidecars of a view.
-
-        Raises:
-            UsageError: One of them is not attached, or has several makers and none was named.
-        """
         if isinstance(names, str):
             raise UsageError(f"sidecars are names, such as [{names!r}], not one text")
         if names is None:
@@ -113,7 +99,7 @@ class Attached:
         bounds: Int64Array,
         length: int,
     ) -> Batch:
-        """Lay out pieces like `fill_packs`; ``bounds`` are where the pieces of each pack begin."""
+        """Lay out pieces like `fill_packs`."""
         packs = bounds.size - 1
         number = np.repeat(np.arange(packs), np.diff(bounds))  # of each piece's pack
         before = np.concatenate(([0], np.cumsum(lengths)))  # tokens of all packs, without tails
@@ -158,7 +144,6 @@ def _of_tokens(sidecar: ViewSidecar, pieces: _Pieces, size: int) -> Float32Array
 
 
 def read_pieces(rows: list[Row], starts: Int64Array, lengths: Int64Array) -> list[Piece]:
-    """Ids and mask of pieces of rows, as views of the stored tokens."""
     pieces = []
     for row, start, length in zip(rows, starts.tolist(), lengths.tolist(), strict=True):
         ids, mask = row.input_ids, row.loss_mask
@@ -170,8 +155,6 @@ def read_pieces(rows: list[Row], starts: Int64Array, lengths: Int64Array) -> lis
 
 @dataclass(frozen=True)
 class Filler:
-    """Fills padded or packed batches."""
-
     view: View
     pad_id: int
     pad_side: str = "right"
@@ -220,7 +203,6 @@ class Filler:
     def _label_bounds(
         self, packs: Packs, first: int, stop: int
     ) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Rows of some pieces, and the range of their tokens that may be labels."""
         rows, starts = packs.rows[first:stop], packs.starts[first:stop]
         # A piece that is padded to a multiple takes more than its row has.
         stops = np.minimum(starts + packs.lengths[first:stop], self.view.lengths_at(rows))
@@ -242,7 +224,6 @@ class MicroFiller:
     groups: GroupFiller | None = None  # adds the columns of groups, where samples are groups
 
     def fill(self, step: Step) -> list[Batch]:
-        """The micro-batches of this rank: as many as every rank has."""
         shared = self.micro.context_parallel
         packs, owner = step.packs, self.rank // shared
         trained = self.filler.trained(packs, 0, packs.rows.size)

@@ -1,19 +1,8 @@
-"""Batches of groups: an ordinary batch of their rows, with the columns of groups.
+"""Batches of groups: an ordinary batch of their rows, with columns of groups (docs/preference.md).
 
-=================  =====================================================================
-``prompt_tokens``  per group: tokens that its rows share and none trains; -1: not known
-``margin``         per group, 0 where it has none; where the data has any
-``group_idx``      per row, or packed per segment: which group of the batch, -1 none
-``label``          in the same order: 1 wanted, 0 unwanted, -1 neither
-``score``          in the same order, NaN where there is none; where the data has any
-``pair_index``     packed pairs: the segments of chosen and rejected, one line per pair
-=================  =====================================================================
-
-With ``layout="sides"`` pairs are served as ``chosen_*`` and ``rejected_*``, each as wide as its
-longest row. Batches of KTO rows also have ``kl_*`` arrays: each row's prompt with the answer of
-another row, from which the loss estimates how far the model has moved. That row is a fixed number
-of rows further on, around the end of the data; the number follows from the seed. So it does not
-depend on batches, ranks or epochs, and neighbours (often answers to one prompt) do not meet.
+Batches of KTO rows also have ``kl_*`` arrays: each row's prompt with the answer of another row, a
+fixed number of rows further on, around the end of the data. The number follows from the seed, so it
+does not depend on batches, ranks or epochs.
 """
 
 from __future__ import annotations
@@ -38,8 +27,6 @@ KINDS = ("preference", "kto", "ranked", "single")
 
 @dataclass(frozen=True)
 class GroupFiller:
-    """Fills batches of groups."""
-
     filler: Filler  # of rows
     kind: str  # of all groups, or "" where there are several
     sides: bool  # whether pairs are served by their sides
@@ -162,7 +149,7 @@ def group_counts(view: View) -> dict[str, int]:
 
 
 def segments_of_rows(batch: Batch) -> Int64Array:
-    """The segments that hold rows: behind each pack's rows there may be a tail of padding."""
+    """The segments of a packed batch that hold rows, not padding."""
     bounds = batch["cu_seqlens_padded" if "cu_seqlens_padded" in batch else "cu_seqlens"]
     firsts = bounds[:-1][np.diff(bounds) > 0]
     return np.flatnonzero(batch["seq_idx"].reshape(-1)[firsts] >= 0)

@@ -1,23 +1,18 @@
 """Indexes: which rows of which stores a view has, by number.
 
-The stores of an index are numbered through, one after the other. `numbers` maps row numbers of the
-view to these. `Whole` is all rows of a store, `Range` a slice of another index, `Shuffled` a
-permutation of it, `Joined` several indexes one after the other, and `Selected` a list of row
-numbers, published once in the cache and mapped. An index is immutable, pickles small and holds no
-memory that grows with its rows. Its `key` identifies the content, not the location.
-
-Rows that belong to a group are adjacent in every index and either all there or none.
+An index is immutable, pickles small and holds no memory that grows with its rows. Rows that belong
+to a group are adjacent in every index and either all there or none.
 """
 
 from __future__ import annotations
 
 import abc
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -41,13 +36,19 @@ from tokenmill.store import CacheLayout, Store, StoreLayout
 CHUNK = 1 << 18  # rows at a time where all rows are read: 2 MiB of row numbers
 
 
+def chunks_of(count: int) -> Iterator[Int64Array]:
+    """``range(count)``, many numbers at a time."""
+    for first in range(0, count, CHUNK):
+        yield np.arange(first, min(first + CHUNK, count), dtype=np.int64)
+
+
 class Index(abc.ABC):
-    """Row numbers of a view → row numbers of its stores."""
+    """Row numbers of a view → row numbers of its stores, numbered one store after the other."""
 
     @property
     @abc.abstractmethod
     def key(self) -> str:
-        """Fingerprint of the content."""
+        """Fingerprint of the content, not of the location."""
 
     @property
     @abc.abstractmethod
@@ -60,11 +61,6 @@ class Index(abc.ABC):
     @abc.abstractmethod
     def numbers(self, indices: Int64Array) -> Int64Array:
         """Row numbers of the stores at valid row numbers of the view."""
-
-    def chunks(self) -> Iterator[Int64Array]:
-        """All row numbers of the view, many at a time."""
-        for first in range(0, len(self), CHUNK):
-            yield np.arange(first, min(first + CHUNK, len(self)), dtype=np.int64)
 
     @cached_property
     def group_size(self) -> int | None:
@@ -82,8 +78,15 @@ class Index(abc.ABC):
         size = self.group_size
         return self._ragged_starts(groups) if size is None else groups * size
 
+    def rows_of_groups(self, groups: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """The rows of groups, one group after the other, and where each group's begin."""
+        starts, stops = self.group_starts(groups), self.group_starts(groups + 1)
+        sizes = stops - starts
+        bounds = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+        rows = np.arange(bounds[-1], dtype=np.int64) + np.repeat(starts - bounds[:-1], sizes)
+        return rows, bounds
+
     def groups_of(self, rows: Int64Array) -> Int64Array:
-        """The groups of rows by number."""
         if self.group_size is not None:
             return rows // self.group_size
         low, high = np.zeros_like(rows), np.full_like(rows, self.group_count)
@@ -103,8 +106,6 @@ class Index(abc.ABC):
 
 
 class Whole(Index):
-    """All rows of a store."""
-
     def __init__(self, store: Store) -> None:
         self._store = store
 
@@ -130,8 +131,6 @@ class Whole(Index):
 
 
 class _Derived(Index):
-    """Rows of another index."""
-
     def __init__(self, parent: Index, document: Any) -> None:
         self._parent = parent
         self._document = document
@@ -184,13 +183,10 @@ class Shuffled(_Derived):
 
 
 def shuffle_of(index: Index, seed: int) -> Permutation:
-    """The permutation of an index's groups."""
     return Permutation(index.group_count, derive_key(PURPOSE_VIEW, check_seed(seed), 0, 0))
 
 
 class Joined(Index):
-    """Several indexes, one after the other."""
-
     def __init__(self, parts: Sequence[Index]) -> None:
         self.parts = list(parts)
         self._ends = np.cumsum([len(part) for part in self.parts], dtype=np.int64)
@@ -208,7 +204,6 @@ class Joined(Index):
 
     @cached_property
     def _store_starts(self) -> list[int]:
-        """Where the stores of every part begin in the numbering."""
         rows = [sum(map(len, part.stores)) for part in self.parts]
         starts: list[int] = np.cumsum([0, *rows[:-1]]).tolist()
         return starts
@@ -251,16 +246,6 @@ _KIND_WITH_GROUPS = replace(_KIND, files=(NUMBERS, GROUP_STARTS))
 SELECTION_VERSION = 2
 
 
-class Choice(Protocol):
-    """Which rows of an index, in which order."""
-
-    def document(self, index: Index) -> Any:
-        """What it depends on besides the index, as plain values."""
-
-    def chosen(self, index: Index) -> Iterator[Int64Array]:
-        """The numbers of the chosen rows, many at a time."""
-
-
 class _Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     document: dict[str, Any]
     rows: int
@@ -274,20 +259,31 @@ class Selected(_Derived):
     The list is an artifact ``<cache>/rows/<key>/`` and mapped; with groups of several sizes it also
     says where groups begin. It is published beside a store where that cache can be written, else
     in the user's own cache, else in a temporary directory that lives as long as this object. If the
-    directory is gone when the index is unpickled, the choice is made again.
+    directory is gone when the index is unpickled, the rows are chosen again; ``given`` rows cannot.
     """
 
-    def __init__(self, parent: Index, choice: Choice, directory: str | None = None) -> None:
-        by = choice.document(parent)
+    def __init__(
+        self,
+        parent: Index,
+        by: dict[str, Any],  # what the choice depends on besides the parent
+        choose: Callable[[Index], Iterable[Int64Array]] | None = None,
+        directory: str | None = None,
+        given: Int64Array | None = None,
+    ) -> None:
         super().__init__(parent, {"kept": SELECTION_VERSION, "of": parent.key, "by": by})
-        self._choice = choice
+        self._choose = choose
         self._kind = _KIND if self.group_size is not None else _KIND_WITH_GROUPS
         self._private: PrivateDirectory | None = None
-        self._directory = self._find_or_make(directory)
+        self._directory = self._find_or_make(directory, given)
         self._open()
 
     def __reduce__(self) -> Any:
-        return Selected, (self._parent, self._choice, str(self._directory))
+        return Selected, (
+            self._parent,
+            self._document["by"],
+            self._choose,
+            str(self._directory),
+        )
 
     def __len__(self) -> int:
         return int(self._numbers.size)
@@ -305,7 +301,7 @@ class Selected(_Derived):
         is_after = groups == starts.size
         return np.where(is_after, len(self), starts[np.where(is_after, 0, groups)])
 
-    def _find_or_make(self, directory: str | None) -> Path:
+    def _find_or_make(self, directory: str | None, given: Int64Array | None) -> Path:
         if directory is not None and Path(directory).is_dir():
             return Path(directory)
         places = {root: CacheLayout(root).rows / self.key for root in _caches(self)}
@@ -314,7 +310,7 @@ class Selected(_Derived):
                 return place
         for root, place in places.items():
             try:
-                self._publish(root, place)
+                self._publish(root, place, given)
             except CacheError as error:
                 # Read-only or full: try the next place. From Python 3.12 on, frames that the error
                 # went through would keep it, and the index, until cycles are collected.
@@ -323,11 +319,17 @@ class Selected(_Derived):
             return place
         self._private = PrivateDirectory("tokenmill-rows-")
         place = self._private.path / "rows" / self.key
-        self._publish(self._private.path, place)
+        self._publish(self._private.path, place, given)
         return place
 
-    def _publish(self, root: Path, place: Path) -> None:
-        chosen = self._choice.chosen(self._parent)
+    def _publish(self, root: Path, place: Path, given: Int64Array | None) -> None:
+        chosen: Iterable[Int64Array]
+        if self._choose is not None:
+            chosen = self._choose(self._parent)
+        elif given is not None:
+            chosen = [given]
+        else:
+            raise CacheError("the index of selected rows is gone: select them again")
         buffers = (numbers.astype("<i8", copy=False).data for numbers in chosen)
         with self._kind.stage(root) as draft:
             index = map_array(draft.write(NUMBERS, buffers), "<i8")
@@ -357,6 +359,5 @@ class Selected(_Derived):
 
 
 def _caches(index: Index) -> Iterable[Path]:
-    """Where a list may be published: beside the stores, then in the user's own cache."""
     beside = [StoreLayout(store.path).cache_root for store in index.stores]
     return dict.fromkeys([*(root for root in beside if root is not None), default_cache_dir()])

@@ -1,20 +1,4 @@
-"""Interleave sources by weight, computed from the position.
-
-An `Interleave` computes which source is drawn at position p and how often it was drawn before,
-without walking there. Sources are the leaves of a binary tree. At a node with left share num/den,
-the first p draws hold exactly ⌊(p·num + den/2) / den⌋ of the left side (a Beatty sequence):
-position p is a left draw when that count rises there, and the count before it is the position
-within the left side. So a draw costs one step per level of the tree, in exact integers.
-
-The shares are exact: with weights 0.7 and 0.3 every ten consecutive positions from a multiple of
-ten hold seven and three. At any position a source is at most one draw per level of the tree away
-from its share. `Fraction`s come from the decimal form of the weights, so 0.7 means 7/10.
-
-A `Schedule` adds the sources' sizes and the policy for an exhausted source: for a position of an
-epoch of the mixture it gives the source, the epoch of that source and the position in it. A
-`MixedOrder` looks these up in the sources' own orders and returns indices into their
-concatenation.
-"""
+"""Interleave sources by weight, computed from the position."""
 
 from __future__ import annotations
 
@@ -22,12 +6,14 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TypeVar
 
 import numpy as np
 
 from tokenmill.data.order import LARGEST, Int64Array, Order, make_order
 from tokenmill.errors import UsageError, check_one_of
 
+Positions = TypeVar("Positions", int, Int64Array)
 LARGEST_DENOMINATOR = (1 << 31) - 1  # a remainder times a numerator then stays within 62 bits
 
 
@@ -49,21 +35,23 @@ class _Node:
     left: _Node | None = None
     right: _Node | None = None
 
-    def left_before(self, position: int) -> int:
-        return (position * self.numerator + self.denominator // 2) // self.denominator
-
-    def left_before_many(self, positions: Int64Array) -> Int64Array:
-        whole, rest = np.divmod(positions, self.denominator)
+    def left_before(self, positions: Positions) -> Positions:
+        """⌊(p·num + den/2) / den⌋; no product leaves 64 bits."""
+        whole, rest = divmod(positions, self.denominator)
         part = (rest * self.numerator + self.denominator // 2) // self.denominator
-        counts: Int64Array = whole * self.numerator + part
+        counts: Positions = whole * self.numerator + part
         return counts
 
 
 class Interleave:
     """Draws from sources in exact proportion to their rates.
 
-    Args:
-        rates: Draws per source, relative to each other; all positive.
+    Sources are the leaves of a binary tree. At a node with left share num/den, the first p draws
+    hold exactly ⌊(p·num + den/2) / den⌋ of the left side (a Beatty sequence): position p is a left
+    draw when that count rises there, and the count before it is the position within the left side.
+    So with weights 0.7 and 0.3 every ten consecutive positions from a multiple of ten hold seven
+    and three. At any position a source is at most one draw per level of the tree away from its
+    share.
     """
 
     def __init__(self, rates: Sequence[Fraction | float | int]) -> None:
@@ -72,19 +60,6 @@ class Interleave:
             raise UsageError(f"weights must be positive, not {[float(f) for f in fractions]}")
         self.sources = len(fractions)
         self._tree = _grow(fractions, 0, len(fractions))
-
-    def draw(self, position: int) -> tuple[int, int]:
-        """Source at a position, and how often it was drawn before: the scalar twin of `draws`."""
-        node = self._tree
-        while True:
-            left, right = node.left, node.right
-            if left is None or right is None:
-                return node.first, position
-            before = node.left_before(position)
-            if node.left_before(position + 1) > before:
-                node, position = left, before
-            else:
-                node, position = right, position - before
 
     def draws(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Sources at many positions, and how often each was drawn before."""
@@ -98,8 +73,8 @@ class Interleave:
                 sources[places] = node.first
                 before[places] = within
                 continue
-            counts = node.left_before_many(within)
-            is_left = node.left_before_many(within + 1) > counts
+            counts = node.left_before(within)
+            is_left = node.left_before(within + 1) > counts
             is_right = ~is_left
             waiting.append((node.left, places[is_left], counts[is_left]))
             waiting.append((node.right, places[is_right], (within - counts)[is_right]))
@@ -151,14 +126,11 @@ class _Phase:
 class Schedule:
     """Which source is served where.
 
-    Args:
-        sizes: Rows per source.
-        rates: Draws per source, relative to each other.
-        exhausted: What happens when a source is exhausted:
-            repeat: it starts its next epoch; the mixture's epoch ends when every source was served
+    When a source is exhausted:
+        repeat: It starts its next epoch; the mixture's epoch ends when every source was served
             whole at least once.
-            stop: the mixture's epoch ends; the next one continues every source where it is.
-            drop: it leaves and the others share its positions; every row once per epoch.
+        stop: The mixture's epoch ends; the next one continues every source where it is.
+        drop: It leaves and the others share its positions; every row once per epoch.
 
     With `repeat` and `stop` the epochs of the mixture only mark positions of one endless stream.
     """
@@ -208,17 +180,16 @@ class Schedule:
         return sources, np.full(positions.shape, epoch, dtype=np.int64), before
 
     def served(self, epoch: int, position: int) -> list[int]:
-        """Rows of every source before a position, over all epochs: a function of the cursor."""
+        """Rows of every source before a position, over all epochs."""
         if self.exhausted != "drop":
             return self._draws.counts(epoch * self.rows + position)
         phase = self._phases[bisect_right([p.start for p in self._phases], position) - 1]
         counts = [epoch * size for size in self.sizes]
         for source, served in enumerate(phase.served):
             counts[source] += served
-        for source, drawn in zip(
-            phase.alive, phase.draws.counts(position - phase.start), strict=True
-        ):
-            counts[source] += drawn
+        drawn = phase.draws.counts(position - phase.start)
+        for source, count in zip(phase.alive, drawn, strict=True):
+            counts[source] += count
         return counts
 
 
@@ -233,12 +204,10 @@ class MixedOrder(Order):
 
     @classmethod
     def of(cls, schedule: Schedule, name: str, seed: int) -> MixedOrder:
-        """Every source in the order of one name, none shuffled like another."""
         sizes = enumerate(schedule.sizes, 1)
         return cls(schedule, [make_order(name, size, seed, stream) for stream, size in sizes])
 
     def indices(self, epoch: int, positions: Int64Array) -> Int64Array:
-        """The indices at many positions of one epoch of the mixture."""
         sources, epochs, places = self.schedule.locate(epoch, positions)
         found = np.empty(sources.shape, dtype=np.int64)
         for source in np.unique(sources).tolist():
@@ -268,7 +237,6 @@ def _first(holds: Callable[[int], bool]) -> int:
 
 
 def _drop_phases(sizes: tuple[int, ...], rates: list[Fraction]) -> list[_Phase]:
-    """Cut an epoch where sources run out; each phase interleaves those that are left."""
     phases: list[_Phase] = []
     start, served, alive = 0, [0] * len(sizes), list(range(len(sizes)))
     while alive:

@@ -1,10 +1,7 @@
 """The loader: data × order × packing → numpy batches, with a small resumable state.
 
-A `Loader` has one position, a `Cursor` between two global batches. ``iter(loader)`` serves the rest
-of the current epoch; ``loader.repeat()`` continues across epochs. `state_dict` saves the position,
-counting the batches that were handed out; `load_state_dict` restores it, in any process and under
-any number of ranks. All iterators of a loader share its position: one that finds the loader moved
-continues from there.
+A `Loader` has one position, a `Cursor` between two global batches. All iterators of a loader share
+it: one that finds the loader moved continues from there.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from tokenmill.data.group_batches import GroupFiller, group_kind
 from tokenmill.data.micro import MicroBatches
 from tokenmill.data.mixture import Mixture
 from tokenmill.data.packs import Pack, Packs, Slots
-from tokenmill.data.samples import BatchShape, Step
+from tokenmill.data.samples import Step
 from tokenmill.data.stream import LengthGrouped, Stream
 from tokenmill.data.view import View
 from tokenmill.errors import UsageError, check_one_of, check_positive
@@ -34,7 +31,6 @@ from tokenmill.store import Store
 T = TypeVar("T")
 
 BatchFiller = Filler | GroupFiller | MicroFiller | MediaFiller
-"""Turns a step into a batch, or a list of them."""
 
 
 class Loader:
@@ -107,6 +103,12 @@ class Loader:
             check_positive("pad_to_multiple_of", pad_to_multiple_of)
         if pack is not None:
             _check_pack(pack, pad_side, pad_to_multiple_of)
+        check_positive("batch_size", batch_size)
+        check_positive("world_size", world_size)
+        if isinstance(rank, bool) or not isinstance(rank, int):
+            raise UsageError(f"rank must be an integer, got {rank!r}")
+        if not 0 <= rank < world_size:
+            raise UsageError(f"rank {rank} of {world_size} ranks")
         micro, shared, slots = micro_batches, 1, None
         if micro is not None:
             _check_micro_batches(micro, pack, world_size, pad_side, pad_to_multiple_of)
@@ -114,9 +116,9 @@ class Loader:
             slots = Slots(micro.sequence) if pack is not None and micro.sequence > 1 else None
         self.drop_last = drop_last
         self.prefetch = prefetch
-        self._shape = BatchShape(batch_size, rank, world_size)
-        if shared > 1:  # the ranks that share a slab get the same samples
-            self._shape = BatchShape(batch_size, rank // shared, world_size // shared)
+        # The ranks that share a slab get the same samples.
+        self._rank, self._world_size = rank // shared, world_size // shared
+        self._global_batch = batch_size * self._world_size
         grouping = LengthGrouped() if group_by_length is True else group_by_length
         self.stream = Stream(
             data,
@@ -125,7 +127,7 @@ class Loader:
             unit=unit,
             pack=pack,
             slots=slots,
-            ranks=self._shape.world_size,
+            ranks=self._world_size,
             max_patches=None if micro is None else micro.max_patches,
         )
         view, units = self.stream.view, self.stream.units
@@ -180,13 +182,13 @@ class Loader:
         """
         if epochs is not None:
             check_positive("epochs", epochs)
-        if not self.stream.samples.has(Cursor(self.cursor.epoch), self._shape.global_batch):
+        if not self.stream.samples.has(Cursor(self.cursor.epoch), self._global_batch):
             raise self._too_small(self.stream.samples.count(self.cursor.epoch))
         return LoaderIterator(self, repeat=True, epochs=epochs)
 
     def __len__(self) -> int:
         """Global batches of the current epoch. With packing, packs the epoch once to count."""
-        wanted = self._shape.global_batch
+        wanted = self._global_batch
         before = self.cursor.position // wanted
         left = self.stream.samples.count(self.cursor.epoch) - self.cursor.position
         return before + (left // wanted if self.drop_last else -(-left // wanted))
@@ -233,7 +235,7 @@ class Loader:
         self, cursor: Cursor, end: int | None, *, repeat: bool = False
     ) -> Iterator[tuple[Step, Cursor]]:
         """The steps from a cursor to the epoch ``end``, each with the next cursor."""
-        wanted, samples = self._shape.global_batch, self.stream.samples
+        wanted, samples = self._global_batch, self.stream.samples
         while end is None or cursor.epoch < end:
             packs, next_cursor = samples.take(cursor, wanted)
             if len(packs) == wanted:
@@ -251,14 +253,14 @@ class Loader:
                     packs = Packs.join([packs, more])
                 elif self.drop_last or not len(packs):
                     return
-            yield self._shape.step(packs), next_cursor
+            yield Step.of_rank(packs, self._rank, self._world_size), next_cursor
             cursor = next_cursor
 
     def _too_small(self, samples: int) -> UsageError:
         if not samples:
             return UsageError("there is nothing to serve: an epoch has no samples")
         return UsageError(
-            f"a global batch of {self._shape.global_batch} samples is larger than an epoch of "
+            f"a global batch of {self._global_batch} samples is larger than an epoch of "
             f"{samples}: take a smaller batch, or loop over single epochs with drop_last=False"
         )
 
@@ -284,7 +286,6 @@ class LoaderIterator(Iterator[Any]):
         return self._open(self._cursor, self._end)
 
     def _open(self, cursor: Cursor, end: int | None) -> Iterator[tuple[Any, Cursor]]:
-        """Batches from a cursor to the epoch ``end``, each with the next cursor."""
         loader = self._loader
         steps = loader.steps(cursor, end, repeat=self._repeat)
         batches = ((loader.filler.fill(step), next_cursor) for step, next_cursor in steps)
@@ -338,12 +339,8 @@ class Prefetcher(Iterator[T]):
         self._closed = threading.Event()
         self._ended: _End | None = None
         at_end(self, self._closed.set)
-        threading.Thread(
-            target=_run,
-            args=(items, self._ready, self._closed),
-            name="tokenmill-prefetch",
-            daemon=True,
-        ).start()
+        given = items, self._ready, self._closed
+        threading.Thread(target=_run, args=given, name="tokenmill-prefetch", daemon=True).start()
 
     def __next__(self) -> T:
         item: T | _End = self._ended if self._ended is not None else self._ready.get()

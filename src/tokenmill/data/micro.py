@@ -1,20 +1,8 @@
 """Micro-batches: cut a step into batches under a token budget with about equal work.
 
-`MicroBatches.plan` computes the micro-batch of every sample of a step, from lengths only. A *unit*
-must stay together: a row, a pack, a group of rows. It has tokens, which the budget counts, and a
-cost, which is balanced; both are integers, so every machine computes the same plan. Micro-batch
-``rank × each + k`` is the k-th of that rank: every rank has ``each`` of them, as few as fit. A
-*slab* is the rows of one micro-batch side by side.
-
-    budget 8, 2 ranks, tokens 5 4 3 3 1      rank 0   [5 3]        8
-                                             rank 1   [4 3 1]      8
-
-`level` is for units side by side: the costliest first, each to the micro-batch with the least cost
-so far; then the costliest and the cheapest are pooled and divided again, repeatedly. `cut` is for
-rows that are padded to the longest of their micro-batch: sorted by width and cut into ranges, the
-costliest of which is as cheap as possible. In both, micro-batches k of all ranks have similar
-costs, so ranks that synchronize at every micro-batch wait little. The costliest come first, so that
-a run that does not fit into memory fails at its first step.
+A *unit* must stay together: a row, a pack, a group of rows. Its tokens count against the budget and
+its cost is balanced; both are integers, so every machine computes the same plan. Micro-batch
+``rank × each + k`` is the k-th of that rank. A *slab* is the rows of one micro-batch side by side.
 """
 
 from __future__ import annotations
@@ -119,11 +107,9 @@ class MicroBatches:
         return self.max_tokens * self.context_parallel // self.slab * self.slab
 
     def places(self, lengths: Int64Array) -> Int64Array:
-        """Tokens that sequences of these lengths take, padding included."""
         return -(-lengths // self.sequence) * self.sequence
 
     def tokens_of(self, packs: Packs) -> Int64Array:
-        """Tokens of the budget that every sample takes, padding included."""
         places = self.places(packs.lengths)
         if self.layout == "padded":
             return packs.longest(places) * np.diff(packs.bounds)
@@ -139,12 +125,11 @@ class MicroBatches:
     ) -> tuple[Int64Array, int]:
         """Micro-batch of every sample of a step, and how many each rank has.
 
-        Args:
-            packs: The samples of all ranks.
-            trained: Trained tokens of every piece.
-            ranks: That have different samples.
-            length: Tokens of every sample, where samples are packs.
-            patches: Of every piece; needed with ``max_patches``.
+        ``packs`` are the samples of all ranks; ``trained`` and ``patches`` (needed with
+        ``max_patches``) count those of every piece; ``length`` is that of samples that are packs.
+        Micro-batches k of all ranks have similar costs, so ranks that synchronize at every
+        micro-batch wait little. The costliest come first, so that a run that does not fit into
+        memory fails at its first step.
         """
         loads = None
         if self.max_patches is not None and patches is not None:
@@ -178,7 +163,11 @@ _SKIPS = 1024  # full micro-batches that are skipped, at least, before more are 
 
 
 def level(tokens: Int64Array, cost: Int64Array, ranks: int, budget: int) -> tuple[Int64Array, int]:
-    """Micro-batch of every unit of at most ``budget`` tokens, and how many each rank has."""
+    """Micro-batch of every unit of at most ``budget`` tokens, and how many each rank has.
+
+    The costliest first, each to the micro-batch with the least cost so far; then the costliest and
+    the cheapest are pooled and divided again, repeatedly.
+    """
     total = int(tokens.sum())
     each = max(1, -(-total // (ranks * budget)))
     each += each >> 5  # a large plan need not be the tightest: finding that would take many tries
@@ -302,14 +291,16 @@ def cut(
 ) -> tuple[Int64Array, int]:
     """Micro-batch of every unit where rows are padded, and how many each rank has.
 
+    Units are sorted by width and cut into ranges, the costliest of which is as cheap as possible.
+
     Args:
         widths: Tokens of every unit's longest row, rounded up as the batch will be.
         lines: Rows of every unit; lines × width is at most ``budget``.
         cost: Of a line of every unit's width, not falling with the width: every line of a
-            micro-batch costs as much as its longest.
+            micro-batch costs as much as its longest. With ``adds_up``, of the unit.
         ranks: Among which micro-batches are shared.
         budget: Lines × longest, at most.
-        adds_up: The cost is that of the unit, whatever the width of its batch.
+        adds_up: Costs of units add up, whatever the width of their batch.
         loads: What every unit takes of a second budget, each at most that, and the budget.
     """
     descending = np.lexsort((-cost, -widths))

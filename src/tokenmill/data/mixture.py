@@ -1,10 +1,4 @@
-"""Mixtures: named sources with weights. The loader serves them.
-
-A `Mixture` converts weights to rates in rows: ``by="rows"`` takes them as they are;
-``by="tokens"`` and ``by="trained_tokens"`` divide each by the source's mean length (or mean trained
-count), as an exact fraction of stored totals, so that the shares hold in tokens over every pass of
-the sources. Row numbers count through the concatenation of the sources.
-"""
+"""Mixtures: named sources with weights. The loader serves them."""
 
 from __future__ import annotations
 
@@ -22,7 +16,7 @@ BY = ("rows", "tokens", "trained_tokens")
 
 
 class Mixture:
-    """Named sources, weights and a policy.
+    """Named sources, weights and a policy. Row numbers count through their concatenation.
 
     Args:
         sources: Stores or views by name.
@@ -75,7 +69,11 @@ class Mixture:
         return tuple(view.group_count if grouped else len(view) for view in self.views)
 
     def rates(self, grouped: bool = False) -> tuple[Fraction, ...]:
-        """Rows, or groups, drawn per source, relative to each other."""
+        """Rows, or groups, drawn per source, relative to each other.
+
+        Weights in tokens are divided by the source's mean length, as an exact fraction of stored
+        totals, so that the shares hold over every pass of the sources.
+        """
         sizes = self.sizes(grouped)
         totals = sizes if self.by == "rows" else self._totals  # ``by="rows"`` counts groups, too
         return tuple(
@@ -84,7 +82,6 @@ class Mixture:
         )
 
     def schedule(self, grouped: bool = False) -> Schedule:
-        """Which source is served where."""
         return Schedule(self.sizes(grouped), self.rates(grouped), self.exhausted)
 
     @property

@@ -1,24 +1,6 @@
-"""Orders: which index is at position p of epoch e.
+"""Orders: which index is at position p of epoch e, as pure functions of the seed.
 
-An `Order` is a pure function (epoch, position) → index over ``rows`` indices per epoch. It keeps
-no position, so any process can compute any part of it. `FeistelOrder` is the default.
-`SequentialOrder` is the identity. `GroupedOrder` sorts another order by length within windows, so
-that the rows of one batch have similar lengths and little is padded. No global random generator is
-read or written.
-
-`FeistelOrder` is built on `Permutation`, a keyed bijection of ``range(n)`` that needs no memory. It
-is a *generalised Feistel network* over Z_a × Z_b with a = ⌈√n⌉ and b = ⌈n/a⌉: a position is split
-into (left, right), and in turn each half is moved, modulo its own size, by a hash of the other
-half. Every round can be undone whatever the hash is, so the whole is a bijection of range(a·b); the
-fewer than a values beyond n are walked over (apply again until the value is below n: *cycle
-walking*). The usual network on bits has a power of two as its domain, so up to half of all
-positions must walk; here fewer than one in √n do. A small order (below `SMALL`) is computed whole
-on first use and kept: 8 KB at most.
-
-The hash is a multiply–xorshift–multiply of the half and a round key, with constants of our own
-(the first eight bytes of ``blake2b("tokenmill order 1: <name>")``, made odd). Scalar Python
-integers and numpy's uint64 compute the same thing; golden vectors check both. It is a shuffle, not
-a cipher.
+No global random generator is read or written.
 """
 
 from __future__ import annotations
@@ -37,14 +19,13 @@ T = TypeVar("T")
 
 Int64Array = npt.NDArray[np.int64]
 
-ORDER_VERSION = 1
-"""Version of the function (seed, epoch, position) → index; part of every saved state."""
-
+ORDER_VERSION = 1  # of the function (seed, epoch, position) → index; part of every saved state
 LARGEST = 1 << 62  # halves then stay within 31 bits, so that no product leaves 64 bits
 ROUNDS = 8  # measured: 6 already pass the statistics of the tests for n ≥ 1,000
 SMALL = 1 << 10  # below this, halves are so small that a round moves little:
 SMALL_ROUNDS = 24  # then more rounds make every one of the n! orders about equally likely
 
+# The first eight bytes of blake2b("tokenmill order 1: <name>"), made odd.
 _MASK = (1 << 64) - 1
 _MULTIPLY_1 = 0x6F53A8D048640915
 _MULTIPLY_2 = 0x639626021F93BA7F
@@ -55,7 +36,6 @@ _CHUNK = 1 << 14  # positions at a time: the working arrays stay in a core's own
 
 
 def mix64(value: int) -> int:
-    """A bijective finaliser of 64 bits: every input bit moves every output bit."""
     value &= _MASK
     value = ((value ^ (value >> 32)) * _MULTIPLY_1) & _MASK
     value = ((value ^ (value >> 29)) * _MULTIPLY_2) & _MASK
@@ -75,46 +55,30 @@ def derive_key(*words: int) -> int:
 
 
 class Permutation:
-    """The bijection of ``range(n)`` that belongs to a key.
+    """The bijection of ``range(n)`` that belongs to a 64-bit key, without memory.
 
-    Args:
-        n: How many indices there are, up to 2**62.
-        key: 64 bits, usually from `derive_key`.
+    It is a *generalised Feistel network* over Z_a × Z_b with a = ⌈√n⌉ and b = ⌈n/a⌉: a position is
+    split into (left, right), and in turn each half is moved, modulo its own size, by a hash
+    (multiply, xorshift, multiply) of the other half. Every round can be undone whatever the hash
+    is, so the whole is a bijection of range(a·b); the fewer than a values beyond n are walked over
+    (apply again until the value is below n: *cycle walking*). A network on bits would have a power
+    of two as its domain, so up to half of all positions would walk; here fewer than one in √n do.
+    It is a shuffle, not a cipher.
     """
 
-    __slots__ = ("_left", "_right", "_round_keys", "_whole", "key", "n")
+    __slots__ = ("_left", "_right", "_round_keys", "_whole", "n")
 
     def __init__(self, n: int, key: int) -> None:
         if not 0 <= n <= LARGEST:
             raise UsageError(f"an order has between 0 and 2**62 indices, not {n}")
         self.n = n
-        self.key = key
         self._left = math.isqrt(n - 1) + 1 if n else 1
         self._right = -(-n // self._left) if n else 1
         rounds = ROUNDS if n >= SMALL else SMALL_ROUNDS
         self._round_keys = [derive_key(key, n, number) for number in range(rounds)]
         self._whole: Int64Array | None = None
 
-    def index(self, position: int) -> int:
-        """The index at one position: the scalar twin of `indices`."""
-        if not 0 <= position < self.n:
-            raise IndexError(f"position {position} of an order of {self.n}")
-        while True:
-            position = self._apply(position)
-            if position < self.n:
-                return position
-
-    def _apply(self, position: int) -> int:
-        left, right = divmod(position, self._right)
-        for number, round_key in enumerate(self._round_keys):
-            if number % 2 == 0:
-                left = (left + _spread(right, round_key, self._left)) % self._left
-            else:
-                right = (right + _spread(left, round_key, self._right)) % self._right
-        return left * self._right + right
-
     def indices(self, positions: npt.ArrayLike) -> Int64Array:
-        """The indices at many positions: the vectorised twin of `index`."""
         given = np.asarray(positions, dtype=np.int64)
         flat = given.reshape(-1)
         if flat.size and not (int(flat.min()) >= 0 and int(flat.max()) < self.n):
@@ -160,15 +124,8 @@ class Permutation:
         return left
 
 
-def _spread(half: int, round_key: int, size: int) -> int:
-    """Hash one half into ``range(size)``."""
-    value = ((half ^ round_key) * _MULTIPLY_1) & _MASK
-    value = ((value ^ (value >> 32)) * _MULTIPLY_2) & _MASK
-    return ((value >> 32) * size) >> 32
-
-
 def _move(moved: Any, other: Any, round_key: int, size: Any, work: Any, carry: Any) -> None:
-    """One round in place: ``moved = (moved + spread(other)) mod size``."""
+    """One round in place: ``moved = (moved + hash(other)) mod size``."""
     shift = np.uint64(32)
     np.bitwise_xor(other, np.uint64(round_key), out=work)
     np.multiply(work, np.uint64(_MULTIPLY_1), out=work)
@@ -204,7 +161,6 @@ class Order(abc.ABC):
         """The indices at many positions of one epoch."""
 
     def index(self, epoch: int, position: int) -> int:
-        """The index at one position."""
         return int(self.indices(epoch, np.asarray([position], dtype=np.int64))[0])
 
 
@@ -225,7 +181,6 @@ class Recent(Generic[T]):
 
 
 def check_seed(seed: int) -> int:
-    """Return a seed as a plain integer; raise `UsageError` for any other value."""
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
         raise UsageError(f"seed must be a whole number, not {seed!r}")
     if not 0 <= int(seed) <= LARGEST_SEED:
@@ -234,8 +189,6 @@ def check_seed(seed: int) -> int:
 
 
 class SequentialOrder(Order):
-    """Every epoch in the order of the data."""
-
     def __init__(self, rows: int) -> None:
         self.rows = rows
 
@@ -251,23 +204,21 @@ class FeistelOrder(Order):
 
     def __init__(self, rows: int, seed: int, stream: int = 0) -> None:
         self.rows = rows
-        self.seed = check_seed(seed)
-        self.stream = stream
+        self._seed = check_seed(seed)
+        self._stream = stream
         self._permutation = Recent(self._make)
 
     def _make(self, epoch: int) -> Permutation:
-        return Permutation(self.rows, derive_key(PURPOSE_ROWS, self.seed, epoch, self.stream))
+        return Permutation(self.rows, derive_key(PURPOSE_ROWS, self._seed, epoch, self._stream))
 
     def indices(self, epoch: int, positions: Int64Array) -> Int64Array:
         return self._permutation(epoch).indices(positions)
 
 
-ORDERS = ("feistel", "sequential")
-"""Orders that a name and a seed are enough for."""
+ORDERS = ("feistel", "sequential")  # for which a name and a seed are enough
 
 
 def make_order(name: str, rows: int, seed: int, stream: int = 0) -> Order:
-    """The order of a name; ``stream`` is for feistel, as in `FeistelOrder`."""
     if name == "feistel":
         return FeistelOrder(rows, seed, stream)
     if name == "sequential":
@@ -277,7 +228,7 @@ def make_order(name: str, rows: int, seed: int, stream: int = 0) -> Order:
 
 
 def unroll(order: Order, positions: Int64Array) -> Int64Array:
-    """The indices at positions that count on through the epochs, one behind the other."""
+    """The indices at positions that count on through the epochs."""
     epochs, within = np.divmod(np.asarray(positions, dtype=np.int64), order.rows)
     found = np.empty(epochs.shape, dtype=np.int64)
     for epoch in np.unique(epochs).tolist():
@@ -293,13 +244,6 @@ class GroupedOrder(Order):
     and the groups are shuffled: neighbours are alike, steps are not. Both numbers are fixed
     rather than taken from the batch size, so that the order stays the same function of the
     position when the batch size or the number of ranks changes.
-
-    Args:
-        base: The order to regroup.
-        seed: Of the run, for the shuffle of groups.
-        lengths_at: Token lengths of given indices.
-        window: Positions that are sorted together.
-        group: Rows that stay together; best a multiple of the global batch.
     """
 
     def __init__(

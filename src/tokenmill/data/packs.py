@@ -1,18 +1,7 @@
-"""Packs: pieces of rows placed side by side in sequences of one length.
+"""Packs: pieces of rows placed side by side in sequences of one length, as integers only.
 
-`Pack` is the option (length, method, window, what to do with rows that are too long). A *piece* is
-a range of one row, nearly always the whole row. `Packs` are the packs of one window of the order:
-pieces sorted by pack, with the bounds of each pack, as integers only. So another length or method
-re-tokenizes and copies nothing.
-
-    capacity 8:   rows of 5, 4, 3, 3, 1        packs   [5 3] [4 3 1]
-
-Within a pack pieces keep their order; packs are numbered by their first piece. The methods:
-
-    best_fit     longest first, each into the fullest pack that still has room; near-optimal
-    first_fit    in the given order, each into the first pack that has room
-    sequential   in the given order, a new pack when the next piece does not fit
-    balanced     packs as equal in tokens as possible, their number a multiple of the ranks
+A *piece* is a range of one row, nearly always the whole row. Within a pack pieces keep their order;
+packs are numbered by their first piece.
 """
 
 from __future__ import annotations
@@ -31,8 +20,7 @@ Int64Array = npt.NDArray[np.int64]
 
 METHODS = ("best_fit", "first_fit", "sequential", "balanced")
 OVERSIZE = ("error", "drop", "truncate", "split")
-PACKING_VERSION = 1
-"""Version of the functions lengths → packs; part of every saved state of a packing loader."""
+PACKING_VERSION = 1  # of the functions lengths → packs; part of every saved state
 
 
 @dataclass(frozen=True)
@@ -41,7 +29,10 @@ class Pack:
 
     Args:
         length: Tokens per pack.
-        method: best_fit, first_fit, sequential, or balanced (the one that depends on the ranks).
+        method: best_fit (longest first, each into the fullest pack that still has room),
+            first_fit (in the given order, each into the first pack that has room), sequential (a
+            new pack when the next row does not fit), or balanced (packs as equal in tokens as
+            possible, their number a multiple of the ranks).
         window: Rows of the order that are packed together; larger fills better and resumes slower.
         oversize: Rows longer than ``length``: error, drop, truncate (keep the beginning) or split.
     """
@@ -58,7 +49,6 @@ class Pack:
         check_one_of("oversize", self.oversize, OVERSIZE)
 
     def document(self, ranks: int) -> dict[str, Any]:
-        """What the packs depend on besides the order, for the saved state."""
         document = {"version": PACKING_VERSION, **asdict(self)}
         if self.method == "balanced":
             document["ranks"] = ranks
@@ -109,7 +99,6 @@ class Packs:
         return found
 
     def take(self, numbers: Int64Array) -> Packs:
-        """Some packs, in the given order."""
         sizes = self.bounds[numbers + 1] - self.bounds[numbers]
         bounds = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
         # Place of every piece: its pack's old start plus its place within the pack.
@@ -119,7 +108,6 @@ class Packs:
 
     @classmethod
     def join(cls, parts: list[Packs]) -> Packs:
-        """Packs of several windows behind each other; of no window, none."""
         if len(parts) == 1:
             return parts[0]
         nothing = np.zeros(0, dtype=np.int64)
@@ -140,11 +128,7 @@ def pack_window(
     ranks: int = 1,
     shares: Callable[[Int64Array], Int64Array] | None = None,
 ) -> Packs:
-    """Pack the rows of one window.
-
-    ``ranks`` matters for `balanced` only. ``shares`` gives what rows take of a second budget of a
-    pack, see `share_of`.
-    """
+    """Pack the rows of one window; ``shares`` is what they take of a second budget (`share_of`)."""
     rows = np.asarray(rows, dtype=np.int64)
     pieces = _pieces(rows, np.asarray(lengths, dtype=np.int64), pack)
     sizes = pieces[2] if shares is None else np.maximum(pieces[2], shares(pieces[0]))
@@ -198,7 +182,6 @@ def _pieces(
 
 
 def oversize_error(row: int, length: int, pack: Pack, unit: str = "row") -> UsageError:
-    """The error for a row, or a group, that does not fit into a pack."""
     ways = ("drop", "truncate", "split") if unit == "row" else ("drop",)
     return UsageError(
         f"{unit} {row} has {length} tokens and a pack only {pack.length}; choose ",
@@ -300,7 +283,6 @@ def _first_fit(lengths: Int64Array, capacity: int) -> Int64Array:
 
 
 def _sequential(lengths: Int64Array, capacity: int) -> Int64Array:
-    """One pack after the other."""
     ends = np.cumsum(lengths)
     starts_pack = np.zeros(lengths.size, dtype=np.int64)
     place, before = 0, 0

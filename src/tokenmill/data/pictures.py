@@ -1,9 +1,7 @@
 """Read the images of a store's rows again: the bytes that the tokens were made of.
 
-`StoredPictures` finds what a `Media` refers to: the copy that a store may hold of it
-(``media/<digest>``), the file, archive or URL that its row names, or the value within the row,
-which is then read from its source. Its digest must be the one that the row was prepared from:
-an image that changed raises `SourceChanged`, a missing one `SourceMissing`.
+An image is the copy that the store may hold, the file, archive or URL that its row names, or a
+value within the row, which is then read from its source.
 """
 
 from __future__ import annotations
@@ -21,8 +19,6 @@ from tokenmill.store import Media, Store
 
 
 class StoredPictures:
-    """Reads the images of one store."""
-
     def __init__(self, store: Store) -> None:
         self._store = store
         self._rows: dict[str, Rows] = {}
@@ -37,7 +33,7 @@ class StoredPictures:
 
         Raises:
             SourceMissing: It is not where it was, or may not be read.
-            SourceChanged: Its bytes changed.
+            SourceChanged: Its digest is not the one that the row was prepared from.
         """
         data = self._store.embedded_picture(media.digest)
         if data is None:
@@ -71,7 +67,6 @@ class StoredPictures:
         return reference_of(media.reference)
 
     def _in_row(self, media: Media) -> Any:
-        """The value in the source row where the image was."""
         origin = media.origin
         if origin is None or origin.path is None:
             raise SourceMissing(

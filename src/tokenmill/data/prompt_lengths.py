@@ -1,19 +1,8 @@
 """Token counts of RL prompts: one number per source row, measured once and mapped.
 
-A length index is the checksummed directory ``rows/<key>/``: ``lengths.bin`` (little-endian int32
-per row of the source), ``rejected.jsonl`` (row number, reason and detail of every row that is not a
-prompt) and ``prompts.json`` (the key document, counts, checksums, and the chat template, so that
-serving needs no tokenizer). A length is a number of tokens, `REJECTED`, or `NO_LENGTH`.
-
-`find_lengths` computes the key of a request: the source and the tokenizer by content, and every
-argument that shapes a row. If the index is there it is a *hit*, which writes nothing and loads
-neither a tokenizer nor a template engine. Otherwise each block of the source gets a length index of
-its own, keyed by its content, and the whole is assembled from these. So an appended file measures
-only its new blocks, a killed run continues, processes share the work, and a damaged block is
-measured again.
-
-If the cache cannot be written, the index is built in a temporary directory that is removed with the
-dataset.
+Each block of the source has a length index of its own, keyed by its content, and the whole is
+assembled from these. So an appended file measures only its new blocks, a killed run continues,
+processes share the work, and a damaged block is measured again.
 """
 
 from __future__ import annotations
@@ -66,15 +55,12 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class Rejection(NamedTuple):
-    """A row that is not a prompt, by its number in the source or block."""
-
-    row: int
+    row: int  # number in the source or block
     reason: str
     detail: str
 
 
-Measured = tuple[Int32Array, Iterable[Rejection]]
-"""Lengths of consecutive rows, and their rejections."""
+Measured = tuple[Int32Array, Iterable[Rejection]]  # of consecutive rows
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -89,14 +75,20 @@ class _Record(msgspec.Struct, frozen=True):
 class LengthIndex:
     """An opened and verified length index of a source or of one block.
 
-    Args:
-        directory: ``rows/<key>``.
-        document: The expected key document; None: that of the directory's name.
+    It is the checksummed directory ``rows/<key>/``: ``lengths.bin`` (little-endian int32 per row of
+    the source: a number of tokens, `REJECTED`, or `NO_LENGTH`), ``rejected.jsonl`` (every row that
+    is not a prompt) and ``prompts.json`` (the key document, counts, checksums, and the chat
+    template, so that serving needs no tokenizer). Without ``document``, the expected key document
+    is that of the directory's name.
 
     Raises:
         CorruptionError: It is damaged, or of another document.
         CacheError: It is missing.
     """
+
+    hit = True  # False where this process has built it
+    measured = 0  # rows that were rendered and encoded for it
+    private: PrivateDirectory | None = None  # where it lies, if the cache cannot be written
 
     def __init__(self, directory: Path, document: Any = None) -> None:
         self.directory = directory
@@ -117,7 +109,6 @@ class LengthIndex:
         self.special_tokens = record.special_tokens
 
     def rejections(self) -> Iterator[Rejection]:
-        """Every row that is not a prompt, in order."""
         try:
             with open(self.directory / REJECTIONS, "rb") as lines:
                 for line in lines:
@@ -197,6 +188,8 @@ class Measurer:
         if tokenizer is not None:
             template, special_tokens = tokenizer.template, tokenizer.special_tokens
             self._encoder = Encoder(tokenizer, engine)
+            if media is not None:
+                media.require_own_tokenizer(tokenizer)
         self._maker = PromptMaker(spec, template, special_tokens)
 
     def measure(self, values: Sequence[dict[str, Any] | RowError]) -> Measured:
@@ -249,7 +242,6 @@ class Measurer:
 
 
 def open_measurer(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Entry of workers: load the tokenizer and template; return the function for one block."""
     card = options["card"]
     tokenizer = None if card is None else load_copy(Path(options["tokenizer"]), card)
     measurer = Measurer(PromptSpec(**options["spec"]), tokenizer, options["engine"])
@@ -308,18 +300,12 @@ class LengthRequest:
         return shape if self.media is None else {**shape, "processor": self.media.key}
 
 
-@dataclass
-class FoundLengths:
-    """A length index and how it was found."""
+def find_lengths(request: LengthRequest, root: Path, executor: Executor) -> LengthIndex:
+    """Open the length index of a request; build it if it is missing.
 
-    index: LengthIndex
-    hit: bool
-    measured: int = 0  # rows that this call rendered and encoded
-    private: PrivateDirectory | None = None  # must outlive the index
-
-
-def find_lengths(request: LengthRequest, root: Path, executor: Executor) -> FoundLengths:
-    """Open the length index of a request; build it if it is missing."""
+    A hit writes nothing and loads neither a tokenizer nor a template engine. If the cache cannot be
+    written, the index is built in a temporary directory that is removed with it.
+    """
     is_nameless = request.media is not None and request.media.key is None
     try:
         if not is_nameless:  # else no other process could find it
@@ -341,7 +327,7 @@ def _is_writable(root: Path) -> bool:
         return False
 
 
-def _find_or_build(request: LengthRequest, root: Path, executor: Executor) -> FoundLengths:
+def _find_or_build(request: LengthRequest, root: Path, executor: Executor) -> LengthIndex:
     card = None if request.tokenizer is None else identity_card(request, root, executor)
     shape = request.shape(card)
     blocks, media = request.rows.blocks, request.media
@@ -352,7 +338,7 @@ def _find_or_build(request: LengthRequest, root: Path, executor: Executor) -> Fo
         )
     place = root / "rows" / fingerprint.key(document)
     if place.is_dir():
-        return FoundLengths(LengthIndex(place, document), hit=True)
+        return LengthIndex(place, document)
     serving = _NOT_SERVED
     if card is not None and request.spec.apply_chat_template:
         serving = {"template": card.template, "special_tokens": card.special_tokens}
@@ -367,7 +353,9 @@ def _find_or_build(request: LengthRequest, root: Path, executor: Executor) -> Fo
         media.by_processor = True
         build = _Build(request, root, card, fingerprint.key({**shape, "expansion": "processor"}))
         publish_lengths(root, document, build.parts(), serving)
-    return FoundLengths(LengthIndex(place, document), hit=False, measured=build.measured)
+    index = LengthIndex(place, document)
+    index.hit, index.measured = False, build.measured
+    return index
 
 
 class _Build:
@@ -429,10 +417,7 @@ class _Build:
 
 
 class Kept:
-    """The rows within a limit, found in the mapped lengths.
-
-    It has one running count per page of `PAGE` rows and compares a page again to find its rows. So
-    it needs no memory per row, and another ``max_length`` is one pass over four bytes per row.
+    """The rows within a limit, found in the mapped lengths without memory per row.
 
     As in the eager datasets a prompt without a length is never left out, and if the first prompt
     has none, no prompt is.
@@ -464,7 +449,6 @@ class Kept:
         return int(self._before[-1])
 
     def rows(self, numbers: Int64Array) -> Int64Array:
-        """The source rows of kept ones, by their numbers among the kept."""
         pages = np.searchsorted(self._before, numbers, side="right") - 1
         found = np.empty(numbers.shape, dtype=np.int64)
         for page in np.unique(pages).tolist():
@@ -474,14 +458,12 @@ class Kept:
         return found
 
     def count_before(self, row: int) -> int:
-        """Kept rows among the first rows of the source."""
         row = min(row, len(self._lengths))
         page = row // PAGE
         rest = self._within(self._lengths[page * PAGE : row])
         return int(self._before[page]) + int(np.count_nonzero(rest))
 
     def overlong_rows(self) -> Int64Array:
-        """The source rows that the limit leaves out, in order."""
         if self._limit is None:
             return np.zeros(0, dtype=np.int64)
         return np.flatnonzero(self._lengths > self._limit)

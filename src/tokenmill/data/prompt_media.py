@@ -1,18 +1,5 @@
 """Images and other media of prompts: how many tokens they cost, and what a trainer is given.
 
-A *processor* called with a prompt's text and its media returns ``input_ids``, in which an image is
-as many tokens as it costs. `open_media` chooses one of two ways to that length:
-
-- `ImageMedia`, for processors of transformers: the `Expander` of the build puts the learned
-  expansion in place of each image token. It reads only the headers of images, and audits some rows
-  with the processor itself. If one differs (`ExpansionDiffers`), the processor measures all rows.
-- `ProcessorMedia`, the reference: the processor runs on the opened media of every row. It works for
-  anything callable, and for rows with videos or audio.
-
-Serving a prompt opens its images: as the processor would load them, or, under the convention of a
-trainer, by the trainer's own function, which may resize them first. `TrainerLoading` finds out what
-size that function makes of an image by calling it with a blank one.
-
 The key of a length index holds the identity of the processor, how a trainer loads images, and the
 digests of images outside of the rows. Other media are identified by their names in the rows.
 """
@@ -37,7 +24,7 @@ from tokenmill.build.expansion import Expander
 from tokenmill.build.externals import Externals, digest_of
 from tokenmill.chat import Rendering
 from tokenmill.chat.calls import IMAGE_PARTS, is_media
-from tokenmill.chat.pictures import MediaTokens, Picture
+from tokenmill.chat.pictures import VALUES, MediaTokens, Picture
 from tokenmill.data.prompt_rows import (
     MEDIA,
     Convention,
@@ -54,7 +41,6 @@ from tokenmill.sources.index import Shelf
 from tokenmill.tokenizers.encoder import Encoder
 
 DEFAULT_PATCH_SIZE = 14  # pixels; what trainers assume of an image processor without one
-_VALUES = ("image", "image_url", "url", "path", "base64", "bytes", "data", "source")
 _PROBE_SIZES: tuple[Size, ...] = ((28, 28), (97, 61), (640, 480), (1000, 30), (3000, 2000))
 _MAX_SIZES = 1 << 16  # loaded sizes in memory
 
@@ -73,7 +59,6 @@ def open_media(
     trust_remote_code: bool = False,
     cache_dir: Path,
 ) -> ProcessorMedia:
-    """Return what measures and opens the media of prompts; see `PromptDataset`."""
     is_trainer = Convention.load(spec.convention).is_trainer
     function = _vision_function(spec)
     if not hasattr(processor, "extract_media"):
@@ -104,16 +89,15 @@ def _media_parts(messages: Any) -> Iterator[dict[str, Any]]:
 
 
 def _kind_of(part: dict[str, Any]) -> str | None:
-    """The kind of medium that a part holds under its own name."""
     return next((kind for kind in MEDIA if part.get(kind) is not None), None)
 
 
 class ProcessorMedia:
-    """Media of prompts by a processor that is called for every row: the reference.
+    """Media of prompts by a processor that runs on the opened media of every row: the reference.
 
-    Args:
-        processor: ``processor(text=…, images=…, videos=…)["input_ids"]``.
-        function: Collects the media of a conversation; None: by the names of parts.
+    ``processor(text=…, images=…, videos=…)["input_ids"]`` works for anything callable, and for rows
+    with videos or audio. ``function`` collects the media of a conversation; None: by the names of
+    parts.
     """
 
     by_processor = True  # whether the processor runs on every row
@@ -144,12 +128,14 @@ class ProcessorMedia:
     def begin(self, block: Block, digest: str) -> None:
         """Begin to measure a block whose files have this digest."""
 
+    def require_own_tokenizer(self, tokenizer: Any) -> None:
+        """Refuse a tokenizer that is not the processor's, where that can be known."""
+
     def is_in(self, shaped: Shaped) -> bool:
-        """Whether a conversation has an image, a video or audio."""
         return any(True for _ in _media_parts(shaped.prompt))
 
     def served(self, shaped: Shaped, base: str | None) -> Inputs:
-        """`inputs` of a row that is served, whose file is in a directory."""
+        """`inputs` of a row that is served; ``base`` is the directory of its file."""
         return self.inputs(shaped)
 
     def inputs(self, shaped: Shaped, load: Load | None = None) -> Inputs:
@@ -209,14 +195,18 @@ def _opened(item: Any) -> Any:
 
 
 class _Image(NamedTuple):
-    """An image of a prompt: its part, and the value that the row gives for it."""
-
     part: dict[str, Any]
-    value: Any
+    value: Any  # what the row gives for it
 
 
 class ImageMedia(ProcessorMedia):
-    """Images of prompts by their headers, for a processor of transformers."""
+    """Images of prompts by their headers, for a processor of transformers.
+
+    The `Expander` of the build puts the learned expansion in place of each image token, and audits
+    some rows with the processor itself. If one differs (`ExpansionDiffers`), the processor measures
+    all rows. Serving a prompt opens its images: as the processor would load them, or, under the
+    convention of a trainer, by the trainer's own function, which may resize them first.
+    """
 
     by_processor = False
 
@@ -236,7 +226,12 @@ class ImageMedia(ProcessorMedia):
         self._loading: TrainerLoading | None = None
         if function is not None and Convention.load(spec.convention).is_trainer:
             self._loading = TrainerLoading(function, processor.original)
-        self._externals = Externals(self, pictures, Shelf(cache_dir))
+        self._externals = Externals(self._columns(), self._values, pictures, Shelf(cache_dir))
+
+    def require_own_tokenizer(self, tokenizer: Any) -> None:
+        from tokenmill.build.slices import require_own_tokenizer
+
+        require_own_tokenizer(self._wrapped, tokenizer)
 
     @cached_property
     def _expander(self) -> _PromptExpander:
@@ -247,10 +242,7 @@ class ImageMedia(ProcessorMedia):
         loading = None if self._loading is None else self._loading.document
         return {"identity": self._wrapped.key, "loading": loading}
 
-    # Images outside of rows: `tokenmill.build.externals.Finder`
-
-    @property
-    def document(self) -> dict[str, Any]:
+    def _columns(self) -> dict[str, Any]:
         spec = self._spec
         keys = spec.multimodal_keys
         columns = {
@@ -260,7 +252,7 @@ class ImageMedia(ProcessorMedia):
         }
         return {"prompts": columns}
 
-    def values(self, row: dict[str, Any]) -> Iterable[Any]:
+    def _values(self, row: dict[str, Any]) -> Iterable[Any]:
         prompt, bare = prompt_of(row, self._spec)
         if not _has_only_images(prompt):
             return []
@@ -286,11 +278,7 @@ class ImageMedia(ProcessorMedia):
     def measure(
         self, rows: Sequence[tuple[str, Shaped]], encoder: Encoder | None
     ) -> list[int | RowError]:
-        """Count the tokens of rendered prompts with their media.
-
-        Raises:
-            ExpansionDiffers: The processor gives other ids.
-        """
+        """As above; raises `ExpansionDiffers` if the processor gives other ids."""
         assert encoder is not None
         found: dict[int, int | RowError] = {}
         rendering = Rendering()
@@ -328,7 +316,7 @@ def _images_of(prompt: str | Messages, bare: list[Any]) -> list[_Image]:
     waiting = iter(bare)
     found = []
     for part in _media_parts(prompt):
-        value = next((part[name] for name in _VALUES if part.get(name) is not None), None)
+        value = next((part[name] for name in VALUES if part.get(name) is not None), None)
         if value is None:
             value = next(waiting, None)
         if value is None:
@@ -359,7 +347,6 @@ class _PromptExpander(Expander):
     def lengths(
         self, rendering: Rendering, rows: Sequence[Shaped], encoder: Encoder
     ) -> list[int | RowError]:
-        """Count the tokens of rendered texts as the processor counts them."""
         self._rows = rows
         rendering.spans = [[] for _ in rows]
         rendering.ends = [[] for _ in rows]
@@ -392,7 +379,7 @@ class _PromptExpander(Expander):
 
 
 class TrainerLoading:
-    """The size that a trainer's function gives images on their way to the processor."""
+    """The size that a trainer's function gives images: found by calling it with blank ones."""
 
     def __init__(self, function: VisionFunction, processor: Any) -> None:
         self._function = function
@@ -401,17 +388,12 @@ class TrainerLoading:
 
     @cached_property
     def document(self) -> Any:
-        """Its answers for some sizes, which distinguish it from another function."""
+        """Its results for some sizes, which distinguish it from another function."""
         part = json.dumps({"type": "image", "image": ""})
         return [self._probe(part, size) for size in _PROBE_SIZES]
 
     def size(self, part: dict[str, Any], size: Size, name: str) -> Size:
-        """Width and height of an image as the processor receives it.
-
-        Raises:
-            RowError: The function refuses such an image (``bad_media``).
-        """
-        options = {key: "" if key in _VALUES else value for key, value in part.items()}
+        options = {key: "" if key in VALUES else value for key, value in part.items()}
         found = self._known(json.dumps(options, sort_keys=True, default=str), size)
         if isinstance(found, str):
             raise RowError(f"{name} cannot be loaded: {found}", reason="bad_media")
@@ -419,7 +401,7 @@ class TrainerLoading:
 
     def _probe(self, part: str, size: Size) -> Size | str:
         options: dict[str, Any] = json.loads(part)
-        name = next((name for name in _VALUES if name in options), "image")
+        name = next((name for name in VALUES if name in options), "image")
         blank = {**options, name: Pictures.blank(*size)}
         try:
             found = self._function([{"role": "user", "content": [blank]}], self._processor)
@@ -431,7 +413,6 @@ class TrainerLoading:
 
 
 def _vision_function(spec: PromptSpec) -> VisionFunction | None:
-    """The trainer's function that collects the media of a conversation, or that of Qwen."""
     module = Convention.load(spec.convention).vision_module
     if module is not None:
         with suppress(ImportError, AttributeError):

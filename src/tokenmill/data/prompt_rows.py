@@ -1,14 +1,4 @@
-"""From a parsed row to the text of its prompt.
-
-`PromptSpec` is the part of `PromptDataset`'s arguments that shapes a row. All of its fields are in
-the key of a length index. `shape_row` looks up the columns of a row; a row that cannot be a prompt
-raises `RowError` (bad_shape), which names the column. `PromptMaker` renders the text, both where
-lengths are measured and where prompts are served.
-
-A `Convention` says what happens to messages and tools on their way into the template. By default
-JSON text of tool-call arguments is decoded and a null content becomes empty text. An integration
-whose trainer renders differently names its own subclass.
-"""
+"""From a parsed row to the text of its prompt."""
 
 from __future__ import annotations
 
@@ -32,8 +22,7 @@ from tokenmill.chat.spec import ChatSpec, check_date
 from tokenmill.errors import RowError, UsageError
 
 SPEC_VERSION = 1  # part of the key: raised when prompts, lengths or rejections change
-MEDIA = {"image": "<image>", "video": "<video>", "audio": "<audio>"}
-"""Kinds of media and their placeholders in texts."""
+MEDIA = {"image": "<image>", "video": "<video>", "audio": "<audio>"}  # placeholders in texts
 
 MediaColumns = Annotated[
     Mapping[Annotated[str, Meta(pattern=f"^({'|'.join(MEDIA)})$")], Column],
@@ -99,8 +88,9 @@ class Shaped:
 class Convention:
     """How a row's messages and tools reach the template; this one is tokenmill's own.
 
-    An integration names a subclass as ``module:Class`` in `PromptSpec.convention`, so that worker
-    processes can load it.
+    JSON text of tool-call arguments is decoded and a null content becomes empty text. An
+    integration whose trainer renders differently names a subclass as ``module:Class`` in
+    `PromptSpec.convention`, so that worker processes can load it.
     """
 
     is_trainer = False
@@ -114,7 +104,6 @@ class Convention:
 
     @staticmethod
     def load(name: str) -> type[Convention]:
-        """Return the class that a spec names."""
         if not name:
             return Convention
         module, _, attribute = name.partition(":")
@@ -149,22 +138,7 @@ def _normalized(message: dict[str, Any]) -> dict[str, Any]:
 
 
 class PromptSpec(Options, frozen=True, kw_only=True):
-    """The arguments of `PromptDataset` that shape a row.
-
-    Args:
-        prompt_key: Column of the prompt: text, or messages.
-        label_key: Column of the label.
-        tool_key: Column of the tools: a list, or its JSON text.
-        metadata_key: Column of the metadata.
-        multimodal_keys: Kinds of media and their columns, like ``{"image": "images"}``.
-        apply_chat_template: Render the conversation with the generation prompt.
-        template_kwargs: Further variables for the chat template.
-        date: ``YYYY-MM-DD`` for templates that print the date; such a template is refused without
-            it.
-        convention: ``module:Class`` of a trainer's `Convention`; empty: tokenmill's own.
-        tool_form: `Convention.form` in the process that made the spec; a worker process in which
-            it differs refuses to render.
-    """
+    """The arguments of `PromptDataset` that shape a row; all are in the key of a length index."""
 
     prompt_key: Column = "text"
     label_key: str | None = None
@@ -175,7 +149,7 @@ class PromptSpec(Options, frozen=True, kw_only=True):
     template_kwargs: Variables | None = None
     date: str | None = None
     convention: str = ""
-    tool_form: str | None = None
+    tool_form: str | None = None  # `Convention.form`; a worker in which it differs does not render
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -197,11 +171,10 @@ class PromptSpec(Options, frozen=True, kw_only=True):
         return self.apply_chat_template or self.multimodal_keys is not None
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields as plain values, from which `PromptSpec` makes the same spec again."""
         return asdict(self)
 
     def document(self) -> dict[str, Any]:
-        """The plain values of every field, for the key of a length index."""
+        """For the key of a length index."""
         document = self.as_dict()
         if not self.apply_chat_template:
             # Without a template these decide nothing, so they must not make another key.
@@ -224,11 +197,7 @@ class PromptSpec(Options, frozen=True, kw_only=True):
 
 
 def shape_row(row: Any, spec: PromptSpec) -> Shaped:
-    """Look up a row's columns.
-
-    Raises:
-        RowError: A column is missing or of a kind that no prompt has.
-    """
+    """Look up a row's columns; RowError names one that is missing or that no prompt has."""
     if not isinstance(row, dict):
         raise RowError(f"a row must be an object, not {type(row).__name__}")
     prompt, bare = prompt_of(row, spec)
@@ -371,8 +340,6 @@ def _items(value: Any, column: str) -> list[Any]:
 
 
 class PromptMaker:
-    """Renders the texts of prompts."""
-
     def __init__(
         self,
         spec: PromptSpec,

@@ -1,10 +1,4 @@
-"""`PromptDataset`: RL prompts without reading them.
-
-Opening indexes the source, finds the stored lengths or measures them once, and compares them with
-the limit. Rows and lengths are mapped; no memory grows with the rows. ``prompts[i]`` maps the
-position by the epoch's order to a number among the kept rows and that to a source row, which alone
-is read, parsed and rendered.
-"""
+"""`PromptDataset`: RL prompts that are read when they are served."""
 
 from __future__ import annotations
 
@@ -18,14 +12,12 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from tokenmill._core.origin import Origin, nothing_left
-from tokenmill._core.process import PrivateDirectory
 from tokenmill._core.remote import is_remote
 from tokenmill.build.blocks import Source, cache_of, open_sources
 from tokenmill.build.executors import executor_for
 from tokenmill.build.tasks import Executor
 from tokenmill.data.order import ORDER_VERSION, FeistelOrder, Order, check_seed, unroll
 from tokenmill.data.prompt_lengths import (
-    FoundLengths,
     Int32Array,
     Int64Array,
     Kept,
@@ -44,6 +36,7 @@ from tokenmill.errors import (
     check_positive,
 )
 from tokenmill.sources.rows import Rows
+from tokenmill.store.columns import row_numbers
 
 if TYPE_CHECKING:
     from tokenmill.data.prompt_media import ProcessorMedia
@@ -57,6 +50,9 @@ _STATE_KIND = "tokenmill.PromptDataset"
 class PromptDataset(Sequence[Prompt]):
     """RL prompts that are read when they are served.
 
+    Opening indexes the source, finds the stored lengths or measures them once, and compares them
+    with the limit. Rows and lengths are mapped; no memory grows with the rows.
+
     Args:
         source: File, directory, glob or a list of these, each with an optional ``@[a:b]``.
         tokenizer: Directory, ``tokenizer.json``, hub id, ``tokenizers.Tokenizer`` or a
@@ -64,7 +60,8 @@ class PromptDataset(Sequence[Prompt]):
             ``apply_chat_template=False`` and no ``max_length``, and prompts then have no length.
         processor: For media: directory, hub id or a transformers processor, or whatever is called
             like one: ``processor(text=…, images=…, videos=…)["input_ids"]`` has the length of
-            prompts with media. Its tokenizer and template are used where no tokenizer is given.
+            prompts with media. Its tokenizer and template are used where no tokenizer is given;
+            a tokenizer that gives other ids than a transformers processor's own is refused.
         max_length: Most tokens of a prompt, counted without added special tokens; None: any.
         prompt_key: Column of the prompt: text, or messages.
         label_key: Column of the label.
@@ -166,20 +163,19 @@ class PromptDataset(Sequence[Prompt]):
             rows, spec, tokenizer, tokenizer_backend, chat_template, trust_remote_code, self._media
         )
         with executor_for(executor, num_workers) as workers:
-            found = find_lengths(request, cache.root, workers)
-        self._open(rows, found, max_length, seed, order)
+            index = find_lengths(request, cache.root, workers)
+        self._open(rows, index, max_length, seed, order)
         if on_bad_row == "raise":
             for rejection in self._index.rejections():
                 origin = self._rows.origin(rejection.row)
                 raise RowError(rejection.detail, reason=rejection.reason, **origin.location)
 
     def _open(
-        self, rows: Rows, found: FoundLengths, max_length: int | None, seed: int, order: Any
+        self, rows: Rows, index: LengthIndex, max_length: int | None, seed: int, order: Any
     ) -> None:
         self._rows = rows
-        self._index: LengthIndex = found.index
-        self._private: PrivateDirectory | None = found.private
-        self.hit, self.measured = found.hit, found.measured
+        self._index = index
+        self.hit, self.measured = index.hit, index.measured
         self.max_length = max_length
         self.seed = seed
         self._order_class = FeistelOrder if isinstance(order, str) else order
@@ -232,10 +228,7 @@ class PromptDataset(Sequence[Prompt]):
 
     @property
     def lengths(self) -> Int32Array:
-        """Tokens of every kept prompt, in the current order; -2 where none were counted.
-
-        That is so for messages without a template, and for all prompts without a tokenizer.
-        """
+        """Tokens of every kept prompt, in the current order; -2 where none were counted."""
         chosen = self._rows_at(np.arange(len(self), dtype=np.int64))
         return np.asarray(self._index.lengths)[chosen]
 
@@ -255,17 +248,12 @@ class PromptDataset(Sequence[Prompt]):
 
     def batch(self, indices: Sequence[int]) -> list[Prompt]:
         """Prompts at several positions, in the given order."""
-        positions = np.asarray(list(indices), dtype=np.int64)
-        if positions.size and not (-len(self) <= positions.min() <= positions.max() < len(self)):
-            raise IndexError(f"prompts {positions.min()} to {positions.max()} of {len(self)}")
-        if not positions.size:
-            return []
-        chosen = self._rows_at(positions % len(self)).tolist()
+        chosen = self._rows_at(row_numbers(indices, len(self), "prompt")).tolist()
         values = self._rows.batch(chosen)
         return [self._prompt(row, value) for row, value in zip(chosen, values, strict=True)]
 
     def numbers_at(self, positions: Int64Array) -> Int64Array:
-        """Numbers among the kept, in file order, at positions that count on through the epochs."""
+        """Numbers among the kept rows, at positions that count on through the epochs."""
         return unroll(self._order, positions)
 
     def kept_before(self, source_row: int) -> int:
@@ -372,7 +360,6 @@ class PromptDataset(Sequence[Prompt]):
         return taken
 
     def _stream(self) -> dict[str, Any]:
-        """The stream that a cursor belongs to."""
         limit, seed, order = self.max_length, self.seed, self.order
         return {"index": self.key, "max_length": limit, "seed": seed, "order": order}
 
@@ -424,8 +411,8 @@ class PromptDataset(Sequence[Prompt]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.spec = PromptSpec(**state["spec"])
         self._processor, self._opening = state["processor"], state["opening"]
-        found = FoundLengths(LengthIndex(Path(state["directory"])), hit=True)
-        self._open(state["rows"], found, state["max_length"], state["seed"], state["order"])
+        index = LengthIndex(Path(state["directory"]))
+        self._open(state["rows"], index, state["max_length"], state["seed"], state["order"])
         self._epoch, self._position, self._shuffled = state["cursor"]
 
     def __repr__(self) -> str:

@@ -1,46 +1,33 @@
-"""Samples: what an epoch is made of, rows, groups or packs; and the global batches cut from them.
-
-`Units` is what an order permutes: rows, or, where rows belong together (`tokenmill.store.Groups`),
-whole groups. `RowSamples` serves one unit per position of the order. `PackSamples` packs the order
-window by window and shuffles each window's packs. Both return `Packs` (a row is a pack of one
-piece, a group one of as many as it has rows), as integers only. A `Step` is one global batch and
-this rank's block of it.
-"""
+"""Samples: what an epoch is made of, as integers: rows, groups of rows, or packs of either."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
-from tokenmill.data.choices import rows_of_groups
 from tokenmill.data.cursor import Cursor
 from tokenmill.data.order import PURPOSE_PACKS, Int64Array, Order, Permutation, Recent, derive_key
 from tokenmill.data.packs import Pack, Packs, pack_window, share_of
 from tokenmill.data.view import View
-from tokenmill.errors import StateError, UsageError, check_one_of, check_positive
+from tokenmill.errors import StateError, UsageError, check_one_of
 
 UNITS = ("auto", "rows", "groups")
 
 
 @dataclass(frozen=True)
 class Units:
-    """The units of a view: rows or groups, by number.
-
-    `taken` maps row lengths to the tokens that they take of a pack; None: their lengths.
-    """
+    """What an order permutes: the rows of a view, or its groups, by number."""
 
     view: View
     grouped: bool = False
-    taken: Callable[[Int64Array], Int64Array] | None = None
+    taken: Callable[[Int64Array], Int64Array] | None = None  # row lengths → tokens of a pack
 
     @classmethod
     def of(
         cls, view: View, unit: str, taken: Callable[[Int64Array], Int64Array] | None = None
     ) -> Units:
-        """The units of an option value; ``auto``: groups where there are any."""
         check_one_of("unit", unit, UNITS)
         if unit == "groups" and not view.has_groups:
             raise UsageError("unit='groups', but the rows of this data stand for themselves")
@@ -72,12 +59,12 @@ class Units:
         """Packs whose pieces are units as packs whose pieces are rows."""
         if not self.grouped:
             return packs
-        rows, bounds = rows_of_groups(self.view, packs.rows)
+        rows, bounds = self.view.row_index.rows_of_groups(packs.rows)
         return Packs(rows, np.zeros_like(rows), self._row_lengths(rows), bounds[packs.bounds])
 
     def _rows(self, units: Int64Array) -> tuple[Int64Array, Int64Array]:
         if self.grouped:
-            return rows_of_groups(self.view, units)
+            return self.view.row_index.rows_of_groups(units)
         return units, np.arange(units.size + 1, dtype=np.int64)
 
     def _row_lengths(self, rows: Int64Array) -> Int64Array:
@@ -93,26 +80,6 @@ class Units:
         return sums
 
 
-class Samples(Protocol):
-    """The samples of every epoch."""
-
-    def take(self, cursor: Cursor, count: int) -> tuple[Packs, Cursor]:
-        """Up to ``count`` samples of the cursor's epoch, and the next cursor.
-
-        Returns fewer only at the end of an epoch. The next cursor after the last sample of an epoch
-        is the start of the next epoch.
-        """
-
-    def has(self, cursor: Cursor, count: int) -> bool:
-        """Whether the cursor's epoch has this many samples left."""
-
-    def count(self, epoch: int) -> int:
-        """Number of samples of an epoch."""
-
-    def check(self, cursor: Cursor) -> None:
-        """Raise `StateError` for a cursor outside of its epoch."""
-
-
 class RowSamples:
     """Rows, or groups, one per position of the order."""
 
@@ -121,6 +88,11 @@ class RowSamples:
         self._units = units
 
     def take(self, cursor: Cursor, count: int) -> tuple[Packs, Cursor]:
+        """Up to ``count`` samples of the cursor's epoch, and the next cursor.
+
+        Returns fewer only at the end of an epoch. The next cursor after the last sample of an epoch
+        is the start of the next epoch.
+        """
         stop = min(cursor.position + count, self._order.rows)
         units = self._order.indices(cursor.epoch, np.arange(cursor.position, stop, dtype=np.int64))
         ended = stop == self._order.rows
@@ -129,12 +101,14 @@ class RowSamples:
         )
 
     def has(self, cursor: Cursor, count: int) -> bool:
+        """Whether the cursor's epoch has this many samples left."""
         return self._order.rows - cursor.position >= count
 
     def count(self, epoch: int) -> int:
         return self._order.rows
 
     def check(self, cursor: Cursor) -> None:
+        """Raise `StateError` for a cursor outside of its epoch."""
         if cursor.position >= self._order.rows:
             raise StateError(
                 f"the state's position is {cursor.position}, an epoch has {self._order.rows} rows"
@@ -142,24 +116,15 @@ class RowSamples:
 
 
 class PackSamples:
-    """Packs, formed inside windows of the order and shuffled inside their window.
-
-    Args:
-        order: Position → row, or group.
-        units: Rows or groups.
-        pack: How to pack.
-        ranks: Data-parallel ranks; only the method `balanced` uses them.
-        seed: For the shuffle of packs; None leaves them in the order of their first rows.
-        max_patches: Patches of a pack's images, at most; None sets no bound.
-    """
+    """Packs, formed inside windows of the order and shuffled inside their window."""
 
     def __init__(
         self,
         order: Order,
         units: Units,
         pack: Pack,
-        ranks: int,
-        seed: int | None,
+        ranks: int,  # only the method `balanced` uses them
+        seed: int | None,  # None leaves packs in the order of their first rows
         max_patches: int | None = None,
     ) -> None:
         self._order = order
@@ -220,16 +185,10 @@ class PackSamples:
         return False
 
     def count(self, epoch: int) -> int:
-        """Packs of a whole epoch; packs every window of it once."""
         return self._counts(epoch)
 
     def window_counts(self, epoch: int) -> list[int]:
         return [len(self._pack_window(epoch, window)) for window in range(self.windows)]
-
-    def fill(self, epoch: int) -> tuple[int, int]:
-        """Packs of a whole epoch, and the tokens in them."""
-        packed = [self._pack_window(epoch, window) for window in range(self.windows)]
-        return sum(map(len, packed)), sum(packs.tokens for packs in packed)
 
     def check(self, cursor: Cursor) -> None:
         if cursor.window >= max(self.windows, 1):
@@ -247,36 +206,16 @@ class PackSamples:
 
 
 @dataclass(frozen=True)
-class BatchShape:
-    """How a global batch is shared among ranks."""
-
-    batch_size: int  # samples per rank
-    rank: int
-    world_size: int
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "world_size"):
-            check_positive(name, getattr(self, name))
-        if isinstance(self.rank, bool) or not isinstance(self.rank, int):
-            raise UsageError(f"rank must be an integer, got {self.rank!r}")
-        if not 0 <= self.rank < self.world_size:
-            raise UsageError(f"rank {self.rank} of {self.world_size} ranks")
-
-    @property
-    def global_batch(self) -> int:
-        return self.batch_size * self.world_size
-
-    def step(self, packs: Packs) -> Step:
-        """The step of a global batch: every rank gets an equal block, or one sample more."""
-        each, extra = divmod(len(packs), self.world_size)
-        first = self.rank * each + min(self.rank, extra)
-        return Step(packs, first, first + each + (self.rank < extra))
-
-
-@dataclass(frozen=True)
 class Step:
     """One global batch as integers: samples ``first`` to ``stop`` are this rank's."""
 
     packs: Packs
     first: int
     stop: int
+
+    @classmethod
+    def of_rank(cls, packs: Packs, rank: int, world_size: int) -> Step:
+        """Every rank gets an equal block, or one sample more."""
+        each, extra = divmod(len(packs), world_size)
+        first = rank * each + min(rank, extra)
+        return cls(packs, first, first + each + (rank < extra))

@@ -20,14 +20,6 @@ def admit_state(
 ) -> dict[str, int]:
     """Return the integers of a saved state after checking that it belongs to this stream.
 
-    Args:
-        state: What was saved.
-        kind: Required value of the state's ``kind``.
-        owner: What loads it, for the message ("loader").
-        version: Of the state's layout.
-        fields: Names and values that the state must share.
-        numbers: Names of the integers to return.
-
     Raises:
         StateError: It is of another kind, version or stream, or a number is missing; the message
             names both values.

@@ -1,9 +1,4 @@
-"""The sample stream: which samples follow a cursor, without a position of its own.
-
-A `Stream` composes data, order and packing: an *order* (position → row or group), *samples* over it
-and a *spec* that identifies it in saved states. `Loader` cuts batches from it. `WholeRun` is the
-samples of several epochs as one list, for trainers that own the sampler.
-"""
+"""The sample stream: data, order and packing, without a position of its own."""
 
 from __future__ import annotations
 
@@ -18,6 +13,7 @@ import numpy as np
 from tokenmill.data.cursor import Cursor, StreamSpec
 from tokenmill.data.fill import Piece
 from tokenmill.data.filler import read_pieces
+from tokenmill.data.index import chunks_of
 from tokenmill.data.interleave import MixedOrder
 from tokenmill.data.mixture import Mixture
 from tokenmill.data.order import (
@@ -31,13 +27,12 @@ from tokenmill.data.order import (
 )
 from tokenmill.data.order import ORDERS as BASE_ORDERS
 from tokenmill.data.packs import Pack, Packs, Slots, oversize_error
-from tokenmill.data.samples import PackSamples, RowSamples, Samples, Units
+from tokenmill.data.samples import PackSamples, RowSamples, Units
 from tokenmill.data.view import View, as_view
 from tokenmill.errors import StateError, UsageError, check_one_of
 from tokenmill.store import Store
 
 ORDERS = (*BASE_ORDERS, "length_grouped")
-_CHUNK = 1 << 18  # rows at a time where all lengths are read
 
 
 @dataclass(frozen=True)
@@ -49,30 +44,19 @@ class LengthGrouped:
 
 
 class Stream:
-    """The samples of every epoch of some data.
-
-    Args:
-        data: A store, a view or a mixture.
-        seed: Of the order.
-        order: One of `ORDERS`, or a `LengthGrouped`.
-        unit: What the order permutes: rows, groups or auto.
-        pack: Samples are packs instead of rows.
-        slots: How many tokens of a pack a row takes.
-        ranks: Data-parallel ranks; only packing with ``balanced`` uses them.
-        max_patches: Patches of a pack's images, at most.
-    """
+    """The samples of every epoch of some data, and the spec that identifies them in states."""
 
     def __init__(
         self,
         data: Store | View | Mixture,
         *,
         seed: int = 42,
-        order: str | LengthGrouped = "feistel",
-        unit: str = "auto",
+        order: str | LengthGrouped = "feistel",  # one of `ORDERS`
+        unit: str = "auto",  # what the order permutes
         pack: Pack | None = None,
         slots: Slots | None = None,
-        ranks: int = 1,
-        max_patches: int | None = None,
+        ranks: int = 1,  # only packing with ``balanced`` uses them
+        max_patches: int | None = None,  # of a pack's images
     ) -> None:
         self.mixture = data if isinstance(data, Mixture) else None
         self.view = data.view if isinstance(data, Mixture) else as_view(data)
@@ -89,21 +73,20 @@ class Stream:
         self.order = self._make_order("feistel" if grouping else order, grouping)
         if max_patches is not None:
             self.require_at_most(self.units.patches_at, max_patches, "patches", "max_patches")
-        self.samples: Samples
-        if pack is None:
-            self.samples = RowSamples(self.order, self.units)
-        else:
+        self.samples: RowSamples | PackSamples = RowSamples(self.order, self.units)
+        packing = None
+        if pack is not None:
             self._check_pack(pack)
             shuffle_seed = None if order == "sequential" else self.seed
             self.samples = PackSamples(
                 self.order, self.units, pack, ranks, shuffle_seed, max_patches
             )
+            packing = pack.document(ranks)
+            if slots is not None:
+                packing["slots"] = asdict(slots)
+            if max_patches is not None:
+                packing["max_patches"] = max_patches
         window = "" if grouping is None else f"/{grouping.window}/{grouping.group}"
-        packing = None if pack is None else pack.document(ranks)
-        if packing is not None and slots is not None:
-            packing["slots"] = asdict(slots)
-        if packing is not None and max_patches is not None:
-            packing["max_patches"] = max_patches
         self.spec = StreamSpec(
             dataset=data.key if isinstance(data, Mixture) else self.view.key,
             seed=self.seed,
@@ -160,12 +143,11 @@ class Stream:
     def longest(self, lengths_at: Callable[[Int64Array], Int64Array]) -> tuple[int, int]:
         """The first unit with the largest length, and that length."""
         best = (0, 0)
-        for first in range(0, self.units.count, _CHUNK):
-            numbers = np.arange(first, min(first + _CHUNK, self.units.count), dtype=np.int64)
+        for numbers in chunks_of(self.units.count):
             lengths = lengths_at(numbers)
             place = int(lengths.argmax())
             if lengths[place] > best[1]:
-                best = (first + place, int(lengths[place]))
+                best = (int(numbers[place]), int(lengths[place]))
         return best
 
     def require_at_most(
@@ -181,7 +163,6 @@ class Stream:
             )
 
     def check(self, cursor: Cursor) -> None:
-        """Raise `StateError` for a cursor outside of its epoch, or beyond the last one."""
         if cursor.epoch > self.last_epoch:
             raise StateError(f"the state's epoch is {cursor.epoch}; the last is {self.last_epoch}")
         self.samples.check(cursor)
@@ -201,10 +182,8 @@ class Stream:
     def served(self, cursor: Cursor) -> dict[str, dict[str, int]]:
         """Rows, whole passes, tokens and trained tokens of every source before a cursor.
 
-        A function of the cursor. Rows of completed windows are a prefix of each source's own order,
-        known in closed form; those of a started window (packs, or rows grouped by length) are
-        looked up. Tokens of whole passes are stored totals; of the current pass they are added up
-        from stored lengths.
+        Rows of completed windows are a prefix of each source's own order, known in closed form;
+        those of a started window (packs, or rows grouped by length) are looked up.
         """
         started: list[Int64Array] = []  # units served from windows that are not completed
         position, order = cursor.position, self.order
@@ -227,25 +206,23 @@ class Stream:
         found = {}
         counts = order.schedule.served(cursor.epoch, position)
         begin = 0
-        for number, (name, view) in enumerate(
-            zip(self.mixture.names, self.mixture.views, strict=True)
-        ):
+        sources = zip(self.mixture.names, self.mixture.views, counts, order.orders, strict=True)
+        for name, view, before, own_order in sources:
             units = replace(self.units, view=view)
             own = extra[(extra >= begin) & (extra < begin + units.count)] - begin
-            found[name] = _served_by(counts[number], order.orders[number], units, own)
+            found[name] = _served_by(before, own_order, units, own)
             begin += units.count
         return found
 
 
 def _served_by(before: int, order: Order, units: Units, extra: Int64Array) -> dict[str, int]:
-    """What a source served: the first ``before`` positions of its order, and ``extra`` units."""
+    """The first ``before`` positions of a source's order, and ``extra`` units."""
     passes, rest = divmod(before, order.rows)
     tokens, trained = int(units.tokens_at(extra).sum()), int(units.trained_at(extra).sum())
     if passes:
         tokens += passes * units.view.total("lengths")
         trained += passes * units.view.total("trained")
-    for first in range(0, rest, _CHUNK):
-        positions = np.arange(first, min(first + _CHUNK, rest), dtype=np.int64)
+    for positions in chunks_of(rest):
         rows = order.indices(passes, positions)
         tokens += int(units.tokens_at(rows).sum())
         trained += int(units.trained_at(rows).sum())
@@ -265,17 +242,6 @@ class WholeRun:
     exactly, in any process and with any number of workers. Nothing is kept per row. With packing
     the number of packs in every window of every epoch is kept (8 bytes per 65,536 rows and epoch),
     since the length of the list must be known; it is pickled along, so workers do not count again.
-
-    Args:
-        data: A store, a view or a mixture.
-        epochs: How many epochs follow each other.
-        seed: Of the order.
-        order: One of `ORDERS`, or a `LengthGrouped`.
-        pack: Samples are packs instead of rows.
-        slots: How many tokens of a pack a row takes; then the reader of a pack pads its rows.
-        world_size: Ranks; only packing with ``balanced`` uses them.
-        unit: Samples are rows or groups. Rows of groups are only served in their stored order.
-        ends: Where each window's packs end, when already counted.
     """
 
     def __init__(
@@ -286,10 +252,10 @@ class WholeRun:
         seed: int = 42,
         order: str | LengthGrouped = "feistel",
         pack: Pack | None = None,
-        slots: Slots | None = None,
+        slots: Slots | None = None,  # the reader of a pack then pads its rows
         world_size: int = 1,
-        unit: str = "rows",
-        ends: Int64Array | None = None,
+        unit: str = "rows",  # rows of groups are only served in their stored order
+        ends: Int64Array | None = None,  # where each window's packs end, when already counted
     ) -> None:
         if isinstance(epochs, bool) or not isinstance(epochs, int | np.integer) or epochs < 1:
             raise UsageError(f"epochs must be a positive integer, got {epochs!r}")
@@ -326,12 +292,8 @@ class WholeRun:
             raise UsageError("there is nothing to serve: an epoch has no samples")
 
     def __reduce__(self) -> Any:
-        options: dict[str, Any] = {
-            "epochs": self.epochs,
-            "world_size": self._ranks,
-            "ends": self._ends,
-        }
-        return partial(WholeRun, **options, **self._options), (self._data,)
+        made = partial(WholeRun, epochs=self.epochs, world_size=self._ranks, ends=self._ends)
+        return partial(made, **self._options), (self._data,)
 
     def __len__(self) -> int:
         if self._ends is None:
@@ -340,12 +302,12 @@ class WholeRun:
 
     @property
     def tokens(self) -> int:
-        """About how many tokens all samples have together: of every epoch, all rows."""
+        """About how many tokens all samples have together."""
         total = self.view.total("lengths")
         return round(total / len(self.view) * self._stream.order.rows * self.epochs)
 
     def packs(self, indices: Iterable[SupportsIndex]) -> Packs:
-        """Samples by number, as integers: a row is a pack of one piece, a group one of several."""
+        """Samples by number: a row is a pack of one piece, a group one of several."""
         numbers = np.asarray([int(index) for index in indices], dtype=np.int64)
         wrong = (numbers < 0) | (numbers >= len(self))
         if wrong.any():
@@ -372,16 +334,11 @@ class WholeRun:
         return Packs.join(found).take(back)
 
     def pieces(self, indices: Iterable[SupportsIndex]) -> list[list[Piece]]:
-        """Samples by number: ids and mask of their pieces, as views of the stored tokens."""
         packs = self.packs(indices)
         pieces = self.read(packs)
         return [pieces[first:stop] for first, stop in pairwise(packs.bounds.tolist())]
 
     def read(self, packs: Packs) -> list[Piece]:
-        """Ids and mask of every piece of some packs, one after the other.
-
-        With slots a piece also has the tokens of its row that take no place in the slot.
-        """
-        if self.slots is not None:
+        if self.slots is not None:  # also the tokens of a row that take no place in its slot
             packs = replace(packs, lengths=packs.lengths + self.slots.unpredicted)
         return read_pieces(self.view.rows(packs.rows), packs.starts, packs.lengths)

@@ -1,14 +1,7 @@
-"""Views: rows by integer over stores, without copying a row.
-
-A `View` has stores and an index (`tokenmill.data.index`). Filters, slices, shuffles and
-concatenations give views with another index; `map` gives one whose stores pass every row through a
-function when it is served. Views are stateless and pickle under 16 KiB. The `key` of a view
-identifies its content and is part of saved states.
-"""
+"""Views: rows by integer over stores, without copying a row."""
 
 from __future__ import annotations
 
-import operator
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +11,11 @@ from typing import Any, SupportsIndex, overload
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.data.index import Index, Joined, Whole
+from tokenmill.data.index import Index, Joined, Whole, chunks_of
 from tokenmill.data.order import Int64Array
 from tokenmill.errors import UsageError
 from tokenmill.store import Groups, Row, Store, ViewMethods
+from tokenmill.store.columns import row_numbers
 
 Float32Array = npt.NDArray[np.float32]
 Transform = Callable[[Row], Row | Mapping[str, Any]]
@@ -29,6 +23,10 @@ Transform = Callable[[Row], Row | Mapping[str, Any]]
 
 class View(ViewMethods, Sequence[Row]):
     """Rows by integer over stores.
+
+    Filters, slices, shuffles and concatenations give views with another index; `map` gives one
+    whose stores pass every row through a function when it is served. Views are stateless and pickle
+    under 16 KiB.
 
     Args:
         stores: The stores of the index, in its order; some may be wrapped by `map`.
@@ -51,7 +49,7 @@ class View(ViewMethods, Sequence[Row]):
 
     @property
     def key(self) -> str:
-        """Fingerprint of the content. Functions of `map` are not part of it."""
+        """Fingerprint of the content, part of saved states. Functions of `map` are not in it."""
         return self.row_index.key
 
     @cached_property
@@ -61,7 +59,6 @@ class View(ViewMethods, Sequence[Row]):
 
     @property
     def is_mapped(self) -> bool:
-        """Whether a function changes rows when they are served."""
         return any(isinstance(store, MappedStore) for store in self._stores)
 
     @property
@@ -71,14 +68,12 @@ class View(ViewMethods, Sequence[Row]):
 
     @property
     def has_media(self) -> bool:
-        """Whether rows have images, in any of the stores."""
         return any(store.has_media for store in self.stores)
 
     # Groups: rows that belong together.
 
     @property
     def has_groups(self) -> bool:
-        """Whether rows belong together, in any of the stores."""
         return any(store.has_groups for store in self.stores)
 
     @property
@@ -101,7 +96,6 @@ class View(ViewMethods, Sequence[Row]):
         return Groups(self)
 
     def groups_of(self, rows: Int64Array) -> Int64Array:
-        """The groups of rows by number."""
         return self.row_index.groups_of(rows)
 
     # Rows.
@@ -121,19 +115,7 @@ class View(ViewMethods, Sequence[Row]):
 
     def batch(self, indices: Iterable[SupportsIndex]) -> list[Row]:
         """Rows in the given order; negative numbers count from the end."""
-        return self.rows(self.normalised(indices))
-
-    def normalised(self, indices: Iterable[SupportsIndex]) -> Int64Array:
-        """Valid row numbers as an array, without negative ones."""
-        size = len(self)
-        given = list(indices)
-        if any(isinstance(index, bool | np.bool_) for index in given):
-            raise UsageError("rows are chosen by number, not by truth values: use filter")
-        numbers = np.asarray([operator.index(index) for index in given], dtype=np.int64)
-        wrong = (numbers < -size) | (numbers >= size)
-        if wrong.any():
-            raise IndexError(f"row {int(numbers[wrong][0])} of a view of {size}")
-        return np.where(numbers < 0, numbers + size, numbers)
+        return self.rows(row_numbers(indices, len(self)))
 
     def locate(
         self, indices: Int64Array
@@ -150,7 +132,6 @@ class View(ViewMethods, Sequence[Row]):
         return found
 
     def rows(self, indices: Int64Array) -> list[Row]:
-        """Rows by valid numbers."""
         found: list[Row] = [None] * indices.size  # type: ignore[list-item]
         for store, places, numbers in self.locate(indices):
             for place, row in zip(places.tolist(), store.batch(numbers.tolist()), strict=True):
@@ -166,19 +147,15 @@ class View(ViewMethods, Sequence[Row]):
         return found
 
     def lengths_at(self, indices: Int64Array) -> Int64Array:
-        """Tokens of many rows."""
         return self._gather(indices, "lengths")
 
     def trained_at(self, indices: Int64Array) -> Int64Array:
-        """Trained tokens of many rows."""
         return self._gather(indices, "trained")
 
     def pictures_at(self, indices: Int64Array) -> Int64Array:
-        """Images of many rows."""
         return self._gather(indices, "pictures")
 
     def patches_at(self, indices: Int64Array) -> Int64Array:
-        """Patches of the images of many rows."""
         return self._gather(indices, "patches")
 
     @property
@@ -199,18 +176,17 @@ class View(ViewMethods, Sequence[Row]):
 
     def total(self, name: str) -> int:
         """Sum of ``lengths`` or ``trained`` over all rows."""
-        return sum(int(self._gather(rows, name).sum()) for rows in self.row_index.chunks())
+        return sum(int(self._gather(rows, name).sum()) for rows in chunks_of(len(self)))
 
     def trained_within(
         self, indices: Int64Array, starts: Int64Array, stops: Int64Array
     ) -> Int64Array:
-        """Trained tokens of pieces of rows, from stored columns."""
         return self._within("trained_within", indices, starts, stops).astype(np.int64)
 
     def weighed_within(
         self, indices: Int64Array, starts: Int64Array, stops: Int64Array
     ) -> npt.NDArray[np.float64]:
-        """Sums of the weights of pieces of rows, from stored columns."""
+        """Sums of the weights of pieces of rows."""
         return self._within("weighed_within", indices, starts, stops)
 
     def _within(
@@ -236,9 +212,7 @@ class View(ViewMethods, Sequence[Row]):
     def sidecar(self, name: str, made_by: str | None = None) -> ViewSidecar:
         """The values that were attached to the rows under a name.
 
-        Args:
-            name: Their name; every store of the view must have them.
-            made_by: What computed them; needed where several did.
+        ``made_by`` is what computed them; needed where several did.
 
         Raises:
             UsageError: One of the stores lacks them, or their makers or units differ.
@@ -315,7 +289,7 @@ class ViewSidecar:
 
     def batch(self, indices: Iterable[SupportsIndex]) -> Float32Array | list[Float32Array]:
         """Of many rows: one array of values, or per token one array for each row."""
-        numbers = self.view.normalised(indices)
+        numbers = row_numbers(indices, len(self))
         return self.of_rows(numbers) if self.per == "row" else self.of_tokens(numbers)
 
     def of_rows(self, indices: Int64Array) -> Float32Array:
@@ -432,11 +406,7 @@ def _transformed(row: Row, function: Transform) -> Row:
 
 
 def unweighted(view: View, reader: str) -> View:
-    """Return the view for a reader that knows masks only.
-
-    Raises:
-        UsageError: Some trained tokens count other than 1.
-    """
+    """Return the view for a reader that knows masks only; UsageError if it has weights."""
     if view.has_weights:
         raise UsageError(
             f"trained tokens of this data weigh other than 1 (docs/batches.md#weights), and "
@@ -450,7 +420,7 @@ def tokens_alone(view: View, reader: str) -> View:
     """Return the view for a reader that knows tokens and masks only.
 
     Raises:
-        UsageError: Trained tokens count other than 1, or rows have images.
+        UsageError: It has weights or images.
     """
     if view.has_media:
         raise UsageError(

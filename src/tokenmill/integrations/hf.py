@@ -1,41 +1,16 @@
-"""tokenmill for Hugging Face `datasets` and TRL.
+"""Lazy datasets for Hugging Face `datasets` and TRL, and the collator and subclasses they need.
 
-    to_hf           the rows of a store, view or mixture as a `datasets.Dataset`
-    for_trl         a whole run for TRL's `SFTTrainer`: a dataset in our order, and the arguments of
-                    its config; with groups, for `DPOTrainer`, `KTOTrainer` or `RewardTrainer`
-    for_grpo        the same with prompts, for `GRPOTrainer` and similar trainers
-    VisionCollator  the collator for `for_trl` with images
-    as_prepared     a subclass of a trainer for groups that tokenizes nothing
-    VERBATIM        the `convention` of prompts that TRL renders
-    in_order        a subclass of a trainer that does not shuffle, for older transformers
-
-All datasets are lazy: rows are read from the store, and verified, when they are used. `datasets`
-reads rows through three methods of a `datasets.table.Table` (``fast_slice``, ``fast_gather``,
-``to_reader``) and derives other tables from it. `LazyTable` implements these with a `Reader`, so
-select, shard, shuffle, set_format, map and pickling work as on any dataset. Operations that need a
-whole column (adding a column, concatenation with another dataset) create an ordinary table in
-memory, as `datasets` itself would. Fingerprints are computed from the content (store, order,
-packing), so `datasets` hashes nothing and finds its own cached maps in another process.
-
-Labels are those of the loader: unshifted, and -100 at the first token of every row, which no token
-predicts; ``assistant_masks`` is 0 there, too. ``loss_mask`` is the stored mask, first token
-included: trainers that take a mask shift it themselves.
+`datasets` reads rows through three methods of a `datasets.table.Table` (``fast_slice``,
+``fast_gather``, ``to_reader``). `LazyTable` implements these with a `Reader`, so select, shard,
+shuffle, set_format, map and pickling work as on any dataset. Fingerprints are computed from the
+content, so `datasets` hashes nothing and finds its own cached maps in another process.
 
 For TRL a dataset has all epochs in our order, and the trainer reads it once. Its own resume ("skip
-the batches already seen") is exact, because sample i depends on (seed, i) only. Packs have the
-format of TRL's own packing: rows without padding and ``seq_lengths``, collated without padding
-(``padding_free``), so that positions restart at every row.
-
-Groups have the columns of the trainer's own collator. TRL splits a row where the prompt rendered
-alone and the whole row differ; here the group's ``prompt_tokens`` is that place. A sidecar has one
-value per row, but KTO's KL term also needs the reference's value of every mismatched sequence,
-which depends on the seed and the served rows. So ``ref_logps`` works only with the KTO losses that
-have no such term.
+the batches already seen") is exact, because sample i depends on (seed, i) only.
 """
 
 from __future__ import annotations
 
-import operator
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,7 +20,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from tokenmill._core import fingerprint
@@ -67,7 +41,7 @@ from tokenmill.store import Row, Store
 
 with optional("datasets"):
     import datasets
-    from datasets.table import InMemoryTable, TableBlock, table_cast
+    from datasets.table import TableBlock, table_cast
 
 __all__ = [
     "VERBATIM",
@@ -82,7 +56,7 @@ __all__ = [
 READ_ROWS = 1000  # rows per batch of a full scan, as in `datasets`
 MASKS = ("labels", "loss_mask", "assistant_masks")
 SHAPES: dict[str, dict[str, tuple[str, Any]]] = {
-    "loss_mask": {"input_ids": ("ids", np.int32), "loss_mask": ("", np.int8)},
+    "loss_mask": {"input_ids": ("ids", np.int32), "loss_mask": ("stored_mask", np.int8)},
     "labels": {"input_ids": ("ids", np.int32), "labels": ("labels", np.int64)},
     "assistant_masks": {"input_ids": ("ids", np.int32), "assistant_masks": ("mask", np.int8)},
     "packs": {
@@ -92,9 +66,9 @@ SHAPES: dict[str, dict[str, tuple[str, Any]]] = {
     },
 }
 """Columns of each shape: a field of `FIELDS` and the type of its elements."""
-ROW_NUMBERS = pa.schema({"row": pa.int64()})
+ROW = "row"  # the column of the shape ``rows``: numbers of rows, or of samples of prompts
+ROW_NUMBERS = pa.schema({ROW: pa.int64()})
 WEIGHTS = pa.field("loss_weights", pa.list_(pa.float32()))
-"""An additional column of data with weights."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +77,7 @@ class Reader:
 
     rows: int
     schema: pa.Schema
-    nbytes: Callable[[], int]  # an estimate for all columns
+    nbytes: Callable[[], int]  # an estimate for all columns; reads all lengths
     read: Callable[[Sequence[int]], pa.Table]
 
 
@@ -117,8 +91,8 @@ def to_hf(data: Store | View | Mixture, mask: str = "labels") -> datasets.Datase
         data: A store, a view or a mixture.
         mask: ``labels``: columns input_ids and labels, -100 where a token is not trained and at
             the first token of every row, as in the loader. ``loss_mask``: the stored columns
-            input_ids and loss_mask, without a copy. ``assistant_masks``: columns input_ids and
-            assistant_masks, from which TRL computes those labels when it truncates or packs.
+            input_ids and loss_mask. ``assistant_masks``: columns input_ids and assistant_masks,
+            from which TRL computes those labels when it truncates or packs.
     """
     check_one_of("mask", mask, MASKS)
     samples = WholeRun(data, order="sequential")
@@ -127,14 +101,9 @@ def to_hf(data: Store | View | Mixture, mask: str = "labels") -> datasets.Datase
     return lazy_dataset(samples, mask)
 
 
-def _run_identity(samples: WholeRun) -> dict[str, Any]:
-    return {"epochs": samples.epochs, **vars(samples.spec)}
-
-
 def lazy_dataset(samples: WholeRun, shape: str) -> datasets.Dataset:
-    """Return a dataset over samples of a run, in a shape of `SHAPES` or as ``rows``."""
     if shape == "rows":
-        nbytes = partial(operator.mul, 8, len(samples))
+        nbytes = partial(int, 8 * len(samples))
         reader = Reader(len(samples), ROW_NUMBERS, nbytes, partial(_numbers, samples))
     else:
         columns = SHAPES[shape]
@@ -145,7 +114,7 @@ def lazy_dataset(samples: WholeRun, shape: str) -> datasets.Dataset:
             schema = schema.append(WEIGHTS)
         nbytes = partial(_token_bytes, samples, 12 if "labels" in columns else 5)
         reader = Reader(len(samples), schema, nbytes, partial(_columns, samples, shape))
-    return as_dataset(reader, {"shape": shape, **_run_identity(samples)})
+    return as_dataset(reader, {"shape": shape, "epochs": samples.epochs, **vars(samples.spec)})
 
 
 def _token_bytes(samples: WholeRun, size: int) -> int:
@@ -167,17 +136,12 @@ def _columns(samples: WholeRun, shape: str, indices: Sequence[int]) -> pa.Table:
     if shape == "packs":  # an empty pack, which ``balanced`` creates, holds one untrained token
         pad = np.full(1, samples.pad_id or 0, np.int32), np.zeros(1, np.uint8)
         found = [pieces or [pad] for pieces in found]
-    if shape == "loss_mask":
-        table = pa.Table.from_batches(_stored(ids, mask) for ((ids, mask),) in found)
-    else:
-        table = pa.table(
-            {
-                name: listed(
-                    [np.concatenate([FIELDS[field](*p) for p in ps]) for ps in found], dtype
-                )
-                for name, (field, dtype) in SHAPES[shape].items()
-            }
-        )
+    table = pa.table(
+        {
+            name: listed([np.concatenate([FIELDS[field](*p) for p in ps]) for ps in found], dtype)
+            for name, (field, dtype) in SHAPES[shape].items()
+        }
+    )
     if samples.view.has_weights:
         rows = samples.view.rows(samples.packs(indices).rows)
         weights = listed([weights_of(row, shape) for row in rows], np.float32)
@@ -185,29 +149,11 @@ def _columns(samples: WholeRun, shape: str, indices: Sequence[int]) -> pa.Table:
     return table
 
 
-def _stored(ids: npt.NDArray[Any], mask: npt.NDArray[Any]) -> pa.RecordBatch:
-    """One row over the mapped bytes of the store, without a copy."""
-    arrays = []
-    for values, kind in ((ids, pa.int32()), (mask, pa.int8())):
-        flat = pa.Array.from_buffers(kind, values.size, [None, pa.py_buffer(values)])
-        arrays.append(pa.ListArray.from_arrays(pa.array([0, values.size], pa.int32()), flat))
-    return pa.RecordBatch.from_arrays(arrays, names=list(SHAPES["loss_mask"]))
-
-
-def _in_memory(name: str) -> Callable[..., Any]:
-    """A method of `datasets` tables, implemented on the rows in memory."""
-
-    def method(self: LazyTable, *arguments: Any, **named: Any) -> Any:
-        return getattr(InMemoryTable(self.table), name)(*arguments, **named)
-
-    method.__name__ = name
-    return method
-
-
 class LazyTable(TableBlock):  # type: ignore[misc]
-    """A `datasets` table whose rows are computed when they are read.
+    """Some rows and columns of a reader, computed when they are read.
 
-    It has some rows and columns of the reader; the schema has its own names for them.
+    It implements what `datasets` calls; operations that need a whole column, such as adding one,
+    read `table`.
     """
 
     def __init__(
@@ -225,15 +171,8 @@ class LazyTable(TableBlock):  # type: ignore[misc]
     def __deepcopy__(self, memo: dict[int, Any]) -> LazyTable:
         return self  # immutable
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, LazyTable) and self.__reduce__()[1:] == other.__reduce__()[1:]
-
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         return f"LazyTable({self.num_rows} rows, {', '.join(self.column_names)})"
-
-    __str__ = __repr__
 
     # Rows
 
@@ -267,11 +206,6 @@ class LazyTable(TableBlock):  # type: ignore[misc]
 
     def column(self, i: int | str) -> pa.ChunkedArray:
         return self.select([i]).table.column(0)
-
-    filter = _in_memory("filter")
-    add_column = _in_memory("add_column")
-    append_column = _in_memory("append_column")
-    set_column = _in_memory("set_column")
 
     # Metadata
 
@@ -323,9 +257,6 @@ class LazyTable(TableBlock):  # type: ignore[misc]
             raise KeyError(f"column {sorted(missing)[0]!r} does not exist")
         return self.select([name for name in self._schema.names if name not in dropped])
 
-    def remove_column(self, i: int) -> LazyTable:
-        return self.select([place for place in range(self.num_columns) if place != i])
-
     def rename_columns(self, names: Sequence[str]) -> LazyTable:
         fields = [f.with_name(name) for f, name in zip(self._schema, names, strict=True)]
         return self.cast(pa.schema(fields, self._schema.metadata))
@@ -339,14 +270,10 @@ class LazyTable(TableBlock):  # type: ignore[misc]
     def flatten(self, *_: Any, **__: Any) -> LazyTable:
         return self  # nothing is nested
 
-    def combine_chunks(self, *_: Any, **__: Any) -> LazyTable:
-        return self  # there are no chunks
-
 
 # Runs for TRL
 
 _SEQUENTIAL = "train_sampling_strategy"  # of TrainingArguments; older ones always shuffle
-ROW, SAMPLE = "row", "sample"
 
 TAKES_LABELS = "0.19.0"  # older collators use input_ids as labels: they train every token
 TAKES_BOUNDARIES = "0.23.1"  # older ones restart positions with flash attention only, or never
@@ -399,14 +326,11 @@ def for_trl(
         ``RewardConfig``. They must take precedence over your own.
     """
     view = unweighted(data.view if isinstance(data, Mixture) else as_view(data), "TRL")
-    if view.has_media:
-        if pack is not None or padding_free:
-            raise UsageError("TRL does not pack pictures: serve packs of them with a Loader")
-        if view.has_groups:
-            tokens_alone(view, "TRL's trainer of groups")
+    for what, present in (("pictures", view.has_media), ("groups", view.has_groups)):
+        if present and (pack is not None or padding_free):
+            raise UsageError(f"TRL does not pack {what}: serve packs of them with a Loader")
     if view.has_groups:
-        if pack is not None or padding_free:
-            raise UsageError("TRL does not pack groups: serve packs of them with a Loader")
+        tokens_alone(view, "TRL's trainer of groups")
         samples = WholeRun(data, epochs=epochs, seed=seed, order=order, unit="groups")
         known: dict[str, Any] = {} if ref_logps is None else {"precompute_ref_log_probs": True}
         return _group_dataset(samples, trainer, seed, ref_logps), _in_our_order() | known
@@ -434,7 +358,6 @@ def for_trl(
 
 
 def _in_our_order() -> dict[str, Any]:
-    """Config arguments with which any trainer reads a dataset once, in its order."""
     arguments: dict[str, Any] = {
         "num_train_epochs": 1,  # the epochs are in the dataset
         "max_length": None,  # rows have their length already
@@ -467,9 +390,7 @@ def _trl_is(lowest: str) -> bool:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """``0.24.0rc1`` to (0, 24, 0)."""
-    found = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(part) for part in found[0].split(".")) if found else ()
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
 def _can_be_sequential() -> bool:
@@ -506,7 +427,7 @@ def _group_dataset(
         trainer = "kto" if counts["kto"] else "dpo"
     check_one_of("trainer", trainer, tuple(TRAINERS))
     others = [kind for kind in KINDS.values() if kind != KINDS[trainer]] + ["ranked", "single"]
-    found = [kind for kind in dict.fromkeys(others) if counts[kind]]
+    found = sorted({kind for kind in others if counts[kind]})
     if found or not counts[KINDS[trainer]]:
         there = ", ".join(f"{counts[kind]:,} {kind}" for kind in found) or "none"
         raise UsageError(f"trainer={trainer!r} wants groups of {KINDS[trainer]}; there are {there}")
@@ -515,7 +436,7 @@ def _group_dataset(
     groups = _Groups(samples, trainer, seed, ref_logps)
     reader = Reader(len(samples), groups.schema, partial(_token_bytes, samples, 4), groups.read)
     producer = None if groups.sidecar is None else groups.sidecar.made_by
-    return as_dataset(reader, [trainer, producer, _run_identity(samples)])
+    return as_dataset(reader, [trainer, producer, samples.epochs, vars(samples.spec)])
 
 
 class _Groups:
@@ -525,56 +446,43 @@ class _Groups:
         self._arguments = (samples, trainer, seed, ref_logps)
         self.samples = samples
         self.trainer = trainer
-        self._has_margins = trainer == "reward" and group_counts(samples.view)["margins"] > 0
         self._shift = GroupFiller.shift_of(samples.view, seed)
+        self.schema = TRAINERS[trainer]
         self.sidecar: ViewSidecar | None = None
         if ref_logps is not None:
             self.sidecar = samples.view.sidecar(ref_logps)
             if self.sidecar.per != "row":
                 raise UsageError(f"sidecar {ref_logps!r} is per token: TRL wants one value per row")
+            for name in REFERENCE[trainer]:
+                self.schema = self.schema.append(pa.field(name, pa.float32()))
+        if trainer == "reward" and group_counts(samples.view)["margins"]:
+            self.schema = self.schema.append(pa.field("margin", pa.float64()))
 
     def __reduce__(self) -> Any:
         return _Groups, self._arguments
-
-    @property
-    def schema(self) -> pa.Schema:
-        schema = TRAINERS[self.trainer]
-        if self.sidecar is not None:
-            for name in REFERENCE[self.trainer]:
-                schema = schema.append(pa.field(name, pa.float32()))
-        return schema.append(pa.field("margin", pa.float64())) if self._has_margins else schema
 
     def read(self, indices: Sequence[int]) -> pa.Table:
         packs = self.samples.packs(indices)
         rows = self.samples.view.rows(packs.rows)
         groups = [rows[first:stop] for first, stop in pairwise(packs.bounds.tolist())]
-        columns: dict[str, Any] = {}
-        cuts = [0] * len(groups)
-        if self.trainer != "reward":
-            cuts = [_prompt_tokens(group[0]) for group in groups]
-            columns["prompt_ids"] = [
-                group[0].input_ids[:cut] for group, cut in zip(groups, cuts, strict=True)
-            ]
+        cut = _prompt_tokens if self.trainer != "reward" else lambda row: 0
+        columns: dict[str, Any] = {
+            "prompt_ids": [group[0].input_ids[: cut(group[0])] for group in groups],
+            "margin": [group[0].margin or 0.0 for group in groups],
+            "label": [group[0].label for group in groups],
+        }
         sides = ("completion_ids",) if self.trainer == "kto" else ("chosen_ids", "rejected_ids")
         for side, name in enumerate(sides):
-            columns[name] = [
-                group[side].input_ids[cut:] for group, cut in zip(groups, cuts, strict=True)
-            ]
-        if self._has_margins:
-            columns["margin"] = [group[0].margin or 0.0 for group in groups]
+            columns[name] = [group[side].input_ids[cut(group[0]) :] for group in groups]
         if self.trainer == "kto":
             view = self.samples.view
             others = view.rows((packs.rows + self._shift) % len(view))
-            answers = [other.input_ids[_prompt_tokens(other) :] for other in others]
-            columns["KL_completion_ids"] = answers
-            columns["label"] = [group[0].label for group in groups]
+            columns["KL_completion_ids"] = [row.input_ids[_prompt_tokens(row) :] for row in others]
         if self.sidecar is not None:
             names = REFERENCE[self.trainer]
             values = self.sidecar.of_rows(packs.rows).reshape(-1, len(names))
             columns |= dict(zip(names, values.T, strict=True))
-        schema = self.schema
-        arrays = [pa.array(columns[name], schema.field(name).type) for name in schema.names]
-        return pa.Table.from_arrays(arrays, schema=schema)
+        return pa.table([pa.array(columns[f.name], f.type) for f in self.schema], self.schema)
 
 
 def _prompt_tokens(row: Row) -> int:
@@ -587,12 +495,9 @@ def _prompt_tokens(row: Row) -> int:
 
 
 def as_prepared(trainer: type[Any]) -> type[Any]:
-    """Subclass a trainer so that it takes the dataset of `for_trl` without tokenizing it.
+    """Subclass `DPOTrainer` or `KTOTrainer` to take the dataset of `for_trl` without tokenizing it.
 
     If the dataset has the reference's log-probabilities, it does not load a reference model.
-
-    Args:
-        trainer: `DPOTrainer`, `KTOTrainer` or a subclass; `RewardTrainer` needs no subclass.
     """
 
     def _prepare_dataset(self: Any, dataset: Any, *arguments: Any, **named: Any) -> Any:
@@ -612,11 +517,8 @@ def as_prepared(trainer: type[Any]) -> type[Any]:
             return dataset
         return trainer._precompute_ref_logps(self, dataset, *arguments, **named)
 
-    members = {
-        "_prepare_dataset": _prepare_dataset,
-        "_precompute_ref_logps": _precompute_ref_logps,
-    }
-    return type(f"Prepared{trainer.__name__}", (trainer,), members)
+    members = (_prepare_dataset, _precompute_ref_logps)
+    return type(f"Prepared{trainer.__name__}", (trainer,), {f.__name__: f for f in members})
 
 
 def _is_ours(dataset: Any) -> bool:
@@ -697,8 +599,7 @@ def for_grpo(prompts: PromptDataset, *, epochs: int = 1) -> tuple[datasets.Datas
         "epochs": epochs,
     }
     rows = len(prompts) * epochs
-    schema = pa.schema({SAMPLE: pa.int64()})
-    reader = Reader(rows, schema, partial(operator.mul, 8, rows), _sample_numbers)
+    reader = Reader(rows, ROW_NUMBERS, partial(int, 8 * rows), _sample_numbers)
     dataset = as_dataset(reader, identity).with_transform(partial(_prompt_rows, prompts))
     # `datasets` would hash the transform, and with it the position of `prompts`.
     dataset._fingerprint = fingerprint.key(identity)[:16]
@@ -712,11 +613,11 @@ def for_grpo(prompts: PromptDataset, *, epochs: int = 1) -> tuple[datasets.Datas
 
 
 def _sample_numbers(indices: Sequence[int]) -> pa.Table:
-    return pa.table({SAMPLE: np.asarray(indices, dtype=np.int64)})
+    return pa.table([np.asarray(indices, dtype=np.int64)], schema=ROW_NUMBERS)
 
 
 def _prompt_rows(prompts: PromptDataset, batch: dict[str, list[int]]) -> dict[str, list[Any]]:
-    numbers = prompts.numbers_at(np.asarray(batch[SAMPLE], dtype=np.int64))
+    numbers = prompts.numbers_at(np.asarray(batch[ROW], dtype=np.int64))
     rows, spec = prompts.source_rows_at(numbers), prompts.spec
     for row in rows:
         prompt = shape_row(row, spec).prompt

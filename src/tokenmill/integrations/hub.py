@@ -1,8 +1,4 @@
-"""Resolve the split of a hub dataset or a local directory to files, through `datasets`.
-
-`tokenmill.sources` imports this module when an address names such a split. Only file names come
-from `datasets`; the rows are read by tokenmill.
-"""
+"""Resolve the split of a hub dataset or a local directory to files, through `datasets`."""
 
 from __future__ import annotations
 
@@ -19,9 +15,8 @@ def split_files(
 ) -> list[str]:
     """Return the files of a split, in the order in which `datasets` reads them.
 
-    ``dataset`` is a local directory or ``owner/name`` on the hub, ``revision`` a commit of the
-    latter. An empty split selects the only one, an empty configuration the default. Errors name
-    ``source``.
+    ``dataset`` is a local directory or ``owner/name`` on the hub. An empty split selects the only
+    one. Errors name ``source``.
     """
     where = source or dataset
     with optional("datasets", "a split of a directory or hub dataset", path=where):

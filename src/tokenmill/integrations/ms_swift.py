@@ -1,16 +1,4 @@
-"""ms-swift's ``--cached_dataset`` with tokens in it.
-
-ms-swift caches rows with their lengths and encodes their messages again in every epoch. Call
-`serve_tokens` in a file that ``--external_plugins`` names, and its templates also serve rows that
-are encoded already; all other rows go to ms-swift as before:
-
-    from tokenmill.integrations import ms_swift
-
-    ms_swift.serve_tokens()
-
-Such rows have ``input_ids``, ``labels`` and ``lengths`` and no messages: ``tokenmill export
---format hf --also lengths``. Limits, truncation, packing, padding and batches are ms-swift's.
-"""
+"""ms-swift's ``--cached_dataset`` with tokens in it; limits and batches are ms-swift's own."""
 
 from __future__ import annotations
 

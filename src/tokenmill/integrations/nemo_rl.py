@@ -1,18 +1,8 @@
-"""tokenmill as the ``dataset_name`` of NeMo RL's SFT.
+"""Datasets for NeMo RL: rows as the ``dataset_name`` of its SFT, pairs for DPO and reward models.
 
-    data.train.dataset_name=tokenmill.integrations.nemo_rl.SFTDataset ++data.train.data_path=STORE
-
-NeMo RL's trainer takes items with a ``message_log``, pieces of tokens with a role, and trains the
-pieces of role ``assistant``; with ``sft.only_unmask_final`` it trains the last piece, whatever its
-role. `message_log` splits a row where its mask changes. It leaves out what follows the last trained
-token, which no loss reads, so that the last piece is the last trained one:
-
-    row    [user] Hi [end] ↵ [assistant] ↵ | Hello [end] | ↵
-    log    └──────────── user ───────────┘ └─ assistant ┘ left out
-
-`PreferenceLogs` are pairs for NeMo RL's DPO and reward models. Its ``setup_preference_data`` always
-renders and encodes messages itself, so your own copy of ``run_dpo.py`` or ``run_rm.py`` must create
-them. Importing this needs PyTorch, not NeMo RL.
+Its trainer takes a ``message_log``, pieces of tokens with a role, and trains the pieces of role
+``assistant``, or the last piece. `message_log` splits a row where its mask changes and leaves out
+what follows the last trained token, so that the last piece is trained.
 """
 
 from __future__ import annotations
@@ -54,10 +44,10 @@ __all__ = ["MessageLogs", "PreferenceLogs", "SFTDataset", "message_log"]
 
 TASK = "tokenmill"
 PROMPT_FILES = {"prompt_file", "system_prompt_file"}
+# Names in NeMo RL's own config sections that do not concern rows; its ``processor`` is one.
 TRAINER_KEYS = {
     "dataset_name", "processor", "env_name", "split", "subset", "input_key", "output_key",
 }  # fmt: skip
-"""Names in NeMo RL's own config sections that do not concern rows; its ``processor`` is one."""
 RECIPE_KEYS = set(Recipe.__struct_fields__) - {"sources", "tokenizer"} - TRAINER_KEYS
 
 Item = dict[str, Any]
@@ -98,9 +88,10 @@ class MessageLogs(RowDataset, torch_data.Dataset[Item]):  # type: ignore[misc]
 
 
 class PreferenceLogs(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
-    """Pairs as NeMo RL's ``preference_collate_fn`` takes them, in our order.
+    """Pairs in our order for ``preference_collate_fn``, which trains the last piece of a log.
 
-    The collator trains the last piece of each log: the last trained turn of the answer.
+    NeMo RL's ``setup_preference_data`` always renders and encodes messages itself, so your own copy
+    of ``run_dpo.py`` or ``run_rm.py`` must create them.
     """
 
     def __init__(
@@ -176,8 +167,7 @@ class SFTDataset:
         seed: Seed of the order, which needs ``data.shuffle=false``, and of the split.
         epochs: Epochs in the dataset, each in its own order.
         split_validation_size: Fraction of the rows that is held out for validation.
-        cache_dir, num_workers, options: As for `tokenmill.prepare`, with ``turn_end="turn"``; NeMo
-            RL's own names are ignored.
+        cache_dir, num_workers, options: As for `tokenmill.prepare`, with ``turn_end="turn"``.
     """
 
     def __init__(
@@ -195,8 +185,8 @@ class SFTDataset:
         recipe = _recipe_options(options)
         if is_store(path):
             if recipe or tokenizer is not None:
-                given = ", ".join(sorted({*recipe, *(["tokenizer"] if tokenizer else [])}))
-                raise UsageError(f"a store has its recipe: take out {given}", path=path)
+                given = sorted([*recipe, *(["tokenizer"] if tokenizer else [])])
+                raise UsageError(f"a store has its recipe: take out {', '.join(given)}", path=path)
             store = open_store(path)
         elif tokenizer is None:
             raise UsageError(

@@ -1,13 +1,8 @@
-"""tokenmill for PyTorch: a DataLoader whose state is exact for any number of workers.
+"""A torch DataLoader whose state is exact for any number of workers, and a map-style `Dataset`.
 
-`DataLoader` wraps a plain `torch.utils.data.DataLoader`. The main process computes the steps of a
-`tokenmill.Loader` (integers only) and sends each as the "index" of one batch; a worker fills it;
-batches come back in order. The next cursor of every step waits in a queue of the main process and
-counts when its batch is handed to the trainer. So prefetched batches are never counted, and workers
-hold no state: their number, start method and prefetch may change at any resume.
-
-`Dataset` is a store or view as a `torch.utils.data.Dataset`, for trainers that own the sampler.
-Nothing here reads or advances torch's global random generators.
+The main process computes the steps of a `tokenmill.Loader` and sends each as the "index" of one
+batch, which a worker fills. The next cursor of every step waits in a queue and counts when its
+batch is handed out. So prefetched batches are never counted, and workers hold no state.
 """
 
 from __future__ import annotations
@@ -137,7 +132,6 @@ class DataLoader:
         )
 
     def __iter__(self) -> Iterator[TensorBatch]:
-        """The rest of the epoch, like `tokenmill.Loader`."""
         return self._latest_of(_Iterator(self))
 
     def repeat(self, epochs: int | None = None) -> Iterator[TensorBatch]:
@@ -211,13 +205,7 @@ def _unchanged(batch: TensorBatch) -> TensorBatch:
 class Dataset(RowDataset, torch_data.Dataset[Item]):  # type: ignore[misc]
     """Rows of a store or view by number: input_ids, labels and loss_mask as tensors.
 
-    ``__getitems__`` fetches the rows of a batch at once. Pickles under 16 KiB.
-
-    Args:
-        data: A store or a view.
-        pad_id: Token that `collate` pads with; None takes the tokenizer's pad, else its eos.
-        pad_side: right or left.
-        pad_to_multiple_of: `collate` rounds widths up to this.
+    The other arguments are for `collate`, which pads like `tokenmill.Loader`.
     """
 
     trainer = TORCH
@@ -237,7 +225,6 @@ class Dataset(RowDataset, torch_data.Dataset[Item]):  # type: ignore[misc]
         self._multiple = pad_to_multiple_of
 
     def collate(self, items: Sequence[Item]) -> TensorBatch:
-        """Pad items into a batch like `tokenmill.Loader`: the ``collate_fn`` to use."""
         if self._pad_id is None:
             raise UsageError("the tokenizer names neither a pad nor an eos token: say pad_id")
         pieces = [

@@ -1,13 +1,7 @@
 """tokenmill as a dataset of torchtune's recipes.
 
-    dataset:
-      _component_: tokenmill.integrations.torchtune.sft_dataset
-      source: STORE
-      packed: True
-
-Releases of torchtune up to 0.6 shift labels in the recipe; later code shifts them in the dataset.
-Labels of the wrong kind raise no error: a model would learn to repeat its input. So
-`labels_are_shifted` runs torchtune's own transform on three tokens.
+Releases of torchtune up to 0.6 shift labels in the recipe; later ones shift them in the dataset.
+The wrong kind raises no error, so `labels_are_shifted` runs torchtune's own transform.
 """
 
 from __future__ import annotations
@@ -35,10 +29,7 @@ _SHIFTED = replace(TORCHTUNE, columns={**TORCHTUNE.columns, "labels": ("next_lab
 
 
 class TokenizedRows(RowDataset, torch_data.Dataset[Item]):  # type: ignore[misc]
-    """Ids and labels of a view's rows, in the order of the view.
-
-    With ``shifted`` the label at a token is that of the next one; None: as torchtune has it.
-    """
+    """Ids and labels of a view's rows; ``shifted`` labels are those of the next token."""
 
     def __init__(
         self, view: View, max_seq_len: int | None = None, *, shifted: bool | None = None
@@ -68,12 +59,9 @@ def labels_are_shifted() -> bool:
 def sft_dataset(
     tokenizer: Any, *, source: str | os.PathLike[str] | Store | View, packed: bool = False
 ) -> Any:
-    """Create the dataset that ``_component_`` names.
+    """Create the dataset that ``_component_`` names; torchtune's own `PackedDataset` packs.
 
-    Args:
-        tokenizer: torchtune's. Its ``max_seq_len`` is the length of packs and the limit of rows.
-        source: A store's directory; in your own script also a store or a view.
-        packed: Whether torchtune packs the rows, with its own `PackedDataset`.
+    The tokenizer's ``max_seq_len`` is the length of packs and the limit of rows.
     """
     if isinstance(source, str | os.PathLike):
         source = open_store(os.path.expanduser(source))

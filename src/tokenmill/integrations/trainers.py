@@ -1,18 +1,13 @@
-"""What the adapters to trainers share: one dataset class, and a table of what each trainer takes.
-
-A `Trainer` is a row of that table: its columns, their fields and types, and its limits. A
-`RowDataset` serves the rows of a view to one of them, epoch after epoch in our order. The classes
-that a trainer's config names subclass it and add their own constructor.
-"""
+"""What the adapters share: a table of what each trainer takes, one dataset class, and checks."""
 
 from __future__ import annotations
 
 import abc
-import operator
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -31,6 +26,7 @@ from tokenmill.media import Pictures, Processor
 from tokenmill.sources.index import Shelf
 from tokenmill.sources.rows import Rows
 from tokenmill.store import Row, Store, StoreLayout
+from tokenmill.store.columns import row_numbers
 
 if TYPE_CHECKING:
     from tokenmill.build.recipe import Recipe, RunOptions
@@ -58,6 +54,7 @@ FIELDS: dict[str, Callable[[Array, MaskArray], Array]] = {
     "length": lambda ids, mask: np.asarray([len(ids)]),
     "labels": labels_of,
     "next_labels": lambda ids, mask: np.append(labels_of(ids, mask)[1:], IGNORE),
+    "stored_mask": lambda ids, mask: mask,
     "mask": lambda ids, mask: np.append(np.zeros_like(mask[:1]), mask[1:]),
     "next_mask": lambda ids, mask: np.append(mask[1:], 0),
     "response_mask": lambda ids, mask: response_mask(mask),
@@ -67,8 +64,6 @@ FIELDS: dict[str, Callable[[Array, MaskArray], Array]] = {
 
 @dataclass(frozen=True)
 class Trainer:
-    """How a trainer receives rows."""
-
     name: str
     columns: Mapping[str, tuple[str, Any]]  # column -> a field of FIELDS and its dtype
     tensors: bool = True  # or lists
@@ -148,23 +143,20 @@ class Items(abc.ABC, Generic[T]):
     @abc.abstractmethod
     def items_at(self, numbers: Int64Array) -> list[T]: ...  # the numbers are in range
 
+    def __getstate__(self) -> dict[str, Any]:
+        cls = type(self)
+        cached = {name for name in dir(cls) if isinstance(getattr(cls, name), cached_property)}
+        return {name: value for name, value in vars(self).items() if name not in cached}
+
     def __getitem__(self, item: int) -> T:
         return self.__getitems__([item])[0]
 
     def __getitems__(self, items: Sequence[int]) -> list[T]:
-        size = len(self)
-        numbers = np.asarray([operator.index(item) for item in items], dtype=np.int64)
-        wrong = (numbers < -size) | (numbers >= size)
-        if wrong.any():
-            raise IndexError(f"item {int(numbers[wrong][0])} of a dataset of {size}")
-        return self.items_at(np.where(numbers < 0, numbers + size, numbers))
+        return self.items_at(row_numbers(items, len(self), "item"))
 
 
 class ItemRows:
-    """The row number of each item: every epoch in its own order, one after the other.
-
-    With ``subset``, only so many rows are served, a random choice.
-    """
+    """The row number of each item: every epoch in its own order, one after the other."""
 
     def __init__(
         self,
@@ -172,7 +164,7 @@ class ItemRows:
         order: str = "sequential",
         seed: int = 0,
         epochs: int = 1,
-        subset: int | None = None,
+        subset: int | None = None,  # serve only so many rows, a random choice
     ) -> None:
         check_positive("epochs", epochs)
         self.rows = rows if subset is None else subset
@@ -189,8 +181,6 @@ class ItemRows:
 
 
 class RowDataset(Items[Any]):
-    """Rows of a view as one trainer receives them."""
-
     trainer: Trainer
     view: View
     item_rows: ItemRows
@@ -209,11 +199,7 @@ class RowDataset(Items[Any]):
 
 
 def image_features(row: Row, processor: Processor, trainer: str) -> dict[str, Array]:
-    """Run the processor on a row's images: arrays under the model's argument names.
-
-    Raises:
-        UsageError: Some array cannot be concatenated image by image, as the trainer does it.
-    """
+    """Run the processor on a row's images: arrays under the model's argument names."""
     pictures = Pictures()
     opened = [
         pictures.open(row.picture(number), one.reference) for number, one in enumerate(row.media)
@@ -248,7 +234,6 @@ VERBATIM = f"{__name__}:{Verbatim.__name__}"
 
 
 def require_ungrouped(view: View) -> View:
-    """Return the view, or raise if its rows belong to groups."""
     if view.has_groups:
         raise UsageError(
             "the rows of this data belong to groups (docs/preference.md), and this host takes rows "
@@ -258,7 +243,6 @@ def require_ungrouped(view: View) -> View:
 
 
 def require_max_length(view: View, limit: int | None, name: str, advice: str) -> View:
-    """Return the view, or raise if a row is longer than the trainer's limit."""
     overlong = np.flatnonzero(view.lengths > limit) if limit is not None else np.zeros(0, int)
     if overlong.size:
         row = view[int(overlong[0])]
@@ -280,12 +264,10 @@ def check_names(given: Iterable[str], known: Collection[str], where: str) -> Non
 
 
 def is_store(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is the directory of a store."""
     return StoreLayout(Path(path)).manifest.is_file()
 
 
 def prepared(recipe: Recipe, options: RunOptions, *, progress: Any = None, flag: str = "") -> Store:
-    """Find or build the store of a recipe; ``flag`` as for `date_named`."""
     from tokenmill.build.run import run
 
     with date_named(recipe.tokenizer, flag):
@@ -310,16 +292,12 @@ def cached_scan(
 
 
 def stated_date() -> str | None:
-    """The date for templates that print it, from the environment."""
     return os.environ.get(DATE) or None
 
 
 @contextmanager
 def date_named(tokenizer: Any, flag: str = "") -> Iterator[None]:
-    """Where a template is refused for printing the date, say how to set it.
-
-    ``flag`` is the trainer's own setting for the date, if it has one.
-    """
+    """Where a template is refused for printing the date, name ``flag``, the trainer's setting."""
     try:
         yield
     except TemplateError as error:

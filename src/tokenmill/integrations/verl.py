@@ -1,14 +1,8 @@
-"""tokenmill as verl's ``data.custom_cls``: datasets for its SFT and its RL trainers.
+"""tokenmill as verl's ``data.custom_cls``: `SFTDataset` and `RLDataset`.
 
-    data.custom_cls.path=pkg://tokenmill.integrations.verl data.custom_cls.name=SFTDataset
-
-`SFTDataset` serves rows of stores, which are built on first use; `RLDataset` serves prompts from a
-lazy index. verl constructs both. Items are in our order already: every epoch in its own order, one
-after the other, so that a trainer with ``total_epochs=1`` and no shuffle needs nothing but its own
-count to resume. Settings that verl does not have are in ``+data.tokenmill.…``: see `Settings`.
-
-verl also constructs the validation set from the same class. It is recognized by its files and stays
-in file order, once. Importing this needs PyTorch, not verl.
+Items are in our order already, epoch after epoch, so a trainer with ``total_epochs=1`` and no
+shuffle resumes by its own count. verl also constructs the validation set from the same class; it is
+recognized by its files and stays in file order. Importing this needs PyTorch, not verl.
 """
 
 from __future__ import annotations
@@ -45,11 +39,10 @@ from tokenmill.integrations.trainers import (
     image_features,
     is_store,
     prepared,
-    require_max_length,
     stated_date,
 )
 from tokenmill.media import Processor
-from tokenmill.sources.rows import Rows, open_rows
+from tokenmill.sources.rows import open_rows
 from tokenmill.store import Row, Store, open_store
 
 with optional("torch"):
@@ -60,19 +53,16 @@ __all__ = ["RLDataset", "SFTDataset", "Settings"]
 
 Item = dict[str, Any]
 Config = dict[str, Any]
-Thinking = bool | None
-"""What a row says about thinking; None (null, or no such column) is the config's default."""
+Thinking = bool | None  # a row's value; None is the config's default
 
 DATE_FLAG = "+data.tokenmill.date"
 PAD_MODES = ("right", "no_padding")
 TRUNCATIONS = ("error", "left", "right")
 RECIPE_SETTINGS = ("date", "train_on", "turn_end", "thinking_opener", "trailing")
 NO_VIDEOS = "for videos use verl's own dataset"
-QWEN_VL_AXES = 4
-"""verl gives Qwen-VL models text, time, height and width positions; in text they are the same."""
+QWEN_VL_AXES = 4  # positions of text, time, height and width; in text they are the same
 GRID = "image_grid_thw"
-PROCESSOR_IDENTITY = ("class", "image_token", "answers")
-"""The part of a processor's identity that decides whether its features fit stored tokens."""
+PROCESSOR_IDENTITY = ("class", "image_token", "answers")  # decides whether features fit tokens
 
 
 # Settings
@@ -156,17 +146,11 @@ def _refuse_overrides(subclass: type, names: Sequence[str], why: str) -> None:
 class SFTDataset(RowDataset, torch_data.Dataset[Item]):  # type: ignore[misc]
     """Rows for verl's SFT trainer, in our order.
 
-    An item has input_ids, position_ids and loss_mask as long as the row (``pad_mode=no_padding``),
-    or padded on the right to ``max_length`` with an attention_mask (``pad_mode=right``). verl
-    shifts the masks of a whole batch by one token across its rows, so the first token of a row is
-    never trained. Rows with images also have ``multi_modal_inputs``.
-
-    verl's SFT trainer always shuffles, with torch's ``DistributedSampler`` of seed 0. With
+    The arguments are verl's. Files are raw, and prepared on first use, or directories of stores.
+    verl shifts the masks of a whole batch by one token across its rows, so the first token of a row
+    is never trained. It always shuffles, with torch's ``DistributedSampler`` of seed 0. With
     ``data.tokenmill.undo_shuffle`` and ``trainer.total_epochs=1`` items are arranged so that this
-    shuffle serves our order; each global batch is consecutive positions.
-
-    The arguments are verl's. Files are raw, and prepared on first use with every assistant turn
-    trained up to the next turn, or directories of stores.
+    shuffle serves our order.
     """
 
     trainer = VERL
@@ -196,10 +180,9 @@ class SFTDataset(RowDataset, torch_data.Dataset[Item]):  # type: ignore[misc]
         # Truncation on the right is part of the build, which rejects rows without a trained token.
         limit = self.max_length if self.truncation == "right" else None
         preparing = _Preparing(tokenizer, processor, stated, self.settings, limit)
-        self.view = self.trainer.check(preparing.open(files))
+        refused_over = self.max_length if self.truncation == "error" else None
+        self.view = self.trainer.check(preparing.open(files), refused_over)
         self._processor = processor
-        if self.truncation == "error":
-            require_max_length(self.view, self.max_length, VERL.limit, VERL.advice)
         self._check_images()
         kind = type(getattr(processor, "image_processor", None)).__name__
         self._axes = QWEN_VL_AXES if "Qwen2VLImageProcessor" in kind else None
@@ -210,7 +193,6 @@ class SFTDataset(RowDataset, torch_data.Dataset[Item]):  # type: ignore[misc]
         )
 
     def _check_images(self) -> None:
-        """Raise before the run if images would not reach the model whole."""
         if not self.view.has_media:
             return
         if self._processor is None:
@@ -254,10 +236,6 @@ class SFTDataset(RowDataset, torch_data.Dataset[Item]):  # type: ignore[misc]
         positions[shuffle] = torch.arange(len(self))
         found: Int64Array = positions.numpy()
         return found
-
-    def __getstate__(self) -> dict[str, Any]:
-        dropped = ("_positions", "_loaded_processor")  # computed again, not pickled
-        return {name: value for name, value in self.__dict__.items() if name not in dropped}
 
     def row_numbers(self, numbers: Int64Array) -> Int64Array:
         return self.item_rows(numbers if self._positions is None else self._positions[numbers])
@@ -412,33 +390,30 @@ def _scan_columns(
     Columns in ``refused`` must be empty; its values are advice for the error.
     """
     rows = open_rows(list(files), cache_dir=cache_dir)
+
+    def scan() -> Config:
+        thinking: set[Thinking] = set()
+        has_images = False
+        for number, row in rows.scan():
+            if isinstance(row, RowError):
+                continue  # the build rejects it
+            for name in refused:
+                if row.get(name):
+                    return {"error": f"a row has {name}: {refused[name]}", "row": number}
+            has_images = has_images or bool(row.get(images)) or any(_image_parts(row.values()))
+            value = None if column is None else row.get(column)
+            try:
+                thinking.add(_thinking(value))
+            except ValueError:
+                error = f"{column} is {value!r}; it is true, false or null"
+                return {"error": error, "row": number}
+        return {"thinking": sorted(thinking, key=str), "images": has_images}
+
     query = {"what rows say in": column, "images": images, "refused": dict(refused)}
-    found = cached_scan(rows, cache_dir, query, lambda: _scan(rows, column, images, refused))
-    if found["refused"] is not None:
-        raise UsageError(found["refused"], **rows.origin(found["row"]).location)
+    found = cached_scan(rows, cache_dir, query, scan)
+    if "error" in found:
+        raise UsageError(found["error"], **rows.origin(found["row"]).location)
     return found["thinking"], found["images"]
-
-
-def _scan(rows: Rows, column: str | None, images: str, advice: Mapping[str, str]) -> Config:
-    thinking: set[Thinking] = set()
-    has_images = False
-    for number, row in rows.scan():
-        if isinstance(row, RowError):
-            continue  # the build rejects it
-        refused = None
-        for name in advice:
-            if row.get(name):
-                refused = f"a row has {name}: {advice[name]}"
-        has_images = has_images or bool(row.get(images)) or any(_image_parts(row.values()))
-        value = None if column is None else row.get(column)
-        try:
-            thinking.add(_thinking(value))
-        except ValueError:
-            refused = f"{column} is {value!r}; it is true, false or null"
-        if refused is not None:
-            return {"thinking": [], "images": False, "refused": refused, "row": number}
-    values = sorted(thinking, key=str)
-    return {"thinking": values, "images": has_images, "refused": None, "row": None}
 
 
 def _image_parts(columns: Iterable[Any]) -> Iterator[bool]:
@@ -462,12 +437,10 @@ def _thinking(value: Any) -> Thinking:
 
 
 class RLDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
-    """Prompts for verl's RL trainers, in our order.
+    """Prompts for verl's RL trainers, in our order; the arguments are verl's.
 
-    Lengths are measured once; a row is read when it is served. An item has ``raw_prompt``
-    (messages, rendered later by verl's agent loop), what verl reads from ``extra_info``, and every
-    column of the source. Rows of one batch have the same columns, with None where a row lacks one.
-    The arguments are verl's.
+    Lengths are measured once; a row is read when it is served. Rows of one batch have the same
+    columns, with None where a row lacks one.
     """
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -540,11 +513,7 @@ class RLDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
         return {"image": self.image_key, "video": self.video_key, "audio": self.audio_key}
 
     def _build_messages(self, example: dict[str, Any], key: str | None = None) -> Any:
-        """A row's conversation with its media inserted, by verl's own code.
-
-        It creates every ``raw_prompt``, and subclasses may override it as they do verl's. Lengths
-        are measured without it.
-        """
+        """A row's conversation with its media inserted; subclasses may override it."""
         key = self.prompt_key if key is None else key
         messages = example[key]
         if isinstance(messages, str):

@@ -6,6 +6,7 @@ hold these places, so a rank counts the trained tokens of a global batch without
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,7 +32,7 @@ def row_numbers(indices: Iterable[SupportsIndex], size: int, noun: str = "row") 
     if isinstance(indices, np.ndarray) and indices.dtype.kind in "iu":
         numbers = indices.astype(np.int64)
     else:
-        numbers = np.asarray([index.__index__() for index in indices], dtype=np.int64)
+        numbers = np.asarray([operator.index(index) for index in indices], dtype=np.int64)
     wrong = (numbers < -size) | (numbers >= size)
     if wrong.any():
         raise IndexError(f"{noun} {int(numbers[wrong][0])} of {size}")

@@ -18,16 +18,22 @@ import pytest
 pytest.importorskip("ray")
 
 from tests import programs
-from tests.faults.world import Picture, picture, write_sources
+from tests.faults.world import TOKENIZER, Picture, picture, write_sources
+from tests.integrations.ray.entries import LOG
 from tokenmill.build.calls import run_recipe
 
 STORE_BYTES = 80 << 20  # the least that Ray takes for its object store
 FILES = 10
 
 
+def build(sources: Path, cache: Path, **more: Any) -> Any:
+    given = {"executor": "ray", "tokenizer_backend": "file", "progress": False, **more}
+    return run_recipe([sources], TOKENIZER, cache_dir=cache, **given)
+
+
 @pytest.fixture(scope="session")
-def ray_environment() -> Iterator[Path]:
-    """The environment of every cluster here; gives the directory of Ray's sessions."""
+def ray_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The environment of the cluster; gives the directory of Ray's sessions."""
     sessions = Path(tempfile.mkdtemp(prefix="tm-ray-"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", programs.environment()["PYTHONPATH"])
@@ -38,6 +44,7 @@ def ray_environment() -> Iterator[Path]:
         patch.setenv("RAY_prestart_worker_first_driver", "0")
         patch.setenv("TOKENIZERS_PARALLELISM", "false")
         patch.setenv("RAY_TMPDIR", str(sessions))
+        patch.setenv(LOG, str(tmp_path_factory.mktemp("log")))
         patch.delenv("RAY_ADDRESS", raising=False)
         (sessions / "ray").mkdir()  # which is where it then looks by itself
         yield sessions / "ray"
@@ -65,24 +72,24 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def expected(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Picture:
     """What an inline build of the sources publishes."""
-    from tests.faults.world import TOKENIZER
-
     cache = tmp_path_factory.mktemp("ray-expected")
-    run_recipe(
-        [sources], TOKENIZER, tokenizer_backend="file", executor="inline", cache_dir=cache,
-        progress=False,
-    )  # fmt: skip
+    build(sources, cache, executor="inline")
     return picture(cache)
 
 
 @pytest.fixture(scope="package")
-def joined(ray_environment: Path) -> Iterator[str]:
+def cluster(ray_environment: Path) -> Iterator[Any]:
     """This process belongs to a cluster of four CPUs (of two real ones, perhaps)."""
     import ray
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args=node_arguments(ray_environment, 4))
-    context = ray.init(address=cluster.address, log_to_driver=False)
-    yield context.address_info["gcs_address"]
+    made = Cluster(initialize_head=True, head_node_args=node_arguments(ray_environment, 4))
+    ray.init(address=made.address, log_to_driver=False)
+    yield made
     ray.shutdown()
-    cluster.shutdown()
+    made.shutdown()
+
+
+@pytest.fixture(scope="package")
+def joined(cluster: Any) -> str:
+    return str(cluster.address)

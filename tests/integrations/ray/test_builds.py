@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -16,8 +14,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from tests.build import lying
 from tests.data.making import PROMPTS
-from tests.faults.tools import start_command
-from tests.faults.world import TOKENIZER, Picture, picture, prepare_arguments
+from tests.faults.world import TOKENIZER, Picture, picture
+from tests.integrations.ray.conftest import build
 from tokenmill import PromptDataset
 from tokenmill.build.blocks import BlockJob
 from tokenmill.build.calls import run_recipe
@@ -29,20 +27,7 @@ from tokenmill.integrations.ray import RayExecutor, describe, executor, worker
 pytestmark = pytest.mark.usefixtures("joined")
 
 
-def build(sources: Path, cache: Path, **more: Any) -> Any:
-    given = {"executor": "ray", "tokenizer_backend": "file", "progress": False, **more}
-    return run_recipe([sources], TOKENIZER, cache_dir=cache, **given)
-
-
-@pytest.mark.parametrize(
-    ("workers", "engine"),
-    [
-        pytest.param(
-            workers, engine, marks=pytest.mark.soak if engine == "hf" and workers % 2 else ()
-        )
-        for workers, engine in itertools.product((1, 2, 4), ("auto", "hf"))
-    ],
-)
+@pytest.mark.parametrize(("workers", "engine"), [(1, "auto"), (4, "auto"), (2, "hf")])
 def test_bytes_on_ray_are_those_of_an_inline_build(
     sources: Path, expected: Picture, tmp_path: Path, workers: int, engine: str
 ) -> None:
@@ -169,18 +154,6 @@ def test_directory_that_a_late_node_does_not_share_is_refused_by_its_worker(
     monkeypatch.setattr(executor, "plant", lambda directory, until: (f"{directory}/a/b/c", "nonce"))
     with pytest.raises(CacheError, match=r"not shared: node \S+ .* does not see"):
         build(tmp_path, tmp_path)
-
-
-def test_driver_of_its_own_joins_by_address_and_leaves_the_cluster_running(
-    joined: str, sources: Path, expected: Picture, tmp_path: Path
-) -> None:
-    arguments = prepare_arguments(sources, tmp_path, "--executor", "ray", "--num-workers", "2")
-    command = start_command(arguments, RAY_ADDRESS=joined)
-    said, told = command.communicate()
-    assert command.returncode == 0, told
-    assert json.loads(said)["slices_built"] == 10  # the one object, and nothing else there
-    assert picture(tmp_path) == expected
-    assert [node["Alive"] for node in ray.nodes()] == [True]
 
 
 def test_address_that_does_not_answer_is_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:

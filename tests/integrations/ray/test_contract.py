@@ -70,13 +70,13 @@ def test_worker_is_opened_once_per_process_and_leaves_the_core_alone(
 ) -> None:
     setup = Setup("tests.integrations.ray.entries:open_counting", {})
     done = list(executor.run(setup, [Task(n, {}) for n in range(30)]))
-    workers = {d.worker: d.result["pid"] for d in done}
-    assert len(set(workers.values())) == len(workers) <= 3
+    # How many processes Ray starts is its own choice, but a task of each is not the only one.
+    processes = {(d.worker, d.result["pid"]) for d in done}
+    assert len(dict(processes)) == len({pid for _, pid in processes}) == len(processes) < 30
     assert {d.result["opened"] for d in done} == {1}
     assert {len(d.result["cores"]) for d in done} == {1}
     # Afterwards the process is the job's own again, for whatever task comes next.
-    (free,) = RayExecutor(1, pin=False).run(SETUP, [Task(0, {"do": "describe"})])
-    assert len(free.result["cores"]) == len(os.sched_getaffinity(0))
+    assert all(os.sched_getaffinity(pid) == os.sched_getaffinity(0) for _, pid in processes)
 
 
 def test_closing_in_the_middle_ends_the_tasks_under_way(

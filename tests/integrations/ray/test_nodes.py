@@ -1,6 +1,6 @@
-"""Two nodes of which one dies, a driver that dies, a node that does not share the cache.
+"""A node that dies, a driver that dies, a node that does not share the cache.
 
-Drivers are processes of their own; workers note in a directory what they began and finished.
+Workers note in a directory what they began and finished.
 """
 
 from __future__ import annotations
@@ -12,63 +12,40 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ray.cluster_utils import Cluster
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
 
 from tests.faults.tools import environment, require_mounts
 from tests.faults.world import Picture, committed, picture, prepare_arguments
-from tests.integrations.ray.conftest import FILES, node_arguments
+from tests.integrations.ray.conftest import FILES, build, node_arguments
 from tests.integrations.ray.entries import LOG
+from tokenmill.build import run
+from tokenmill.errors import CacheError
 
-DRIVER = """
+BUILD = "tests.integrations.ray.entries:open_builder"
+DRIVER = f"""
 from tokenmill.build import run
 from tokenmill.cli import main
-run.BUILD = "tests.integrations.ray.entries:open_builder"
+run.BUILD = {BUILD!r}
 raise SystemExit(main())
 """
 
 
-@pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("log")
-
-
-@pytest.fixture(scope="module")
-def nodes(ray_environment: Path, log: Path) -> Iterator[Cluster]:
-    """A head with one CPU."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(LOG, str(log))
-        made = Cluster(initialize_head=True, head_node_args=node_arguments(ray_environment, 1))
-        yield made
-        made.shutdown()
-
-
 @pytest.fixture
-def notes(log: Path) -> Path:
-    for path in log.iterdir():
-        path.unlink()
+def notes(cluster: Any) -> Path:
+    log = Path(os.environ[LOG])
+    clear(log)
     return log
 
 
-def start_driver(nodes: Cluster, sources: Path, cache: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", DRIVER, *prepare_arguments(sources, cache, "--executor", "ray")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(RAY_ADDRESS=nodes.address),
-    )
-
-
-def finish(driver: subprocess.Popen[str]) -> dict[str, Any]:
-    said, told = driver.communicate(timeout=100)
-    assert driver.returncode == 0, told
-    document: dict[str, Any] = json.loads(said)  # Ray's own words are not on stdout
-    return document
+def clear(notes: Path) -> None:
+    for path in notes.iterdir():
+        path.unlink()
 
 
 def noted(notes: Path, what: str) -> list[tuple[str, str]]:
@@ -77,30 +54,44 @@ def noted(notes: Path, what: str) -> list[tuple[str, str]]:
     return [(name[1], name[2]) for name in names]
 
 
-def wait_until(condition: Any, driver: subprocess.Popen[str]) -> None:
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 90
     while not condition():
-        assert driver.poll() is None, driver.communicate()
+        assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
-def test_killed_node_costs_a_retry_of_what_it_had_in_flight(
-    nodes: Cluster, ray_environment: Path, notes: Path, sources: Path, expected: Picture,
-    tmp_path: Path,
-) -> None:  # fmt: skip
-    doomed = nodes.add_node(**node_arguments(ray_environment, 2))
-    nodes.wait_for_nodes()
-    driver = start_driver(nodes, sources, tmp_path)
+def alive() -> int:
+    return sum(bool(node["Alive"]) for node in ray.nodes())
 
-    def has_worked() -> bool:
+
+def test_killed_node_costs_a_retry_of_what_it_had_in_flight(
+    cluster: Any, ray_environment: Path, notes: Path, sources: Path, expected: Picture,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(run, "BUILD", BUILD)
+    reserved = placement_group([{"CPU": 3}])  # so that most tasks run on the other node
+    ray.get(reserved.ready())
+    doomed = cluster.add_node(**node_arguments(ray_environment, 2))
+    cluster.wait_for_nodes()
+    removed = False
+
+    def remove(_: Any) -> None:
+        nonlocal removed
         there = [key for key, node in noted(notes, "done") if node == doomed.node_id]
         under_way = [key for key, node in noted(notes, "began") if node == doomed.node_id]
-        return bool(there) and len(under_way) > len(there)
+        if not removed and there and len(under_way) > len(there):
+            cluster.remove_node(doomed, allow_graceful=False)
+            removed = True
 
-    wait_until(has_worked, driver)
-    nodes.remove_node(doomed, allow_graceful=False)
-    summary = finish(driver)
+    try:
+        account = build(sources, tmp_path, num_workers=3, progress=remove).account
+    finally:
+        remove_placement_group(reserved)
+        if not removed:
+            cluster.remove_node(doomed)
+    assert removed
     assert picture(tmp_path) == expected
     began, done = Counter(noted(notes, "began")), Counter(noted(notes, "done"))
     times = Counter(key for key, _ in began.elements())
@@ -111,53 +102,61 @@ def test_killed_node_costs_a_retry_of_what_it_had_in_flight(
     assert 1 <= len(retried) <= 2
     assert set(times.values()) == {1, 2}
     # What it had published before its last word was lost is not built again.
-    assert FILES - len(retried) <= summary["slices_built"] <= summary["slices"] == FILES
+    assert FILES - len(retried) <= account.slices_built <= account.slices == FILES
 
 
-def stopped(nodes: Cluster, sources: Path, cache: Path, by: signal.Signals) -> tuple[int, str]:
-    """Exit code and output of a driver that got a signal when two slices were there."""
-    driver = start_driver(nodes, sources, cache)
-    wait_until(lambda: len(committed(cache)) >= 2, driver)
+def start_driver(address: str, sources: Path, cache: Path) -> subprocess.Popen[str]:
+    arguments = prepare_arguments(sources, cache, "--executor", "ray", "--num-workers", "1")
+    return subprocess.Popen(
+        [sys.executable, "-c", DRIVER, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(RAY_ADDRESS=address),
+    )
+
+
+def stopped(address: str, sources: Path, cache: Path, by: signal.Signals) -> tuple[int, str]:
+    """Exit code and output of a driver that got a signal when it had built two slices."""
+    before = len(committed(cache))
+    driver = start_driver(address, sources, cache)
+    wait_until(lambda: len(committed(cache)) >= before + 2, driver)
     driver.send_signal(by)
     said, _ = driver.communicate(timeout=60)
     return driver.returncode, said
 
 
-def test_killed_driver_is_restarted_and_builds_only_what_is_missing(
-    nodes: Cluster, notes: Path, sources: Path, expected: Picture, tmp_path: Path
+def test_stopped_driver_is_restarted_and_builds_only_what_is_missing(
+    joined: str, notes: Path, sources: Path, expected: Picture, tmp_path: Path
 ) -> None:
-    stopped(nodes, sources, tmp_path, signal.SIGKILL)
-    time.sleep(1)  # Ray ends what the dead one had under way
-    there = committed(tmp_path)
-    assert 2 <= len(there) < FILES
-    before = {key for key, _ in noted(notes, "done")}
-    for path in notes.iterdir():
-        path.unlink()
-    summary = finish(start_driver(nodes, sources, tmp_path))
-    rebuilt = {key for key, _ in noted(notes, "done")}
-    assert summary["slices_built"] == len(rebuilt) == FILES - len(there)
-    assert not rebuilt & before
-    assert picture(tmp_path) == expected
-
-
-def test_interrupted_driver_leaves_what_is_finished(
-    nodes: Cluster, notes: Path, sources: Path, expected: Picture, tmp_path: Path
-) -> None:
-    code, said = stopped(nodes, sources, tmp_path, signal.SIGINT)
+    code, said = stopped(joined, sources, tmp_path, signal.SIGINT)
     assert (code, json.loads(said)["error"]["message"]) == (130, "interrupted")
-    there = picture(tmp_path)
-    assert 2 <= len(committed(tmp_path)) < FILES
-    assert there.items() <= expected.items()
+    assert picture(tmp_path).items() <= expected.items()
     staged = tmp_path / "staging"
     # Interrupted tasks clean up behind themselves, on a busy machine after the driver has ended.
     deadline = time.monotonic() + 30
     while list(staged.iterdir()) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not list(staged.iterdir())
+    stopped(joined, sources, tmp_path, signal.SIGKILL)
+    time.sleep(1)  # Ray ends what the dead one had under way
+    there = committed(tmp_path)
+    assert 4 <= len(there) < FILES
+    before = noted(notes, "done")
+    clear(notes)
+    driver = start_driver(joined, sources, tmp_path)
+    said, told = driver.communicate(timeout=100)
+    assert driver.returncode == 0, told
+    rebuilt = {key for key, _ in noted(notes, "done")}
+    built = json.loads(said)["slices_built"]  # the one object, and nothing else there
+    assert built == len(rebuilt) == FILES - len(there)
+    assert not rebuilt & {key for key, _ in before}
+    assert picture(tmp_path) == expected
+    assert alive() == 1  # drivers leave the cluster running
 
 
 def test_cache_that_a_node_does_not_share_is_refused_in_one_sentence(
-    nodes: Cluster, sources: Path, tmp_path: Path
+    joined: str, sources: Path, tmp_path: Path
 ) -> None:
     """The second node is started where something else is mounted over the cache."""
     require_mounts()
@@ -165,7 +164,7 @@ def test_cache_that_a_node_does_not_share_is_refused_in_one_sentence(
     cache.mkdir()
     ray_command = Path(sys.executable).parent / "ray"
     joins = (
-        f"mount -t tmpfs none {cache} && exec {ray_command} start --address={nodes.address} "
+        f"mount -t tmpfs none {cache} && exec {ray_command} start --address={joined} "
         f"--num-cpus=1 --object-store-memory={80 << 20} --block"
     )
     other = subprocess.Popen(
@@ -176,24 +175,18 @@ def test_cache_that_a_node_does_not_share_is_refused_in_one_sentence(
         start_new_session=True,
     )
     try:
-        deadline = time.monotonic() + 60
-        while alive(nodes) < 2:
-            assert time.monotonic() < deadline
-            assert other.poll() is None
-            time.sleep(0.2)
-        driver = start_driver(nodes, sources, cache)
-        said, told = driver.communicate(timeout=100)
-        assert driver.returncode == 1, told
-        error = json.loads(said)["error"]
-        assert (error["type"], error["path"]) == ("CacheError", str(cache))
-        assert error["message"].startswith("this directory is not shared: node ")
-        assert error["message"].endswith("on a file system that every node mounts")
+        wait_until(lambda: alive() == 2, other)
+        with pytest.raises(CacheError) as caught:
+            build(sources, cache)
+        assert str(caught.value.path) == str(cache)
+        message = caught.value.message
+        assert message.startswith("this directory is not shared: node ")
+        assert message.endswith("on a file system that every node mounts")
         assert not (cache / "slices").exists()
         assert not list((cache / "staging").glob("*/sentinel"))
     finally:
         os.killpg(other.pid, signal.SIGTERM)
         other.wait(20)
-
-
-def alive(nodes: Cluster) -> int:
-    return sum(bool(node["Alive"]) for node in nodes.global_state.node_table())
+        deadline = time.monotonic() + 60
+        while alive() > 1 and time.monotonic() < deadline:
+            time.sleep(0.1)

@@ -1,19 +1,8 @@
 """tokenmill as a dataset of Megatron-LM: packs of rows, shifted by one token.
 
-Megatron's GPT dataset trains all tokens, and its SFT dataset tokenizes conversations by itself.
-`SFTDataset` is built by the same builder from the same configuration and serves packs of a store's
-rows with their stored masks, in our order; importing it needs ``megatron.core``. `PackedSamples`
-computes its samples and needs no Megatron::
-
-    rows  a b c  and  d e  in a sample of 8     (^ not trained, . padding)
-        tokens         a b c d e . . .
-        labels         b c . e . . . .
-        loss_mask      ^ 1 ^ 1 ^ ^ ^ ^          1 where the predicted token is trained
-        position_ids   0 1 2 0 1 0 1 2
-        cu_seqlens     0 3 5 8 8 8 8 8 8        the tail is a segment; filled up to one length
-
-Nothing is predicted across the end of a row. With context parallelism a row is padded to a multiple
-of twice its degree; the padding is part of the row's segment and is not trained.
+`PackedSamples` computes the samples and needs no Megatron. Nothing is predicted across the end of a
+row. With context parallelism a row is padded to a multiple of twice its degree; the padding is part
+of the row's segment and is not trained.
 """
 
 from __future__ import annotations

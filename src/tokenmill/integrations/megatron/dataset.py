@@ -1,9 +1,4 @@
-"""`SFTDataset` for Megatron's builder: a store's rows, packed, with their masks.
-
-Megatron's scripts name this class in place of their own, and ``--data-path`` names stores instead
-of prefixes. A sample depends on its number, the seed and the data only, so Megatron's count of
-consumed samples is an exact resume; nothing is cached.
-"""
+"""`SFTDataset` for Megatron's builder; ``--data-path`` names stores instead of prefixes."""
 
 from __future__ import annotations
 

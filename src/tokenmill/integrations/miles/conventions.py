@@ -1,12 +1,9 @@
 """How miles and slime render prompts, and the order in which they serve them.
 
-slime passes messages and tools to the template as the row has them. miles decodes tool-call
-arguments and replaces null contents, of assistant messages only; it wraps bare functions, validates
-every tool with sglang's `Tool` class and dumps it again; if the template raises, it tries bare
-functions. Keys, order and defaults of tools depend on the installed sglang, so `ServedTools` uses
-its class. Without sglang (and so without miles) tools get the four keys that the class had until
-April 2026. `ServedTools.form`, a digest of its answers to `PROBES`, is part of the key of a length
-index.
+slime passes messages and tools to the template unchanged. miles decodes tool-call arguments,
+replaces null contents of assistant messages, and validates every tool with sglang's `Tool` class
+and dumps it again. Keys, order and defaults depend on the installed sglang, so `ServedTools` uses
+its class; without sglang, tools get the four keys that the class had until April 2026.
 """
 
 from __future__ import annotations
@@ -28,8 +25,7 @@ from tokenmill.integrations.trainers import Verbatim
 
 logger = logging.getLogger(__name__)
 
-PROTOCOL = "sglang.srt.entrypoints.openai.protocol"
-"""The module from which miles imports the class."""
+PROTOCOL = "sglang.srt.entrypoints.openai.protocol"  # from which miles imports the class
 
 _FUNCTION = {"name": "f", "description": "d", "parameters": {"b": 1, "a": {"z": None, "y": []}}}
 PROBES: tuple[dict[str, Any], ...] = (
@@ -50,7 +46,7 @@ PROBES: tuple[dict[str, Any], ...] = (
 
 
 class ServedTools:
-    """Rewrites a row's tools as miles does."""
+    """Rewrites a row's tools as miles does; `form`, a digest of samples, is part of index keys."""
 
     def __init__(self) -> None:
         self._tool: Any = _installed_class()
@@ -123,14 +119,10 @@ def _with_four_keys(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 class Slime(Verbatim):
-    """slime's rendering."""
-
     vision_module = "slime.utils.processing_utils"
 
 
 class Miles(Verbatim):
-    """miles' rendering."""
-
     version = 2  # raise it when prompts could come out differently
     vision_module = "miles.utils.processing_utils"
 

@@ -1,12 +1,8 @@
 """Files of miles and slime: the state of a data source, and dumps of rollouts.
 
-A state file is one line of JSON and a *body* in MessagePack (the samples of the buffer, the
-framework's metadata). The line has kind, version, the position of the prompts, the counters, and
-size and checksum of the body, so a damaged file, or one of another version or other data, is
-refused before the body is decoded. It is replaced atomically.
-
-The body holds plain values, numpy arrays, torch tensors and PIL images, and nothing else: decoding
-it executes no code that the file names.
+A state file is one line of JSON, with size and checksum of the rest, and a *body* in MessagePack
+(buffered samples, the framework's metadata). The body holds plain values, arrays, tensors and
+images only: decoding it executes no code that the file names.
 """
 
 from __future__ import annotations
@@ -30,7 +26,6 @@ VERSION = 2
 
 
 def state_path(directory: str, rollout_id: Any) -> Path:
-    """The state of a rollout below ``--save`` or ``--load``."""
     return Path(directory) / "rollout" / f"tokenmill_data_source_{rollout_id}.state"
 
 
@@ -46,7 +41,6 @@ def write_state(path: Path, state: dict[str, Any], carried: dict[str, Any]) -> N
         "kind": KIND,
         "version": VERSION,
         "state": state,
-        "carried_bytes": len(body),
         "seal": fingerprint.checksum(fingerprint.canonical(state) + body),
     }
     with Staging(path.parent, beside=path) as staging:
@@ -58,8 +52,7 @@ def write_state(path: Path, state: dict[str, Any], carried: dict[str, Any]) -> N
 
 def read_state(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a state and its body."""
-    data = path.read_bytes()
-    line, _, body = data.partition(b"\n")
+    line, _, body = path.read_bytes().partition(b"\n")
     try:
         head = msgspec.json.decode(line, type=dict[str, Any])
         kind, version = head["kind"], head["version"]
@@ -73,24 +66,21 @@ def read_state(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             "the release that started it, or remove this file to start the prompts from the first",
             path=path,
         )
-    try:
-        state, size = head["state"], head["carried_bytes"]
-        sealed = fingerprint.checksum(fingerprint.canonical(state) + body) == head["seal"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptionError(f"a member is missing: {error}", path=path) from error
-    if len(body) != size or not sealed:
-        raise CorruptionError(
-            f"{len(body)} bytes of samples, expected {size}, or not the ones written", path=path
-        )
+    state = head.get("state")
+    seal = fingerprint.checksum(fingerprint.canonical(state) + body)
+    if not isinstance(state, dict) or seal != head.get("seal"):
+        raise CorruptionError("the state or the samples are not the ones written", path=path)
     try:
         carried = decode_carried(body)
-        groups = carried["buffer"]
-        samples = [sample for group in groups for sample in group]
-        if not all(isinstance(one, dict) for one in (state, carried["metadata"], *samples)):
-            raise TypeError("its members are of other types")
+        msgspec.convert(carried, _Body)  # validates
     except UNREADABLE as error:
         raise CorruptionError(f"the samples cannot be read: {error}", path=path) from error
     return state, carried
+
+
+class _Body(msgspec.Struct):
+    metadata: dict[Any, Any]
+    buffer: list[list[dict[str, Any]]]
 
 
 # Values
@@ -104,7 +94,6 @@ _MODES = ("1", "L", "LA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "I", "F")
 
 
 def encode_carried(carried: dict[str, Any]) -> bytes:
-    """Encode a body."""
     try:
         return msgspec.msgpack.encode(_plain(carried, "the state"))
     except RecursionError:
@@ -112,7 +101,6 @@ def encode_carried(carried: dict[str, Any]) -> bytes:
 
 
 def decode_carried(body: bytes) -> dict[str, Any]:
-    """Decode a body."""
     return msgspec.msgpack.decode(body, type=dict[str, Any], ext_hook=_restored)
 
 
@@ -218,11 +206,7 @@ DUMP_ENDINGS = (".pt", ".pth")
 
 
 def rows_of_dump(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """Yield the samples of a rollout dump as rows of JSON values, without executing code.
-
-    ``dump_details`` and ``save_debug_rollout_data`` write one file per step: its number and a list
-    of samples, each a dict.
-    """
+    """Yield the samples of a rollout dump as rows of JSON values, without executing code."""
     with optional("torch", "a dump of torch", path=path):
         import torch
     try:
@@ -242,11 +226,9 @@ def rows_of_dump(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
         raise SourceError("no dump of rollouts: it holds no list of samples", path=path)
     step = dump.get("rollout_id") if isinstance(dump, dict) else None
     for sample in samples:
-        yield _as_json(sample if step is None else {"rollout_id": step, **sample})
+        row = sample if step is None else {"rollout_id": step, **sample}
+        yield msgspec.to_builtins(row, str_keys=True, enc_hook=_foreign_json)
 
 
-def _as_json(value: Any) -> Any:
-    def foreign(one: Any) -> Any:
-        return one.tolist() if hasattr(one, "tolist") else str(one)
-
-    return msgspec.to_builtins(value, str_keys=True, enc_hook=foreign)
+def _foreign_json(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -1,20 +1,9 @@
 """The rollout data source of miles and slime over a lazy index of prompts, and SFT over a store.
 
-The framework creates a `DataSource` from its flags, reads groups of samples, returns groups that it
-did not finish, and saves and loads its state. Prompts are in the framework's own order
-(``TOKENMILL_ORDER=feistel`` chooses tokenmill's). Returned groups are served first, in turn or as
-the function of ``--buffer-filter-path`` selects them. The state has the position, the counters and
-the buffer, which the framework's own source would lose. If there is none, the framework's own state
-of the same rollout is loaded, so a run can switch to this source at a checkpoint.
-
-With ``TOKENMILL_EVAL=1`` evaluation sets are lazy, too. No flag names their class, so
-`serve_evaluation` replaces it in the framework's loaded modules, in the process of the data source,
-which is that of the rollouts.
-
-`sft_rollout` reads tokens and masks from a store: a sample has the number of its source row, and
-`Lookup` finds the store's row by the digest of the row's bytes. So the store may have more files,
-in another order; ``TOKENMILL_STORE`` names one. Rows that the store rejected are skipped and
-counted: a step is always full.
+The state has the position, the counters and the buffer of returned groups. If there is none, the
+framework's own state of the same rollout is loaded, so a run can switch at a checkpoint.
+`sft_rollout` finds a sample's row in a store by the digest of the source row's bytes, so the store
+may have more files, in another order.
 """
 
 from __future__ import annotations
@@ -24,6 +13,7 @@ import importlib
 import json
 import logging
 import os
+import pkgutil
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -52,8 +42,7 @@ EVALUATION = "TOKENMILL_EVAL"
 ORDER = "TOKENMILL_ORDER"
 STORE = "TOKENMILL_STORE"
 TURN_END = "TOKENMILL_TURN_END"
-ROW = "tokenmill_row"
-"""Attribute of a sample: the number of its source row."""
+ROW = "tokenmill_row"  # attribute of a sample: the number of its source row
 CONVENTIONS = {"miles": MILES, "slime": SLIME}
 COUNTERS = ("sample_group_index", "sample_index")
 PROCESSOR_FILES = (
@@ -66,8 +55,6 @@ PROCESSOR_FILES = (
 
 @dataclass(frozen=True)
 class Framework:
-    """miles or slime, and its `Sample` class."""
-
     name: Literal["miles", "slime"]
     sample: Any
 
@@ -85,7 +72,6 @@ class Framework:
 
     @property
     def loaders(self) -> Any:
-        """The module with ``load_processor`` and ``load_tokenizer``."""
         return importlib.import_module(f"{self.name}.utils.processing_utils")
 
     def new_sample(self, prompt: Prompt) -> Any:
@@ -140,15 +126,13 @@ class Flags:
 
 
 def _load_function(path: str) -> Any:
-    module, _, name = path.rpartition(".")
     try:
-        return getattr(importlib.import_module(module), name)
+        return pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
         raise UsageError(f"{path!r} cannot be imported: {error}") from error
 
 
 def _open_prompts(flags: Flags, framework: Framework, path: Any, **arguments: Any) -> PromptDataset:
-    """Open prompts with the framework's tokenizer; raise if none is left."""
     with date_named(flags.hf_checkpoint):
         prompts = PromptDataset(
             path, convention=CONVENTIONS[framework.name], **{**flags.tokenizer, **arguments}
@@ -259,7 +243,6 @@ class DataSource:
     # Samples
 
     def get_samples(self, num_samples: int) -> list[list[Any]]:
-        """Return the next groups: returned ones first, then new ones."""
         groups: list[list[Any]] = []
         if self.buffer and num_samples:
             groups = list(self.buffer_filter(self.args, None, self.buffer, num_samples))
@@ -316,7 +299,6 @@ class DataSource:
     # State
 
     def save(self, rollout_id: Any) -> None:
-        """Save position, counters and buffer below ``--save``."""
         if not self.args.rollout_global_dataset:
             return
         if self.args.save is None:
@@ -329,11 +311,10 @@ class DataSource:
         }
         path = state_path(self.args.save, rollout_id)
         path.parent.mkdir(parents=True, exist_ok=True)
-        buffer = [[_sample_values(sample) for sample in group] for group in self.buffer]
+        buffer = [[sample.to_dict() for sample in group] for group in self.buffer]
         write_state(path, state, {"metadata": self.metadata, "buffer": buffer})
 
     def load(self, rollout_id: Any = None) -> None:
-        """Load what was saved for a rollout below ``--load``, if anything was."""
         if not self.args.rollout_global_dataset or self.args.load is None:
             return
         path = state_path(self.args.load, rollout_id)
@@ -355,7 +336,8 @@ class DataSource:
         for name in COUNTERS:
             setattr(self, name, state[name])
         self.metadata = dict(body["metadata"])
-        self.buffer = [[self._rebuilt(values) for values in group] for group in body["buffer"]]
+        rebuild = self._framework.sample.from_dict
+        self.buffer = [[rebuild(values) for values in group] for group in body["buffer"]]
         size = self.args.n_samples_per_prompt
         if any(len(group) != size for group in self.buffer):
             raise StateError(
@@ -378,19 +360,6 @@ class DataSource:
         for name in COUNTERS:
             setattr(self, name, int(state.get(name, 0)))
         self.metadata = dict(state.get("metadata", {}))
-
-    def _rebuilt(self, values: dict[str, Any]) -> Any:
-        cls = self._framework.sample
-        if hasattr(cls, "from_dict"):
-            return cls.from_dict(values)
-        sample = cls()
-        sample.__dict__.update(values)
-        return sample
-
-
-def _sample_values(sample: Any) -> dict[str, Any]:
-    values: dict[str, Any] = sample.to_dict() if hasattr(sample, "to_dict") else dict(vars(sample))
-    return values
 
 
 def _pop_first(args: Any, rollout_id: Any, buffer: list[list[Any]], count: int) -> list[list[Any]]:
@@ -424,7 +393,6 @@ class Lookup:
         self.passed_over: Counter[str] = Counter()
 
     def find(self, raw: bytes) -> Row | None:
-        """Return the store's row of a source row, or None."""
         digest = np.uint64(checksum64(raw))
         place = int(np.searchsorted(self._sorted, digest))
         if place == len(self._sorted) or self._sorted[place] != digest:

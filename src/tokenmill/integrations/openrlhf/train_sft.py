@@ -1,12 +1,4 @@
-"""OpenRLHF's SFT program over stores.
-
-``python -m tokenmill.integrations.openrlhf.train_sft …`` takes the arguments of
-``python -m openrlhf.cli.train_sft`` and runs it: OpenRLHF's own code reads the arguments, mixes the
-datasets, shards, shuffles, resumes and trains. Only the tokenization is replaced (`SFTDataset`):
-``--data.dataset`` and ``--eval.dataset`` name stores, separated by commas. OpenRLHF loads their
-directories with ``datasets.load_from_disk``, like any other. Its loss reads the mask one token
-earlier than ours.
-"""
+"""OpenRLHF's SFT program over stores; only its tokenization is replaced."""
 
 from __future__ import annotations
 
@@ -75,7 +67,6 @@ class SFTDataset(Items[Item], host.SFTDataset):  # type: ignore[misc]
 
 
 def main() -> None:
-    """Run OpenRLHF's program with our dataset."""
     host.SFTDataset = SFTDataset
     host_utils.blending_datasets = blending_datasets
     runpy.run_module(PROGRAM, run_name="__main__", alter_sys=True)

@@ -1,22 +1,12 @@
 """`RayExecutor`: the tasks of a build as plain Ray tasks.
 
-A run keeps a bounded window of tasks submitted and yields results as they complete. Ray retries a
-task `MAX_RETRIES` times if its worker or node died, or if it raised `worker.Transient`; every other
-failure arrives as its own typed error. When the consumer stops iterating, waiting tasks do nothing,
-and running ones get `FINISH_S` to finish before they are interrupted; published slices stay usable.
-
-An executor joins a cluster for its first task, so a cache hit needs no Ray, and leaves it in
-`close`. `Done.attempts` is always 1: Ray does not report it. A stopped (not killed) worker process
-is not detected.
-
-Normally each task reserves a CPU, outside of any placement group of the caller (`find_cpu`). A
-caller that is an actor may hold all CPUs itself while it waits for its own tasks, which would be a
-deadlock; then tasks run in the caller's own share, on its node.
+A run keeps a bounded window of tasks submitted. Ray retries a task `MAX_RETRIES` times if its
+worker or node died, or if it raised `worker.Transient`; every other failure arrives as its own
+typed error. An executor joins a cluster for its first task, so a cache hit needs no Ray.
 
 Workers publish slices into the cache directory and the caller commits them from there, so a cache
-on each node's own disk would end in a store without slices, after hours. Therefore every node must
-find a *sentinel*, a file with random content that the caller writes below the cache (`probe`).
-Each worker process checks once, too, for nodes that join in the middle.
+on each node's own disk would end in a store without slices. Therefore every node must find a
+*sentinel*, a file with random content that the caller writes below the cache (`probe`).
 """
 
 from __future__ import annotations
@@ -40,7 +30,6 @@ from ray.exceptions import (
     OutOfMemoryError,
     RayError,
     RayTaskError,
-    TaskCancelledError,
     WorkerCrashedError,
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -64,11 +53,7 @@ log = logging.getLogger("tokenmill.ray")
 
 
 def join(address: str | None) -> Callable[[], None]:
-    """Join a cluster and return a function that leaves it; a cluster that we started then stops.
-
-    It is the cluster of this process, else that of the address or ``RAY_ADDRESS``, else one that
-    ``ray start`` left running on this machine, else a new local one.
-    """
+    """Join a cluster (docs/ray.md says which) and return a function that leaves it."""
     if ray.is_initialized():
         return lambda: None
     named = address or os.environ.get("RAY_ADDRESS") or None
@@ -90,13 +75,14 @@ def join(address: str | None) -> Callable[[], None]:
         )
     except (ConnectionError, TimeoutError, RuntimeError, ValueError) as error:
         where = f"no Ray cluster answers at {named}" if named else "Ray does not start"
-        raise WorkerError(f"{where}: {_first_line(error)}") from error
+        raise WorkerError(f"{where}: {_reason(error)}") from error
     leave: Callable[[], None] = ray.shutdown
     return leave
 
 
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+def _reason(error: BaseException) -> str:
+    """The first sentence of Ray's explanation, which goes on about log files."""
+    return " ".join(str(error).split()).partition(". ")[0] or type(error).__name__
 
 
 def _last_line(error: BaseException) -> str:
@@ -104,7 +90,6 @@ def _last_line(error: BaseException) -> str:
 
 
 def cpus() -> int:
-    """Number of CPUs of all nodes, at least 1."""
     return max(1, int(ray.cluster_resources().get("CPU", 0)))
 
 
@@ -119,8 +104,6 @@ def _nodes_with_cpus() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Scheduling:
-    """How tasks are placed."""
-
     num_cpus: float  # reserved per task
     most: int | None = None  # tasks at a time, if they run in the CPUs that the caller holds
     node: str | None = None  # the only node they may run on
@@ -139,8 +122,8 @@ class Scheduling:
 def find_cpu(num_cpus: float, wait_s: float | None) -> Scheduling:
     """Wait until a task of this size found a CPU, and return how to place the others.
 
-    Without ``wait_s`` there is no limit outside of the cluster (it may be busy, or growing), and
-    `GIVE_UP_S` inside, where the caller may hold the CPUs itself.
+    A caller that is an actor may hold all CPUs itself while it waits for its own tasks, which would
+    be a deadlock; then tasks run in the caller's own share, on its node.
     """
     scheduling = Scheduling(num_cpus)
     if not num_cpus:
@@ -150,29 +133,29 @@ def find_cpu(num_cpus: float, wait_s: float | None) -> Scheduling:
     own_s = min(OWN_SHARE_S, most_s) if most_s is not None and (held or 0) >= 1 else None
     tried = ray.remote(worker.ping).options(**scheduling.options(), max_retries=-1).remote()
     started = time.monotonic()
+    waited = 0.0
+    while True:
+        limits = [REMIND_S, *(s - waited for s in (most_s, own_s) if s is not None)]
+        if ray.wait([tried], timeout=max(0.05, min(limits)))[0]:
+            break
+        waited = time.monotonic() - started
+        if own_s is not None and waited >= own_s:
+            log.info("no CPU is free: tasks run in the %g that this process holds", held)
+            cancel(tried)
+            node = ray.get_runtime_context().get_node_id()
+            return Scheduling(0, most=int(held or 1), node=node)
+        if most_s is not None and waited >= most_s:
+            cancel(tried)
+            raise WorkerError(f"{_no_cpu(num_cpus)} for {waited:.0f} s; {_REMEDY}")
+        log.warning("%s yet; still waiting (%s)", _no_cpu(num_cpus), _REMEDY)
     try:
-        while True:
-            waited = time.monotonic() - started
-            limits = [REMIND_S, *(s - waited for s in (most_s, own_s) if s is not None)]
-            if ray.wait([tried], timeout=max(0.05, min(limits)))[0]:
-                ray.get(tried)
-                return scheduling
-            waited = time.monotonic() - started
-            if own_s is not None and waited >= own_s:
-                log.info("no CPU is free: tasks run in the %g that this process holds", held)
-                cancel(tried)
-                return Scheduling(
-                    0, most=int(held or 1), node=ray.get_runtime_context().get_node_id()
-                )
-            if most_s is not None and waited >= most_s:
-                cancel(tried)
-                raise WorkerError(f"{_no_cpu(num_cpus)} for {waited:.0f} s; {_REMEDY}")
-            log.warning("%s yet; still waiting (%s)", _no_cpu(num_cpus), _REMEDY)
-    except ray.exceptions.RayError as error:
+        ray.get(tried)
+    except RayError as error:
         raise WorkerError(
-            f"no task runs on this Ray cluster: {_first_line(error)}; is tokenmill "
+            f"no task runs on this Ray cluster: {_reason(error)}; is tokenmill "
             "installed on its nodes?"
         ) from error
+    return scheduling
 
 
 def cancel(ref: Any) -> None:
@@ -193,10 +176,7 @@ _REMEDY = (
 
 def _no_cpu(num_cpus: float) -> str:
     free = ray.available_resources().get("CPU", 0)
-    return (
-        f"no node of the Ray cluster has had {num_cpus:g} CPU free for a task ({free:g} of "
-        f"{cpus()} are)"
-    )
+    return f"no Ray node has had {num_cpus:g} CPU free for a task ({free:g} of {cpus()} are)"
 
 
 def held_cpus() -> float | None:
@@ -213,10 +193,7 @@ def held_cpus() -> float | None:
 def describe() -> dict[str, Any]:
     """Describe the cluster that ``executor="ray"`` would use; joins and starts nothing.
 
-    Returns:
-        ``version``; ``address`` and ``from`` (how it was found; None: a local one would be
-        started); ``reachable`` (None without an address); and, if this process belongs to a
-        cluster, its ``nodes`` and ``cpus``.
+    Without an address, a local cluster would be started.
     """
     found: dict[str, Any] = {"version": ray.__version__, "nodes": None, "cpus": None}
     if ray.is_initialized():
@@ -279,7 +256,7 @@ def probe(sentinels: list[Sentinel]) -> None:
             raise WorkerError(f"node {address} of the Ray cluster did not answer in {PROBE_S:g} s")
         try:
             report = ray.get(answer)
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             raise WorkerError(
                 f"node {address} of the Ray cluster cannot run tokenmill: "
                 f"{_last_line(error)}; install the same tokenmill on every node"
@@ -296,8 +273,7 @@ def probe(sentinels: list[Sentinel]) -> None:
 FINISH_S = 2.0  # seconds that running tasks get to finish before they are interrupted
 REFRESH_S = 10.0  # seconds between two reads of the cluster's number of CPUs
 
-LOST = (WorkerCrashedError, NodeDiedError, OutOfMemoryError)
-"""Ray's errors when a worker was lost more often than it retries."""
+LOST = (WorkerCrashedError, NodeDiedError, OutOfMemoryError)  # after Ray's last retry
 
 
 class RayExecutor:
@@ -309,7 +285,6 @@ class RayExecutor:
         address: As for ``ray.init``, if this process belongs to no cluster yet; None lets Ray find
             one or start a local one.
         num_cpus: CPUs that a task reserves; 0 if waiting actors reserve all of them.
-        pin: Keep each task on one core, where the engine is fastest.
         wait_s: Seconds to wait for the first free CPU; None: no limit, but a minute inside an actor
             or a task, which may hold the CPUs itself.
     """
@@ -320,7 +295,6 @@ class RayExecutor:
         *,
         address: str | None = None,
         num_cpus: float = 1,
-        pin: bool = True,
         wait_s: float | None = None,
     ) -> None:
         if num_workers is not None:
@@ -330,7 +304,6 @@ class RayExecutor:
         self.num_workers = num_workers
         self.address = address
         self.num_cpus = num_cpus
-        self.pin = pin
         self.wait_s = wait_s
         self._scheduling: Scheduling | None = None
         self._sentinels: dict[str, worker.Sentinel] = {}
@@ -389,7 +362,7 @@ class _RayRun:
         self._stop = f"{sentinels[0][0]}-stop-{secrets.token_hex(8)}" if sentinels else ""
         setup = replace(setup, options=wire.as_travelled(setup.options))
         key = checksum(wire.frame(wire.Begin(setup.entry, setup.options)))
-        job = worker.Job(setup, key, sentinels, self._stop, executor.pin)
+        job = worker.Job(setup, key, sentinels, self._stop)
         self._job = ray.put(job)  # once for all tasks
         node = ray.get_runtime_context().get_node_id() if setup.near_caller else None
         self._remote = ray.remote(worker.do_task).options(
@@ -473,25 +446,16 @@ def _answer(ref: Any, task: Task) -> tuple[str, int, wire.Finished] | TokenmillE
         cause = getattr(error, "cause", None)
         if isinstance(cause, worker.Transient):
             return wire.unpack_error(cause.answer.failure)
-        return _because(f"{task} could not be run: {_last_line(error)}", error)
-    except LOST as error:
-        lost = f"gave up after {MAX_RETRIES + 1} workers or nodes were lost"
-        return _because(f"{task}: {lost}: {type(error).__name__}: {_reason(error)}", error)
-    except TaskCancelledError as error:
-        return _because(f"{task} was cancelled by somebody else", error)
+        failure = WorkerError(f"{task} could not be run: {_last_line(error)}")
+        failure.__cause__ = error
+        return failure
     except RayError as error:
-        return _because(f"{task}: Ray failed: {type(error).__name__}: {_reason(error)}", error)
+        what = "Ray failed"
+        if isinstance(error, LOST):
+            what = f"gave up after {MAX_RETRIES + 1} workers or nodes were lost"
+        failure = WorkerError(f"{task}: {what}: {type(error).__name__}: {_reason(error)}")
+        failure.__cause__ = error
+        return failure
     if isinstance(answer, wire.Failed):
         return wire.unpack_error(answer.failure)
     return node, pid, answer
-
-
-def _because(message: str, error: BaseException) -> WorkerError:
-    translated = WorkerError(message)
-    translated.__cause__ = error
-    return translated
-
-
-def _reason(error: BaseException) -> str:
-    """The first sentence of Ray's explanation, which goes on about log files."""
-    return " ".join(str(error).split()).partition(". ")[0]

@@ -1,12 +1,8 @@
-"""What a Ray worker process does for a build: run one task, or check a directory.
+"""Run one task, or check a directory, in a Ray worker process.
 
-`do_task` is the remote function. It opens a setup's work once per process (a tokenizer takes a
-second to load), and returns the worker's name and an answer. A typed error is such an answer, too,
-so that Ray does not wrap it. Only transient errors (too little memory, an unreachable network file
-system) are raised, as `Transient`, which Ray retries.
-
-A Ray worker belongs to the user's job and may run other tasks next. So the core that a task is
-pinned to is released after it, and work that is unused for `IDLE_S` is closed.
+The setup's work is opened once per process. A typed error is returned, so that Ray does not wrap
+it; only transient errors are raised, as `Transient`, which Ray retries. A worker belongs to the
+user's job: a task's core is released after it, and work unused for `IDLE_S` is closed.
 """
 
 from __future__ import annotations
@@ -36,20 +32,12 @@ IDLE_S = 60.0  # seconds without a task after which loaded work is closed
 MAX_HELD = 2  # works kept at once: one that derives and one that builds
 SEEN_S = 5.0  # seconds a network file system may take to show a new file to another machine
 
+# A network file system is temporarily unreachable.
 UNREACHABLE = {
-    errno.ESTALE,
-    errno.ETIMEDOUT,
-    errno.EHOSTDOWN,
-    errno.EHOSTUNREACH,
-    errno.ENETDOWN,
-    errno.ENETUNREACH,
-    errno.ECONNRESET,
-    errno.ENOTCONN,
-}
-"""Errors of a network file system that is temporarily unreachable."""
-
-Sentinel = tuple[str, str]
-"""A file that the caller wrote below a shared directory, and its content."""
+    errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN,
+    errno.ENETUNREACH, errno.ECONNRESET, errno.ENOTCONN,
+}  # fmt: skip
+Sentinel = tuple[str, str]  # a file that the caller wrote below a shared directory, its content
 
 _held: dict[str, Work] = {}
 _seen: set[Sentinel] = set()
@@ -70,23 +58,19 @@ class Transient(Exception):
 
 
 def place() -> str:
-    """This node's address and name."""
     return f"node {ray.util.get_node_ip_address()} ({socket.gethostname()})"
 
 
 class Job(NamedTuple):
-    """What all tasks of a run have in common."""
-
     setup: Setup
     key: str  # of the setup
     sentinels: list[Sentinel]  # must be visible here
     stop: str  # if this file exists, the result is not needed; empty: no such file
-    pin: bool  # stay on one core
 
 
 def do_task(job: Job, task: Task) -> tuple[str, int, wire.Finished | wire.Failed]:
-    """Run one task and return node, process id and the answer."""
-    with _pinned(job.pin):
+    """Return node, process id and the answer."""
+    with _pinned():
         answer = _answer(job, task)
     return ray.get_runtime_context().get_node_id(), os.getpid(), answer
 
@@ -230,9 +214,9 @@ def ping() -> None:
 
 
 @contextlib.contextmanager
-def _pinned(pin: bool) -> Iterator[None]:
+def _pinned() -> Iterator[None]:
     """Stay on one core: the engine starts a thread per core that it sees."""
-    if not pin or not hasattr(os, "sched_setaffinity"):
+    if not hasattr(os, "sched_setaffinity"):
         yield
         return
     before = os.sched_getaffinity(0)

@@ -1,15 +1,8 @@
 """Datasets and a sampler for SkyRL's SFT and RL trainers.
 
 SkyRL describes a row by its *window*: ``num_actions`` is the number of tokens from the first
-trained one to the end, ``loss_mask`` says for each of those whether it is trained:
-
-    tokens      p p p a a u u a a          p prompt, u user in between, a assistant
-    mask        0 0 0 1 1 0 0 1 1
-    row         num_actions = 6, loss_mask = [1, 1, 0, 0, 1, 1]
-
-Rows with images also have ``pixel_values`` and ``image_grid_thw``, computed by the store's own
-processor when the row is read. SkyRL takes no other features, and no batch in which only some rows
-have images; both are refused at the start.
+trained one to the end, and ``loss_mask`` covers only those. It passes `VISION` features to a model,
+and takes no batch in which only some rows have images; both are checked at the start.
 """
 
 from __future__ import annotations
@@ -69,12 +62,7 @@ _HUB_NAME = re.compile(r"^[\w.\-]+(/[\w.\-]+)?$")
 
 
 def sources_of(dataset: str, split: str) -> list[str]:
-    """Return the addresses of a dataset's split.
-
-    Args:
-        dataset: A file, a glob, a directory, or a name on the Hugging Face hub.
-        split: As in `datasets`: ``train``, ``train[:1000]``, ``test[10%:]``, ``train+validation``.
-    """
+    """Return the addresses of a split, named as in `datasets`: ``test[10%:]+validation``."""
     return [_address(dataset, part.strip(), split) for part in split.split("+")]
 
 
@@ -87,28 +75,23 @@ def _address(dataset: str, part: str, split: str) -> str:
     if os.path.isdir(dataset):
         return f"{dataset}@{part}"
     if os.path.lexists(dataset) or glob.has_magic(dataset):
-        _check_split_of_a_file(dataset, match["name"])
+        words = re.split(r"[^A-Za-z]+", os.path.basename(dataset).lower())
+        if match["name"] != "train" and match["name"].lower() not in words:
+            raise UsageError(
+                f"split {match['name']!r} of a file whose name does not contain it: "
+                "write train, or name the file after the split",
+                path=dataset,
+            )
         return f"{dataset}@{match['slice']}" if match["slice"] else dataset
     if not _HUB_NAME.match(dataset):
         raise SourceMissing("no such file or directory, and no name on the hub", path=dataset)
     return f"hf://datasets/{dataset}:{part}"
 
 
-def _check_split_of_a_file(dataset: str, name: str) -> None:
-    words = re.split(r"[^A-Za-z]+", os.path.basename(dataset).lower())
-    if name != "train" and name.lower() not in words:
-        raise UsageError(
-            f"split {name!r} was asked for, but a file is the split 'train' unless its name says "
-            f"another: write train, or name the file after the split",
-            path=dataset,
-        )
-
-
 def as_task(function: Callable[..., None]) -> Any:
     """Return a Ray task of one CPU, as SkyRL's own are, that gets our environment variables.
 
-    SkyRL parses its arguments on the head node and trains in a Ray task, which may run on a node
-    without the environment of the command line.
+    It may run on a node without the environment of the command line.
     """
     import ray
 
@@ -119,8 +102,6 @@ def as_task(function: Callable[..., None]) -> Any:
 # Sampler
 
 _BLOCK = 1024  # positions computed at a time: the order is a vectorised function
-_BEGUN = "begun"  # stream position at which the pass began
-_LENGTH = "num_samples"
 
 
 class Sampler(torch_data.Sampler[int]):  # type: ignore[misc]
@@ -129,9 +110,6 @@ class Sampler(torch_data.Sampler[int]):  # type: ignore[misc]
     It yields one endless stream: epoch after epoch of our order, or, with ``weights``, an
     interleave of the sources in those shares. A pass is ``num_samples`` positions of it; the next
     pass continues where the last one ended, so a resume is exact in this and in all later epochs.
-
-    The state counts what the current pass yielded. torchdata stores it with each batch and may drop
-    an iterator that was already finished; therefore a finished pass moves the sampler to the next.
 
     Args:
         data_source: What is sampled; only its length, and its ``key`` where it has one, matter.
@@ -182,7 +160,6 @@ class Sampler(torch_data.Sampler[int]):  # type: ignore[misc]
         return self._current
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin the next pass at the pass of this number."""
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise UsageError(f"epoch must be a non-negative integer, got {epoch!r}")
         self._next, self._current, self._loaded = epoch * self.num_samples, None, None
@@ -205,13 +182,13 @@ class Sampler(torch_data.Sampler[int]):  # type: ignore[misc]
     def save(self, begun: int, position: int, length: int) -> dict[str, Any]:
         cursor = Cursor(*divmod(position, self.order.rows))
         state = self._spec.save(cursor, begun // self.order.rows)
-        return {**state, _BEGUN: begun, _LENGTH: length}
+        return {**state, "begun": begun, "num_samples": length}
 
     def load(self, state: Any) -> tuple[int, int, int]:
         """Return start, position and length of a saved pass."""
         cursor, _ = self._spec.load(state)
         position = cursor.epoch * self.order.rows + cursor.position
-        numbers = [state.get(_BEGUN), state.get(_LENGTH)]
+        numbers = [state.get("begun"), state.get("num_samples")]
         for number in numbers:
             if isinstance(number, bool) or not isinstance(number, int) or number < 0:
                 raise StateError("not a state of this sampler: it does not say where it began")
@@ -238,6 +215,7 @@ class SamplerPass(Iterator[int]):
 
     def __next__(self) -> int:
         if self._position >= self._end:
+            # torchdata may drop a finished iterator, so it moves the sampler.
             if not self.ended:
                 self.ended = True
                 self._sampler.begin_next_pass_at(self._end)
@@ -255,7 +233,7 @@ class SamplerPass(Iterator[int]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._seek(*self._sampler.load(state))
         if self._position >= self._end:
-            self._sampler.begin_next_pass_at(self._end)  # torchdata drops a finished iterator
+            self._sampler.begin_next_pass_at(self._end)
 
 
 def _make_order(name: str, seed: int, sizes: list[int], weights: Sequence[float] | None) -> Order:
@@ -270,9 +248,7 @@ Item = dict[str, Any]
 Source = Store | View | str | os.PathLike[str]
 
 VISION = ("pixel_values", "image_grid_thw")
-"""The features that SkyRL passes to a vision model."""
-TURN_ENDS = {"last_assistant_message": "turn", "all_assistant_messages": "stop"}
-"""train_on_what to where SkyRL ends a trained turn."""
+TURN_ENDS = {"last_assistant_message": "turn", "all_assistant_messages": "stop"}  # by train_on_what
 _SKYRL_MODULE = "skyrl.train.dataset.sft_dataset"
 _CHUNK = 1 << 10  # overlong rows read at a time
 
@@ -289,15 +265,10 @@ def window(row: Row, max_length: int | None = None) -> Item:
 
 
 class SFTDataset(RowDataset, torch_data.Dataset[Item]):  # type: ignore[misc]
-    """Rows of stores in SkyRL's format.
+    """Rows of stores, views or paths of stores in SkyRL's format, one source after another.
 
-    Where SkyRL is loaded, this is a virtual subclass of its dataset classes, so that it mixes
-    several sources by ``dataset_lengths``.
-
-    Args:
-        *sources: Stores, views or paths of stores; served one after another.
-        max_length: Longer rows are truncated at their end. Rows without a trained token left are
-            dropped, as SkyRL does with pretokenized data, and so are longer rows with images.
+    Rows over ``max_length`` are truncated at their end. Rows without a trained token left are
+    dropped, as SkyRL does with pretokenized data, and so are longer rows with images.
     """
 
     trainer = SKYRL
@@ -322,9 +293,9 @@ class SFTDataset(RowDataset, torch_data.Dataset[Item]):  # type: ignore[misc]
         if not self.view.has_media:
             return
         images = self.view.pictures_at(np.arange(len(self.view), dtype=np.int64))
-        if not images.any():
-            return
         without = np.flatnonzero(images == 0)
+        if without.size == images.size:
+            return
         if without.size:
             raise UsageError(
                 "some rows have pictures and others none, and SkyRL takes no batch of both: serve "
@@ -349,9 +320,6 @@ class SFTDataset(RowDataset, torch_data.Dataset[Item]):  # type: ignore[misc]
         if not row.media:
             return window(row, self.max_length)
         return {**window(row), **image_features(row, self._processor, "SkyRL")}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_processor"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -405,10 +373,7 @@ def _untrained(view: View, max_length: int | None) -> Int64Array:
 
 
 def _register_subclass() -> None:
-    """Let the ``isinstance`` checks of SkyRL pass, without importing it.
-
-    Its trainer mixes several sources only if the dataset is a concatenation.
-    """
+    """Pass SkyRL's ``isinstance`` checks: it mixes the sources of a concatenation only."""
     module = sys.modules.get(_SKYRL_MODULE)
     for name in ("SFTDataset", "ConcatSFTDataset"):
         theirs = getattr(module, name, None)
@@ -420,48 +385,39 @@ def _register_subclass() -> None:
 
 
 def from_config(config: Any, *, tokenizer: Any = None, **more: Any) -> Any:
-    """Return the training dataset of an SFTConfig.
+    """Return the training dataset of an SFTConfig, or of an object or mapping with its names.
 
     Args:
-        config: SFTConfig, or an object or mapping with its names; any may be missing.
+        config: The configuration; any name may be missing.
         tokenizer: As for `tokenmill.prepare`; None takes ``config.model.path``.
-        **more: Arguments of `tokenmill.prepare` that SkyRL does not have, such as ``date``,
-            ``chat_template``, ``template_kwargs``, ``carry``, ``executor``; they take precedence.
+        **more: Arguments of `tokenmill.prepare`; they take precedence.
     """
     paths = _get(config, "pretokenized_dataset_paths")
     if paths:
         return _pretokenized(paths, _get(config, "max_length"))
-    names, splits = _pairs(config, "train", "dataset_name", "dataset_split", "train")
-    if not names:
+    pairs = _pairs(config, "train", "dataset_name", "dataset_split", "train")
+    if not pairs:
         raise UsageError("the config names no data: set train_datasets")
-    pairs = zip(names, splits, strict=True)
     return SFTDataset(*(_prepared(config, *pair, tokenizer, more) for pair in pairs))
 
 
 def eval_from_config(
     config: Any, *, tokenizer: Any = None, **more: Any
 ) -> list[tuple[str, Any]] | None:
-    """Return the evaluation datasets of an SFTConfig with their names, or None if it has none.
-
-    The arguments are those of `from_config`.
-    """
+    """Return the evaluation datasets of an SFTConfig with their names, or None if it has none."""
     limit, stated = _get(config, "max_length"), _get(config, "eval_dataset_names")
     paths = _get(config, "eval_pretokenized_dataset_paths")
     if paths:
         labels = stated or [os.path.basename(str(path).rstrip("/")) for path in paths]
         _check_labels(labels, paths)
-        return [
-            (label, _pretokenized([path], limit)) for label, path in zip(labels, paths, strict=True)
-        ]
-    names, splits = _pairs(config, "eval", "eval_dataset_name", "eval_dataset_split", "validation")
-    if not names:
+        return list(zip(labels, (_pretokenized([path], limit) for path in paths), strict=True))
+    pairs = _pairs(config, "eval", "eval_dataset_name", "eval_dataset_split", "validation")
+    if not pairs:
         return None
-    labels = stated or [name.replace("/", "_") for name in names]
-    _check_labels(labels, names)
-    return [
-        (label, SFTDataset(_prepared(config, name, split, tokenizer, more)))
-        for label, name, split in zip(labels, names, splits, strict=True)
-    ]
+    labels = stated or [name.replace("/", "_") for name, _ in pairs]
+    _check_labels(labels, pairs)
+    made = (SFTDataset(_prepared(config, *pair, tokenizer, more)) for pair in pairs)
+    return list(zip(labels, made, strict=True))
 
 
 def _pretokenized(paths: Sequence[str], limit: int | None) -> Any:
@@ -489,7 +445,7 @@ def _get(config: Any, name: str, default: Any = None) -> Any:
 
 def _pairs(
     config: Any, side: str, old_name: str, old_split: str, default_split: str
-) -> tuple[list[str], list[str]]:
+) -> list[tuple[str, str]]:
     """Datasets and their splits; SkyRL's deprecated single names count if there is no list."""
     names, splits = _get(config, f"{side}_datasets"), _get(config, f"{side}_dataset_splits")
     if names is None:
@@ -505,7 +461,7 @@ def _pairs(
         raise UsageError(
             f"{side}_dataset_splits names {len(splits)} splits for {len(names)} datasets"
         )
-    return names, splits
+    return list(zip(names, splits, strict=True))
 
 
 def _check_labels(labels: Any, sources: Any) -> None:
@@ -602,8 +558,7 @@ _FILES = (".parquet", ".json", ".jsonl")  # anything else is, to SkyRL, a name a
 class PromptDataset(Items[PromptItem], torch_data.Dataset[PromptItem]):  # type: ignore[misc]
     """Prompts for SkyRL's RL trainers from a lazy index, in file order; its dataloader shuffles.
 
-    It has the arguments and items of SkyRL's class: ``(messages, env_class, extras, uid)``, the
-    column of the prompt, that of the environment, all others, and the item's number as text.
+    It has the arguments and items of SkyRL's class: ``(messages, env_class, extras, uid)``.
     ``datasets`` are files or names, as ``name`` or ``name:split``; one or a list.
     """
 

@@ -1,10 +1,4 @@
-"""SkyRL's RL from the command line, with prompts opened by tokenmill.
-
-``python -m tokenmill.integrations.skyrl.main_base …`` takes the arguments of
-``python -m skyrl.train.entrypoints.main_base`` and is that program, with `PromptDataset` in the
-place of SkyRL's class of that name. For a program of yours that ends in SkyRL's ``main``, the
-argument ``trainer.override_entrypoint=tokenmill.integrations.skyrl.main_base`` does the same.
-"""
+"""SkyRL's ``skyrl.train.entrypoints.main_base`` with prompts opened by tokenmill."""
 
 from __future__ import annotations
 
@@ -28,7 +22,6 @@ def skyrl_entrypoint(cfg: Any) -> None:
 
 
 def main() -> None:
-    """Run SkyRL's ``main`` with our task."""
     # Otherwise SkyRL's `main` would call this one again.
     sys.argv[1:] = [word for word in sys.argv[1:] if not word.startswith(_OVERRIDE)]
     host.skyrl_entrypoint = as_task(skyrl_entrypoint)

@@ -1,10 +1,4 @@
-"""SkyRL's SFT from the command line, with data made by tokenmill.
-
-``python -m tokenmill.integrations.skyrl.main_sft …`` takes the arguments of
-``python -m skyrl.train.main_sft`` and is that program: SkyRL's own code reads the configuration,
-starts Ray and trains. Only what its trainer loads is replaced, by `from_config` and
-`eval_from_config`.
-"""
+"""SkyRL's ``skyrl.train.main_sft`` with datasets prepared by tokenmill."""
 
 from __future__ import annotations
 
@@ -20,8 +14,6 @@ _SKYRL_TASK = host.sft_entrypoint  # before `main` replaces it
 
 
 class Trainer(host.SFTTrainer):  # type: ignore[misc]
-    """SkyRL's trainer over data that tokenmill prepared."""
-
     def load_dataset(self) -> Any:
         return from_config(self.sft_cfg, tokenizer=self.tokenizer)
 
@@ -36,7 +28,6 @@ def sft_entrypoint(cfg: Any, skyrl_cfg: Any) -> None:
 
 
 def main() -> None:
-    """Run SkyRL's ``main`` with our task."""
     host.sft_entrypoint = as_task(sft_entrypoint)
     host.main()
 
