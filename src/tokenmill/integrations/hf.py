@@ -563,7 +563,7 @@ class VisionCollator:
         batch["attention_mask"] = batch["attention_mask"].astype(np.int64)
         rows = [(row, row.media) for row in view.rows(numbers)]
         batch |= self._pixels.features(rows)
-        name = self._pixels.processor.token_types_name
+        name = self._pixels.processor.layout.types_name
         if name is not None:
             width = batch["input_ids"].shape[1]
             lines = ((line * width, *row) for line, row in enumerate(rows))
