@@ -1,8 +1,4 @@
-"""Processes of a test's own that find this checkout: their environment, and programs to run.
-
-A fresh interpreter is for what depends on how one starts (imports, hash seeds, locales, exits);
-everything else is cheaper by the `zygote` fixture.
-"""
+"""Programs in a fresh interpreter; where it need not be fresh, the `zygote` fixture is cheaper."""
 
 from __future__ import annotations
 

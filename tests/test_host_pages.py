@@ -1,12 +1,8 @@
 """The lines that pages show for a trainer work: ours are run, the trainer's are looked up.
 
-Blocks marked ``python`` are run by ``test_documents.py``. Here every ``tokenmill …`` line of a
-``sh`` block is run, on what the package brings along. Of blocks that need a trainer (``sh``,
-``yaml``, and ``py``, which is Python with a host) and of the code inside of sentences, every name
-is ours or one that the *record* of that host has (``tests/hosts.json``, see
-``scripts/host_signatures.py``), every call of ours binds, and every method that a class of the page
-overrides takes what the host hands it. The record itself is held against the hosts: packages that
-are installed, and checkouts below the directory ``HOSTS``.
+Every name in blocks that need a trainer (``sh``, ``yaml``, and ``py``, which is Python with a host)
+is ours or in the *record* of that host (``tests/hosts.json``, see ``scripts/host_signatures.py``),
+which is compared with installed hosts, and with checkouts below the directory ``HOSTS``.
 """
 
 from __future__ import annotations
@@ -53,6 +49,7 @@ every_page = pytest.mark.parametrize("page", PAGES, ids=named)
 
 # Commands
 
+# What a page says → what stands for it in the directory in which its commands are run.
 PLACEHOLDERS = {
     "STORE": "made/store", "PAIRS": "made/pairs", "OTHER": "made/other",
     "ROLLOUTS": "made/rollouts", "MODEL": "tokenizer",
@@ -62,7 +59,6 @@ PLACEHOLDERS = {
     "s3://bucket/stores/chat": "pushed", "last_run_prepared/0a1b2c": "theirs",
     "sha256:6f1c": "sha256:6f1c",
 }  # fmt: skip
-"""What a page says → what stands for it in the directory in which its commands are run."""
 
 PREPARATIONS = """
 import json, os
@@ -247,14 +243,13 @@ def made_by(page_path: Path) -> frozenset[str]:
     return frozenset(found)
 
 
-ELSEWHERE = {"drone_tool_calls", "smilechat_zh", "toy_chat", "takeoff_drone", "CACHE/NAME",
-             "tokens.py"}  # fmt: skip
-"""Names of data and placeholders."""
+PLACES = {"drone_tool_calls", "smilechat_zh", "toy_chat", "takeoff_drone", "CACHE/NAME",
+          "tokens.py"}  # fmt: skip
 
 
 @every_page
 def test_names_on_a_page_are_ours_or_its_hosts(page: recording.Page) -> None:
-    known: set[str] = set(ELSEWHERE)
+    known: set[str] = set(PLACES)
     for host in page.hosts:
         known |= set(RECORD[host]["names"])
     unknown = {
@@ -338,8 +333,8 @@ def dotted_of(node: ast.expr, origins: dict[str, str]) -> str | None:
     return whole if whole.startswith("tokenmill") else None
 
 
+# Variable of a page's code → the class of ours that it holds.
 METHODS = {"bridge": "tokenmill.Bridge", "store": "tokenmill.store.Store"}
-"""Variable of a page's code → the class of ours that it holds."""
 
 
 def our_calls(block: str) -> Iterator[tuple[ast.Call, Any]]:

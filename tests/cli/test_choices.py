@@ -50,6 +50,7 @@ def all_commands() -> dict[str, Any]:
 @pytest.mark.parametrize("name", all_commands())
 def test_choices_of_a_command_are_those_of_the_library(shell: Shell, name: str) -> None:
     shown = shell(*name.split(), "--help").out
+    assert shown.startswith(f"Usage: tokenmill {name}")
     told = re.findall(r"^  --([\w-]+) [<[]([\w-]+(?:\|[\w-]+)+)[>\]]", shown, re.MULTILINE)
     flags = {flag.name for flag in all_commands()[name].params}
     known = {**DECLARED, **OWN.get(name, {})}

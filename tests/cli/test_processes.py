@@ -47,15 +47,6 @@ def test_help_imports_nothing_heavy() -> None:
     assert "prepare" in done.stdout
 
 
-def test_every_command_has_help(shell: Shell) -> None:
-    names = re.findall(r"^  (\w+) ", shell("--help").out.partition("Commands:")[2], re.MULTILINE)
-    assert {"prepare", "rows", "inspect", "stats", "verify", "why", "cache"} <= set(names)
-    for name in names:
-        answer = shell(name, "--help")
-        assert answer.code == 0
-        assert answer.out.startswith(f"Usage: tokenmill {name}")
-
-
 def test_module_is_the_command() -> None:
     answer = process("--version")
     assert answer.code == 0

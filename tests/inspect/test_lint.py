@@ -10,6 +10,7 @@ import pytest
 
 import tokenmill as tm
 from tests.build.making import EXAMPLES, TOKENIZER, conversations, small_cuts, write_rows
+from tests.build.making import INLINE as QUICK
 from tests.inspect.crafted import (
     GOLDEN,
     GOLDEN_OF_PICTURES,
@@ -23,8 +24,6 @@ from tokenmill.errors import REASONS, UsageError
 from tokenmill.inspect.lint import minhash
 from tokenmill.inspect.lint.rules import RULES, LintReport
 from tokenmill.inspect.lint.run import SAMPLE_BLOCKS, choose
-
-QUICK: dict[str, Any] = {"tokenizer_backend": "file", "executor": "inline", "progress": False}
 
 
 def lines(report: LintReport) -> dict[str, list[int | None]]:
@@ -188,12 +187,9 @@ def test_rules_can_be_chosen_and_depend_on_the_recipe(room: Path, tokenizer: str
 
 @pytest.mark.parametrize(
     ("changes", "rules"),
-    [
-        ({"pad_token": "<|im_end|>"}, {"pad_is_eos"}),
-        ({"pad_token": None}, {"no_pad_token"}),
-        ({"post": "<|endoftext|>"}, {"bos_elsewhere"}),
-    ],
-)
+    [({"pad_token": "<|im_end|>"}, {"pad_is_eos"}), ({"pad_token": None}, {"no_pad_token"}),
+     ({"post": "<|endoftext|>"}, {"bos_elsewhere"})],
+)  # fmt: skip
 def test_tokenizer_findings_have_no_place(
     tmp_path: Path, changes: dict[str, Any], rules: set[str]
 ) -> None:

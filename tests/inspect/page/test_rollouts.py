@@ -31,7 +31,6 @@ HOSTILE = 2  # number of the group with a hostile name
 
 @pytest.fixture(scope="module")
 def store(room: Path) -> Store:
-    """Groups of four answers, the rows of two groups in turn; some broken, one group alone."""
     world, _ = appending()
     rows = []
     for number in range(2 * STEPS * ANSWERS):

@@ -13,6 +13,7 @@ from tests.inspect.page.conftest import ATTACK, STEERING
 from tokenmill.inspect.row import store_tokenizer
 from tokenmill.store import Store
 
+# Contrast of an element's text with what lies behind it, as WCAG counts it.
 CONTRAST = """(selector) => {
   const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
   const rgb = (...colours) => {
@@ -31,7 +32,6 @@ CONTRAST = """(selector) => {
     return (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05);
   });
 }"""
-"""Contrast of an element's text with what lies behind it, as WCAG counts it."""
 
 READ = (".tok", "button", ".muted", "dt", "dd", "th", "td", ".hint", ".item span", ".reason",
         ".verdict", ".status", "p")  # fmt: skip

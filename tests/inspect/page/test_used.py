@@ -81,6 +81,8 @@ def test_keyboard_alone_reaches_everything(visit: Visit, on_disk: str, store: St
     page.focus("#view .turn-head")
     press("Enter")
     assert page.is_visible("#row-body section.turn .tok")
+    page.click("#unfold")
+    assert page.is_visible("#view section.turn >> nth=1 >> .tokens")
     press("3")
     assert page.evaluate("document.activeElement.id") == "tab-rejected"
     press("ArrowLeft")
@@ -160,19 +162,6 @@ def test_server_filters_by_the_language_of_views(visit: Visit, server: str, stor
         if len(row) >= 100 and (len(row) < 200 or Path(row.origin.path or "").name == "dirty.jsonl")
     ]
     wait_for_status(page, f"{len(expected)} rows of {len(store)}")
-
-
-def test_turns_fold_and_unfold(visit: Visit, on_disk: str) -> None:
-    page = visit(on_disk)
-    go_to(page, 2)
-    page.click("#view .turn-head >> nth=0")
-    assert page.get_attribute("#view .turn-head >> nth=0", "aria-expanded") == "false"
-    assert not page.is_visible("#view section.turn >> nth=0 >> .tokens")
-    assert page.is_visible("#view section.turn >> nth=1 >> .tokens")
-    page.click("#fold")
-    assert not page.is_visible("#view section.turn >> nth=1 >> .tokens")
-    page.click("#unfold")
-    assert page.is_visible("#view section.turn >> nth=0 >> .tokens")
 
 
 def test_comparison_marks_what_changed(visit: Visit, server: str, made: Made) -> None:
