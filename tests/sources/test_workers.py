@@ -33,7 +33,6 @@ def test_view_in_worker_reads_the_same(method: str, tmp_path: Path, own_cache: P
     sources += [
         make(ROWS, tmp_path / make.__name__) for make in TEXT_MAKERS if "z" in make.__name__
     ]
-    (tmp_path / "p").mkdir()
     sources.append(parquet(ROWS, tmp_path / "p"))
     views = [open_rows(source)[10:400:3] for source in sources]
     expected = total(views[0])
