@@ -164,14 +164,14 @@ def answered() -> None:
 @contextlib.contextmanager
 def nothing_known() -> Iterator[None]:
     """Engines and templates are made anew inside, by what is patched there; the others stay."""
-    engines, templates = dict(tokenizer_cache._slots), dict(render._known.templates)
+    engines, templates = dict(tokenizer_cache._slots), dict(vars(render._known))
     tokenizer_cache.clear_cache()
     render.forget()
     yield
     tokenizer_cache.clear_cache()
     render.forget()
     tokenizer_cache._slots.update(engines)
-    render._known.templates.update(templates)
+    vars(render._known).update(templates)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
+import numpy as np
+
 from tests.chat.loop_oracle import NOBODY, SHARED, Owned
 from tests.chat.turn_oracle import ENDING_WORD, TAG, Conversation, Turn
 
@@ -33,8 +35,8 @@ LABELS = (
 )
 """What is said of a character: ``!`` must not be trained, ``+`` must be, ``?`` may be."""
 CODES = {label: code for code, label in enumerate(LABELS)}
+SIGNS = np.array([label[0] for label in LABELS])
 MAY_BE_TRAINED = bytes(code for label, code in CODES.items() if label[0] != "!")
-MAY_BE_UNTRAINED = bytes(code for label, code in CODES.items() if label[0] != "+")
 
 
 @dataclass(slots=True)
@@ -102,43 +104,27 @@ def judge(
     if trained is not None:
         wanted = list(trained)
     labels = _labels(talk, found, wanted, turn_end, thinking_opener, verdict)
-    if not verdict.violations and _clean(labels, spans):
-        return verdict
-    wrong: list[str] = []
-    for position, (code, on) in enumerate(zip(labels, mask, strict=True)):
-        label = LABELS[code]
-        complaint = ""
-        if on and label.startswith("!"):
-            complaint = f"trained: {label[1:]}"
-        elif not on and label.startswith("+") and not text[position].isspace():
-            complaint = f"untrained: {label[1:]}"
-        wrong.append(complaint)
-    position = 0
-    keyed = groupby(zip(wrong, found.owner, strict=True), key=lambda pair: pair)
-    for (complaint, who), run in keyed:
-        length = sum(1 for _ in run)
-        if complaint.startswith("untrained") and _opens(talk, text[position : position + length]):
-            complaint = ""
-        if complaint:
+    signs, on = SIGNS[np.frombuffer(labels, np.uint8)], np.frombuffer(mask, np.bool_)
+    wrong = [
+        place
+        for place in np.flatnonzero(np.where(on, signs == "!", signs == "+")).tolist()
+        if mask[place] or not text[place].isspace()
+    ]
+    owners = found.owner if wrong else []
+    # Places in a row of one label and owner differ from their rank by the same number.
+    ranked = groupby(
+        enumerate(wrong), lambda item: (item[1] - item[0], labels[item[1]], owners[item[1]])
+    )
+    for (_, code, who), run in ranked:
+        places = [place for _, place in run]
+        start, end = places[0], places[-1] + 1
+        if mask[start] or not _opens(talk, text[start:end]):
+            kind = f"{'trained' if mask[start] else 'untrained'}: {LABELS[code][1:]}"
             owner = "nobody" if who < 0 else f"{who} ({talk.messages[who].get('role')})"
-            excerpt = _excerpt(text, position, position + length)
             verdict.violations.append(
-                Violation(complaint, position, position + length, owner, excerpt)
+                Violation(kind, start, end, owner, _excerpt(text, start, end))
             )
-        position += length
     return verdict
-
-
-def _clean(labels: bytearray, spans: Sequence[Span]) -> bool:
-    """Whether nothing is trained that must not be, and everything that must: all at one look."""
-    position = 0
-    for start, end in [*spans, (len(labels), len(labels))]:
-        if labels[position:start].translate(None, MAY_BE_UNTRAINED):
-            return False
-        if labels[start:end].translate(None, MAY_BE_TRAINED):
-            return False
-        position = end
-    return True
 
 
 def _opens(talk: Conversation, words: str) -> bool:

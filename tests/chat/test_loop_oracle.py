@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import datetime
 from itertools import groupby
 from pathlib import Path
@@ -12,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.chat import mask_oracle
 from tests.chat.conversations import DATE, ODD, SPECIAL, say, turns, zoo
 from tests.chat.hostile_templates import HOSTILE
 from tests.chat.hostile_templates import rows as odd_rows
-from tests.chat.judge import conversation_of, oracle, score, wanted
+from tests.chat.judge import oracle, score, wanted
 from tests.chat.loop_oracle import OracleTemplate, Refused
 from tests.chat.mask_oracle import judge
 from tests.chat.templates import ALL, CHATML, GENERATION, HABITS, THINKING
@@ -273,66 +271,6 @@ def test_every_kind_of_violation_is_seen(
 )  # fmt: skip
 def test_headers_and_closers_of_many_habits(name: str, span: str, kinds: list[str]) -> None:
     assert complaints(HABITS[name], QUESTION, [span]) == kinds
-
-
-def faulty(text: str, spans: list[tuple[int, int]], chance: random.Random) -> Iterator[Any]:
-    """Masks that are wrong in one place, and the one that is given."""
-    yield spans
-    number = chance.randrange(len(spans))
-    start, end = spans[number]
-    least = spans[number - 1][1] if number else 0
-    most = spans[number + 1][0] if number + 1 < len(spans) else len(text)
-    for first, last in (
-        (start - 1, end),
-        (start + 1, end),
-        (start, end - 1),
-        (start, end + 1),
-        (start - chance.randrange(2, 30), end),
-        (start, end + chance.randrange(2, 30)),
-        (start, end - chance.randrange(2, 14)),
-        (start, start),
-        (least, start),
-    ):
-        first, last = max(first, least), min(last, most)
-        kept = [(first, last)] if first < last else []
-        yield [*spans[:number], *kept, *spans[number + 1 :]]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("turn_end", ["stop", "turn"])
-def test_short_cuts_change_no_verdict(
-    shared: Path, turn_end: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Prompts found by one render, and masks seen to be clean at one look, against the long way."""
-    chance = random.Random(13)
-    spec = ChatSpec(date=DATE, turn_end=turn_end)
-    verdicts = complained = 0
-    templates = {**zoo(shared), **ALL, **HABITS}
-    for name, source in list(templates.items())[turn_end == "turn" :: 2]:
-        template = oracle(name, source)
-        rows = chance.sample(list(ODD.values()), 2)
-        made = Renderer(spec, source, template.given).render(rows)
-        jobs = [wanted(row, spec) for row in rows]
-        for number, text, spans in zip(made.source, made.texts, made.spans, strict=True):
-            job = jobs[number][0]
-            masks = list(faulty(text, list(spans or ()), chance))
-            found = []
-            for shortened in (True, False):
-                with monkeypatch.context() as patch:
-                    if not shortened:
-                        patch.setattr(Conversation, "_plain_prompt", lambda *_: None)
-                        patch.setattr(mask_oracle, "_clean", lambda *_: False)
-                    talk = conversation_of(template, job)
-                    assert isinstance(talk, Conversation)
-                    asked: dict[str, Any] = {"trained": job.trained, "turn_end": turn_end}
-                    asked["thinking_opener"] = spec.thinking_opener
-                    found.append([judge(talk, text, mask, **asked) for mask in masks])
-            assert found[0] == found[1], name
-            verdicts += len(masks)
-            complained += sum(bool(verdict.violations) for verdict in found[0])
-    assert verdicts > 500
-    assert verdicts / 2 < complained < verdicts
 
 
 def test_score_sees_wrong_masks_and_failed_audits(monkeypatch: pytest.MonkeyPatch) -> None:

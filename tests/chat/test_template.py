@@ -16,9 +16,10 @@ from tests.chat.conversations import CORPORA, ODD, SPECIAL, corpus_rows, zoo
 from tests.chat.hungry_templates import HUNGRY
 from tests.chat.templates import CHATML, DATED
 from tokenmill.chat import ChatSpec, Renderer
+from tokenmill.chat.program import NotTraced
 from tokenmill.chat.sandbox import BASE_SIZE, BASE_STEPS
 from tokenmill.chat.template import ReferenceTemplate, tojson
-from tokenmill.chat.trace import NotTraced, TracedTemplate
+from tokenmill.chat.trace import TracedTemplate
 from tokenmill.errors import RowError, TemplateError
 
 TALK = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]

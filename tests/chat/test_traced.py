@@ -9,10 +9,10 @@ import pytest
 from tests.chat.conversations import say, turns
 from tests.chat.templates import ALL, CHATML, HABITS, THINKING
 from tokenmill.chat import ChatSpec, Renderer
-from tokenmill.chat.program import Run
+from tokenmill.chat.program import NotTraced, Run
 from tokenmill.chat.render import AUDIT_ONE_IN, FIRST_AUDITED, Asked, audited, digest_of
 from tokenmill.chat.template import ReferenceTemplate
-from tokenmill.chat.trace import NotTraced, TracedTemplate, Tracer
+from tokenmill.chat.trace import TracedTemplate, Tracer
 from tokenmill.errors import UsageError
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}

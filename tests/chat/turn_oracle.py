@@ -273,12 +273,6 @@ class Conversation:
         # After a message that a template gives no prompt for (a system alone, another assistant)
         # the opener of a turn is still no part of an answer.
         usual = self._reached(index, self.usual, before, start, end)
-        prompt = self._plain_prompt(index, before, start)
-        if prompt is not None:
-            if reached := self._reached(index, [prompt], before, start, end):
-                return max([*reached, *usual])
-            if not prompt and not self.usual:
-                return start  # as where `[/INST]` ends the user's turn
         own = self.prompts(index)
         if own and (reached := self._reached(index, own, before, start, end)):
             return max([*reached, *usual])
@@ -297,23 +291,6 @@ class Conversation:
         if self._joined(start):
             return start
         return None
-
-    def _plain_prompt(self, index: int, before: int, start: int) -> str | None:
-        """The generation prompt of a turn that is plain to see; None where it takes a closer look.
-
-        Rendered with its prompt, the prefix prints what the whole render prints up to the turn, so
-        the rest is the prompt. `prompts` finds the same without the whole render, from the owners
-        of the prefix and from what it prints without a prompt; that is three renders, this is one.
-        """
-        assert self.found is not None
-        if not index:
-            return None
-        prefix = self.messages[:index]
-        try:
-            given = self.template.plain(prefix, self.tools, add_generation_prompt=True)
-        except Refused:
-            return None
-        return given[before:] if given.startswith(self.found.text[:start]) else None
 
     def _reached(
         self, index: int, prompts: list[str], before: int, start: int, end: int

@@ -170,13 +170,10 @@ def test_answers_may_depend_on_neighbours() -> None:
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    processor = Processor(raw("llava"))
     monkeypatch.setattr(room, "MOST_REMEMBERED", 20_000)
-    for side in range(20, 40):
-        processor.learned([(side, 30)])
-    assert len(processor._known) < 6
-    known = processor._known.values()
-    assert processor._weight == sum(one.answers.weight for one in known) <= 20_000
+    processor = Processor(raw("llava"))
+    weights = [processor.learned([(side, 30)]).answers.weight for side in range(20, 40)]
+    assert sum(weights) > 20_000 >= processor._known.bytes > 0
 
 
 # What others learned

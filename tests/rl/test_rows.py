@@ -1,7 +1,6 @@
 """expand="append": rows as rollouts of the same conversations have them, each turn trained once.
 
-Two judges. The oracle of `rollouts` says from plain renders which turns one text can hold and what
-that text is; and a bridge that is given each row's trained tokens as samples must make the row.
+They are compared with the oracle of `rollouts`, and with a bridge that samples their tokens.
 """
 
 from __future__ import annotations

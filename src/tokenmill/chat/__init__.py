@@ -1,8 +1,4 @@
-"""From rows to rendered text and proven spans.
-
-`ChatSpec` says how rows are shaped and what is trained. `Renderer` turns parsed rows into texts
-with the character spans that are trained, or rejects them with a reason, and renders conversations
-for a model to continue. Nothing here reads a file or knows a token.
+"""Render rows to text and find the characters to train.
 
 Importing this package loads no template engine: a parent that only plans needs `ChatSpec` alone.
 """

@@ -1,19 +1,7 @@
-r"""Rollouts that only grow: one text, turn by turn.
+"""Append the turns of a rollout: one text that grows by what was sampled and by the next prompt.
 
-A rollout is a *prompt* (the messages so far with the generation prompt), what a model *sampled*
-after it, what the template prints for the messages that answer it, the next generation prompt, and
-so on::
-
-    <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n  Hello<|im_end|>  \n<|im_start|>tool\n…
-    └─────────────────────── prompt ─────────────────────┘└─ sampled ─┘└─── the next prompt ────
-
-That works where the template prints the longer conversation as the shorter one and something
-behind it. Many do not: they drop the thinking of earlier turns, or close the last turn by another
-token than the ones before it. A `Rewrite` says which turn of a conversation would change.
-
-`extended` is the one place where texts are appended: for rows of ``expand="append"`` (`join`) and
-for what a recorded rollout is expected to hold (`tokenmill.rl.expected`). `tokenmill.rl.bridge`
-appends ids.
+That works where the template prints a longer conversation as the shorter one and more text. Many
+templates do not: they drop the thinking of earlier turns, or end the last turn by another token.
 """
 
 from __future__ import annotations
@@ -29,12 +17,9 @@ SHOWN = 120  # characters of a turn in a message; the whole is in the attributes
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """A turn that the template prints otherwise once more messages follow.
+    """A turn that the template prints differently once more messages follow.
 
-    Attributes:
-        turn: Number of the message.
-        before: Its text.
-        after: What the template would print in its place.
+    `before` is the text of message number `turn`; the template would print `after` in its place.
     """
 
     turn: int
@@ -48,13 +33,13 @@ class Rewrite:
 
 
 def first_difference(one: str, other: str) -> int:
-    """Where two texts begin to differ, or where the shorter ends."""
+    """Return the first position at which two texts differ, or the end of the shorter."""
     places = enumerate(zip(one, other, strict=False))
     return next((place for place, (a, b) in places if a != b), min(len(one), len(other)))
 
 
 def excerpt(text: str, place: int) -> str:
-    """A text around the place where it begins to differ from another, for a message."""
+    """Return a text around the position where it begins to differ from another, for an error."""
     first = max(0, min(place - SHOWN // 3, len(text) - SHOWN))
     shown = repr(text[first : first + SHOWN])
     return f"{'…' if first else ''}{shown}{'…' if first + SHOWN < len(text) else ''}"
@@ -63,7 +48,7 @@ def excerpt(text: str, place: int) -> str:
 def rewrite_between(
     before: str, after: str, before_ends: Sequence[int], after_ends: Sequence[int]
 ) -> Rewrite:
-    """The turn in which a text differs from the one that should have gone on from it.
+    """Return the turn in which a text differs from the one that should continue it.
 
     The ends of turns include one that was only begun.
     """
@@ -78,11 +63,7 @@ def rewrite_between(
 def extended(
     text: str, ends: Sequence[int], later: str, later_ends: Sequence[int], seam: int
 ) -> tuple[str, list[int], int]:
-    """Append to a text what a later render has behind `seam`.
-
-    Returns:
-        The text, where its turns end, and how far what was appended has moved.
-    """
+    """Append what a later render has after `seam`; return text, ends of turns and the shift."""
     shift = len(text) - seam
     last = len(ends) - 1  # the last turn goes on to where the next one begins
     moved = [max(end + shift, 0) for end in later_ends[last:]]
@@ -93,8 +74,8 @@ def sampled(settled: Settled, prompt: str, k: int) -> Settled:
     """Cut a render that ends with the trained turn ``k`` to its prompt and what a model wrote.
 
     Raises:
-        RowError: The template prints the turn otherwise than after its own generation prompt, so
-            no rollout would hold it.
+        RowError: The template prints the turn differently after its own generation prompt, so no
+            rollout contains it.
     """
     assert settled.spans
     close = settled.spans[-1][1]
@@ -109,16 +90,10 @@ def sampled(settled: Settled, prompt: str, k: int) -> Settled:
 
 
 def join(turns: Iterable[tuple[str, Settled]]) -> list[tuple[list[int], Settled]]:
-    """Append turns as far as a rollout could hold them in one piece.
+    """Append turns, each a prompt and what `sampled` returned, as far as a rollout could hold them.
 
-    Each turn is trained once. A new piece begins where a prompt is not the text before it and
-    something behind that.
-
-    Args:
-        turns: Of every turn, in order, its prompt and what `sampled` made of it.
-
-    Returns:
-        Of every piece, the numbers of its turns, and their text.
+    A new piece begins where a prompt does not start with the text before it. Returns, for every
+    piece, the numbers of its turns and their text.
     """
     pieces: list[tuple[list[int], Settled]] = []
     for number, (prompt, turn) in enumerate(turns):

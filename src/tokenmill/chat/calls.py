@@ -1,16 +1,7 @@
-"""Tools, tool calls and typed content parts: the normalisations that are documented.
+"""Normalize tools, tool calls and typed content parts as docs/masks.md documents it.
 
-Data sets write one thing in several ways; templates understand one of them. What is rewritten
-here, and nothing else (promise P14):
-
-* tools: a list, one description, or either as JSON text, become a list; null and empty text: none;
-* tool calls: a list, one call, or either as JSON text, become a list;
-* a call's ``arguments`` that are the JSON text of an object become that object; for a template that
-  fails on objects and takes texts they are the text;
-* content parts of type text (``text`` or ``value``) are joined to one string; reasoning parts
-  become ``reasoning_content``, tool_call parts ``tool_calls``; where other parts remain, the
-  content stays a list, its text parts spelled ``{"type": "text", "text": …}``. Parts with pictures
-  are rejected, unless a processor was given: then every list of parts stays one, see `pictures`.
+Where parts remain that are not text, the content stays a list, its text parts spelled
+``{"type": "text", "text": …}``.
 """
 
 from __future__ import annotations
@@ -33,7 +24,7 @@ MEDIA_PARTS = frozenset((*IMAGE_PARTS, *VIDEO_PARTS, *AUDIO_PARTS))
 
 
 def decode(text: str, what: str) -> Any:
-    """The value of JSON text inside a row, by the same parser as the row itself."""
+    """Decode JSON text inside a row with the parser of the row itself."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
@@ -41,7 +32,7 @@ def decode(text: str, what: str) -> Any:
 
 
 def strings(value: Any) -> Iterator[str]:
-    """Every text inside a value, keys aside."""
+    """Yield every text inside a value except keys."""
     waiting = [value]
     while waiting:
         item = waiting.pop()
@@ -54,7 +45,7 @@ def strings(value: Any) -> Iterator[str]:
 
 
 def _as_list(value: Any, what: str) -> list[Any] | None:
-    """A list, one object, or either as JSON text, as a list; None where there is nothing."""
+    """Return a list, one object, or either as JSON text, as a list; None for null or blank text."""
     if isinstance(value, str):
         value = decode(value, what) if value.strip() else None
     if value is None:
@@ -67,7 +58,6 @@ def _as_list(value: Any, what: str) -> list[Any] | None:
 
 
 def tool_list(value: Any) -> list[Any] | None:
-    """The tool descriptions of a row as a list, None where it has none."""
     found = _as_list(value, "tools")
     if found is None or set(map(type, found)) == {dict}:  # nearly always
         return found
@@ -79,7 +69,7 @@ def tool_list(value: Any) -> list[Any] | None:
 
 
 def call_list(value: Any, arguments: Callable[[Any], Any] | None = None) -> list[dict[str, Any]]:
-    """Tool calls as a list of objects; ``arguments`` rewrites those of functions."""
+    """Return tool calls as a list of objects; ``arguments`` rewrites those of functions."""
     rewrite = arguments or _decoded_arguments
     return [_call(call, rewrite) for call in _as_list(value, "tool_calls") or ()]
 
@@ -113,12 +103,12 @@ def _decoded_arguments(arguments: Any) -> Any:
 
 
 def text_arguments(arguments: Any) -> Any:
-    """An object as JSON text, written as APIs write it; anything else as it is."""
+    """Return an object as JSON text as APIs write it; other values unchanged."""
     return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
 
 
 def function_call(value: Any, what: str) -> list[dict[str, Any]]:
-    """Calls written as ``{"name": …, "arguments": …}`` text, in the form templates know."""
+    """Return calls written as ``{"name": …, "arguments": …}``, or its text, in OpenAI's form."""
     found = decode(value, what) if isinstance(value, str) else value
     calls = found if isinstance(found, list) else [found]
     named = []
@@ -132,10 +122,10 @@ def function_call(value: Any, what: str) -> list[dict[str, Any]]:
 
 
 def join_parts(message: dict[str, Any], parts: list[Any], *, joined: bool = True) -> dict[str, Any]:
-    """A message whose content is a list of typed parts, with the known parts put in place.
+    """Return a message with its typed content parts in the fields that templates read.
 
-    ``joined``: texts alone become one text, and pictures are refused; else the content stays a
-    list, for a template of pictures.
+    With ``joined``, texts alone become one text and images are rejected. Without it the content
+    stays a list, as templates of image models read it.
     """
     texts: list[str] = []
     shown: list[tuple[Any, str | None]] = []  # parts that stay where not all are text, and its text
@@ -158,11 +148,16 @@ def join_parts(message: dict[str, Any], parts: list[Any], *, joined: bool = True
             calls += function_call(part.get("value", part.get("text", part)), "a tool_call part")
         else:
             if joined and is_media(part):
-                raise _refused(part)
+                raise RowError(
+                    f"a content part of type {part.get('type') or 'image'!r}: prepare rows with"
+                    " pictures with processor=",
+                    reason="bad_media",
+                )
             mixed = True
             shown.append((part, None))
-    as_list = mixed or (not joined and bool(shown))
-    content = [_spelled(part, text) for part, text in shown] if as_list else "".join(texts)
+    content: Any = "".join(texts)
+    if mixed or (shown and not joined):
+        content = [part if text is None else _spelled(part, text) for part, text in shown]
     result = {**message, "content": content}
     if reasoning and result.get("reasoning_content") is None:
         result["reasoning_content"] = "".join(reasoning)
@@ -171,27 +166,16 @@ def join_parts(message: dict[str, Any], parts: list[Any], *, joined: bool = True
     return result
 
 
-def _spelled(part: dict[str, Any], text: str | None) -> dict[str, Any]:
-    if text is None:
-        return part
+def _spelled(part: dict[str, Any], text: str) -> dict[str, Any]:
     rest = {name: value for name, value in part.items() if name != "value"}
     return {**rest, "type": "text", "text": text}
 
 
 def is_media(part: Mapping[str, Any]) -> bool:
-    """Whether a typed part is a picture, a video or a sound."""
     kind = part.get("type")
     if kind:
         return isinstance(kind, str) and kind in MEDIA_PARTS
     return any(part.get(name) is not None for name in ("image", "image_url"))
-
-
-def _refused(part: Mapping[str, Any]) -> RowError:
-    kind = part.get("type") or "image"
-    return RowError(
-        f"a content part of type {kind!r}: prepare rows with pictures with processor=",
-        reason="bad_media",
-    )
 
 
 def _text(part: dict[str, Any], kind: str) -> str:

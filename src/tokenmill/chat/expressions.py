@@ -1,9 +1,7 @@
-"""What templates compute: every expression of jinja2 on symbols, or `Untraceable`.
+"""Evaluate jinja2 expressions on symbols, or raise `Untraceable`.
 
-Each expression becomes an operation of the program by the same Python method or the same function
-of jinja2 that the reference calls, so there is no second meaning of any of them. Types are asked
-for before anything depends on them. What can make much of little (a repetition, a join with a long
-text) is bounded or not traced.
+Each expression becomes an operation that calls the same Python method or jinja2 function as the
+reference. What can multiply a text (a repetition, a long separator) is bounded or not traced.
 """
 
 from __future__ import annotations
@@ -57,11 +55,6 @@ TEXT_METHODS: dict[str, type | None] = {
 }  # fmt: skip
 OBJECT_METHODS = {"get", "items", "keys", "values"}
 LIST_METHODS = {"index", "count"}
-# What the immutable sandbox refuses.
-CHANGES = {
-    "append", "extend", "insert", "pop", "remove", "clear", "reverse", "sort", "update",
-    "setdefault", "popitem",
-}  # fmt: skip
 # Filters whose result is a function of their inputs alone and no larger than a few times those.
 # The second entry is the type of the result where it is always the same.
 FILTERS: dict[str, type | None] = {
@@ -80,24 +73,37 @@ AS_WORDS = {
 }  # fmt: skip
 # What a template may call by its name.
 FUNCTIONS = {"raise_exception", "strftime_now", "namespace", "dict", "range"}
-MOST_PARTS = 256  # of a text that is put together before it becomes one
+MOST_PARTS = 256  # of a text before its parts are joined
 LAZY = {"items", "select", "reject", "selectattr", "rejectattr", "map", "unique", "reverse"}
 ITERATING = {*LAZY, "dictsort", "groupby", "join", "list", "max", "min", "sort"}
 ARITHMETIC = (nodes.Add, nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod)
 MAKING = (nodes.BinExpr, nodes.Call, nodes.Concat, nodes.Filter)
-Known = TypeVar("Known")
+TESTS: dict[str, Any] = jinja2.tests.TESTS
+Found = TypeVar("Found")
 
 
 def line_of(node: nodes.Node) -> int:
-    """The line of the template at which a node stands."""
     return getattr(node, "lineno", 0) or 0
+
+
+def _once(find: Callable[[Any, Any], Found]) -> Callable[[Any, Any], Found]:
+    """Keep what a method of `Names` finds for a node: walking a tree is slower than most rows."""
+
+    @functools.wraps(find)
+    def kept(names: Names, node: nodes.Node) -> Found:
+        known = names.known.setdefault(find.__name__, {})
+        if node not in known:
+            known[node] = find(names, node)
+        found: Found = known[node]
+        return found
+
+    return kept
 
 
 class Names:
     """Which names the parts of a template read, and which the template assigns anywhere."""
 
     def __init__(self, tree: nodes.Template) -> None:
-        self.tree = tree
         self.macros: dict[str, nodes.Macro] = {}
         for node in tree.body:
             if isinstance(node, nodes.Macro):
@@ -105,88 +111,63 @@ class Names:
                     raise Untraceable("a macro defined twice", line_of(node))
                 self.macros[node.name] = node
         self.assigned = {n.name for n in tree.find_all(nodes.Name) if n.ctx in ("store", "param")}
-        for name in self.macros:
-            if name in self.assigned:
-                raise Untraceable("a macro's name assigned again")
-        self._known: dict[tuple[str, int], Any] = {}
-        self._kept: list[nodes.Node] = []  # a node that is gone could leave its id to another
+        if self.assigned & self.macros.keys():
+            raise Untraceable("a macro's name assigned again")
+        self.known: dict[str, dict[nodes.Node, Any]] = {}
 
-    def _once(self, question: str, node: nodes.Node, answer: Callable[[], Known]) -> Known:
-        """What is known of a node, found once: walks through a tree take longer than most rows."""
-        key = question, id(node)
-        if key not in self._known:
-            self._kept.append(node)
-            self._known[key] = answer()
-        known: Known = self._known[key]
-        return known
-
+    @_once
     def _loaded(self, node: nodes.Node) -> set[str]:
-        def find() -> set[str]:
-            names = {n.name for n in node.find_all(nodes.Name) if n.ctx == "load"}
-            return names | {n.name for n in node.find_all(nodes.NSRef)}
+        names = {n.name for n in node.find_all(nodes.Name) if n.ctx == "load"}
+        return names | {n.name for n in node.find_all(nodes.NSRef)}
 
-        return self._once("loaded", node, find)
-
+    @_once
     def reads(self, node: nodes.Node) -> tuple[str, ...]:
         """Names read inside a node that are assigned somewhere in the template."""
-        return self._once(
-            "reads", node, lambda: tuple(sorted(self._loaded(node) & self.assigned - {"loop"}))
-        )
+        return tuple(sorted(self._loaded(node) & self.assigned - {"loop"}))
 
-    def loads(self, node: nodes.Node, name: str) -> bool:
-        """Whether a part reads a name that the template itself never assigns."""
-        return name in self._loaded(node) - self.assigned
+    def reads_messages(self, macro: nodes.Macro) -> bool:
+        return "messages" in self._loaded(macro) - self.assigned
 
     def cost(self, body: list[nodes.Node]) -> tuple[int, int]:
         """Return the steps of running a body once, and its size in units of a `Run`."""
-
-        def find() -> tuple[int, int]:
+        known = self.known.setdefault("cost", {})
+        if body[0] not in known:
             steps, size = body_cost(body)
-            return steps, size >> 3
+            known[body[0]] = steps, size >> 3
+        cost: tuple[int, int] = known[body[0]]
+        return cost
 
-        return self._once("cost", body[0], find)
-
+    @_once
     def says_something(self, loop: nodes.For) -> bool:
-        """Whether a loop's body prints, or puts a text together that may be printed later."""
-
-        def find() -> bool:
-            return any(True for _ in loop.find_all(nodes.Output)) or any(
-                True
-                for assign in loop.find_all((nodes.Assign, nodes.AssignBlock))
-                if isinstance(getattr(assign, "target", None), nodes.NSRef)
-                for _ in assign.find_all((nodes.Add, nodes.Concat))
-            )
-
-        return self._once("says", loop, find)
-
-    def takes_anything(self, macro: nodes.Macro) -> bool:
-        """Whether a macro looks at who called it, or at arguments that it does not name."""
-        unnamed = {"caller", "varargs", "kwargs"}
-        return self._once(
-            "takes", macro, lambda: any(n.name in unnamed for n in macro.find_all(nodes.Name))
+        """Whether a loop's body prints, or appends to a text that may be printed later."""
+        return any(True for _ in loop.find_all(nodes.Output)) or any(
+            True
+            for assign in loop.find_all((nodes.Assign, nodes.AssignBlock))
+            if isinstance(getattr(assign, "target", None), nodes.NSRef)
+            for _ in assign.find_all((nodes.Add, nodes.Concat))
         )
 
+    @_once
+    def takes_anything(self, macro: nodes.Macro) -> bool:
+        """Whether a macro reads its caller, or arguments that it does not name."""
+        unnamed = {"caller", "varargs", "kwargs"}
+        return any(name.name in unnamed for name in macro.find_all(nodes.Name))
+
+    @_once
     def pure(self, node: nodes.Node) -> bool:
-        """Whether a part sets nothing outside itself and looks at nothing but what it is given."""
+        """Whether a part sets nothing outside itself and reads only its own inputs."""
+        parts = [node, *(self.macros[name] for name in self._called(node))]
+        return not any(
+            isinstance(part, nodes.NSRef) or getattr(part, "name", "") == "messages"
+            for one in parts
+            for part in one.find_all((nodes.NSRef, nodes.Name))
+        )
 
-        def find() -> bool:
-            parts = [node, *(self.macros[name] for name in self._called(node))]
-            return not any(
-                isinstance(part, nodes.NSRef) or getattr(part, "name", "") == "messages"
-                for one in parts
-                for part in one.find_all((nodes.NSRef, nodes.Name))
-            )
-
-        return self._once("pure", node, find)
-
+    @_once
     def macro_reads(self, node: nodes.Node) -> tuple[str, ...]:
         """Names at the top of the template that macros called from a node may read."""
-
-        def find() -> tuple[str, ...]:
-            read = [self._loaded(self.macros[name]) & self.assigned for name in self._called(node)]
-            return tuple(sorted(set().union(*read) - {"loop"}))
-
-        return self._once("macro reads", node, find)
+        read = [self._loaded(self.macros[name]) & self.assigned for name in self._called(node)]
+        return tuple(sorted(set().union(*read) - {"loop"}))
 
     def _called(self, node: nodes.Node) -> set[str]:
         called: set[str] = set()
@@ -202,9 +183,6 @@ class Names:
         return called
 
 
-_TESTS: dict[str, Any] = {**jinja2.tests.TESTS}
-
-
 class Expressions(Recorder):
     """Evaluates expressions of a template on the symbols of one row."""
 
@@ -215,22 +193,17 @@ class Expressions(Recorder):
         self._names = names
         self._environment = environment
         context = environment.from_string("").new_context({})
-        first = {
-            "context": context,
-            "eval_context": context.eval_ctx,
-            "environment": environment,
-        }
+        first = {"context": context, "eval_context": context.eval_ctx, "environment": environment}
         self._filters: dict[str, Callable[..., Any]] = {}
         for name in FILTERS:
-            function: Any = tojson if name == "tojson" else jinja2.filters.FILTERS.get(name)
-            if function is not None:
-                passes = getattr(function, "jinja_pass_arg", None)
-                if passes is not None:
-                    function = functools.partial(function, first[passes.name])
-                self._filters[name] = self.program.names[f"F_{name}"] = function
+            function: Any = tojson if name == "tojson" else jinja2.filters.FILTERS[name]
+            passes = getattr(function, "jinja_pass_arg", None)
+            if passes is not None:
+                function = functools.partial(function, first[passes.name])
+            self._filters[name] = self.program.names[f"F_{name}"] = function
         for name in (*TYPE_TESTS, *VALUE_TESTS):
-            if name.isidentifier() and name in jinja2.tests.TESTS:
-                self.program.names[f"T_{name}"] = jinja2.tests.TESTS[name]
+            if name.isidentifier():
+                self.program.names[f"T_{name}"] = TESTS[name]
         self.program.names["get_item"] = environment.getitem
         self.program.names["safe_range"] = environment.globals["range"]
 
@@ -265,19 +238,16 @@ class Expressions(Recorder):
     def _get_Name(self, node: nodes.Name) -> Any:
         return self._lookup(node.name)
 
-    def _get_List(self, node: nodes.List) -> Any:
-        return self._collection([self._value(item) for item in node.items], list, "[", "]")
-
-    def _get_Tuple(self, node: nodes.Tuple) -> Any:
-        return self._collection([self._value(item) for item in node.items], tuple, "(", ")")
-
-    def _collection(self, items: list[Any], kind: type, opening: str, closing: str) -> Any:
+    def _get_List(self, node: nodes.List | nodes.Tuple) -> Any:
+        kind, code = (list, "[{}]") if isinstance(node, nodes.List) else (tuple, "({})")
+        items = [self._value(item) for item in node.items]
         if not from_row(*items):
             return kind(items)
-        code = opening + "".join(self._code(item) + "," for item in items) + closing
-        code = f"R.build({code})"
-        sources = frozenset().union(*(sources_of(item) for item in items))
-        return self._let(code, kind(real(item) for item in items), sources, kind)
+        code = code.format("".join(self._code(item) + "," for item in items))
+        sources = frozenset().union(*map(sources_of, items))
+        return self._let(f"R.build({code})", kind(map(real, items)), sources, kind)
+
+    _get_Tuple = _get_List  # noqa: N815 - jinja2's name
 
     def _get_Dict(self, node: nodes.Dict) -> Any:
         pairs = [(self._value(pair.key), self._value(pair.value)) for pair in node.items]
@@ -355,9 +325,8 @@ class Expressions(Recorder):
             return self._join([*parts_of(left), *parts_of(right)])
         numbers = (int, float, bool)
         if kinds[0] in numbers and kinds[1] in numbers:
-            kind: type | None = (
-                None if sign in ("/", "//", "%") else (float if float in kinds else int)
-            )
+            kind: type | None = float if float in kinds else int
+            kind = None if sign in ("/", "//", "%") else kind
         elif sign == "+" and kinds == (list, list):
             kind = list
         elif sign == "%" and kinds[0] is str and isinstance(left, str):
@@ -399,11 +368,8 @@ class Expressions(Recorder):
         return +value
 
     def _get_Concat(self, node: nodes.Concat) -> Any:
-        return self._concat([self._value(part) for part in node.nodes])
-
-    def _concat(self, values: list[Any]) -> Any:
         parts: list[Any] = []
-        for value in values:
+        for value in [self._value(part) for part in node.nodes]:
             if isinstance(value, Joined):
                 parts += value.parts
             elif isinstance(value, Symbol):
@@ -428,7 +394,7 @@ class Expressions(Recorder):
         return self._join(parts)
 
     def _join(self, parts: list[Any]) -> Any:
-        """Texts put together: neighbours that are the template's own become one."""
+        """Join texts; neighbours from the template itself become one."""
         merged: list[Any] = []
         for part in parts:
             if isinstance(part, str) and merged and isinstance(merged[-1], str):
@@ -436,7 +402,7 @@ class Expressions(Recorder):
             elif isinstance(part, Symbol) or part != "":
                 merged.append(part)
         joined = Joined(merged)
-        # A text that is put together of itself again and again has no end of parts.
+        # A text that is appended to itself repeatedly has ever more parts.
         return self._text(joined) if len(merged) > MOST_PARTS else joined
 
     # -- members ------------------------------------------------------------------------------
@@ -467,7 +433,8 @@ class Expressions(Recorder):
         if isinstance(key, str):
             return self._named_member(base, kind, key, item)
         if not isinstance(base, Symbol):
-            base = self._symbol(base)
+            base = Symbol(self.program.constant(base), base, NOTHING)
+            self._frame.kinds[base.code] = kind
         if isinstance(key, int) and kind in (list, tuple, str):
             there = -len(base.value) <= key < len(base.value)
             need = key + 1 if key >= 0 else -key
@@ -492,15 +459,10 @@ class Expressions(Recorder):
         return self._one_of(self._let(code, value, base.sources, str if kind is str else None))
 
     def _one_of(self, made: Symbol) -> Symbol:
-        """An element; that of the whole conversation is one of its messages."""
+        """Mark an element of the whole conversation as one of its messages."""
         if WHOLE in made.sources:
             made.sources = frozenset((("message", made.code),))
         return made
-
-    def _symbol(self, value: Any) -> Symbol:
-        symbol = Symbol(self.program.constant(value), value, NOTHING)
-        self._frame.kinds[symbol.code] = type(value)
-        return symbol
 
     def _constant_member(self, base: Any, key: Any, item: bool) -> Any:
         held = item and isinstance(base, dict) and key in base
@@ -517,7 +479,7 @@ class Expressions(Recorder):
                     return self._let(f"{base.code}[{key!r}]", base.value[key], base.sources)
                 return Method(base, key)
             value = base.value.get(key, self.program.names["U"])
-            # Who speaks is nobody's words: an answer may be the very word "assistant".
+            # A role is not a text of the message: an answer may be the very word "assistant".
             sources = NOTHING if key == "role" else base.sources
             return self._let(f"{base.code}.get({key!r}, U)", value, sources)
         if kind in (str, list, tuple, int, float, bool, NoneType):
@@ -551,14 +513,12 @@ class Expressions(Recorder):
             return self._ask("i == 0", index.value == 0)
         if key == "last":
             return self._ask("i + 1 == n", index.value + 1 == total.value)
-        offsets = {
-            "index": ("(i + 1)", index.value + 1),
-            "revindex": ("(n - i)", total.value - index.value),
-            "revindex0": ("(n - i - 1)", total.value - index.value - 1),
-        }
-        if key in offsets:
-            code, value = offsets[key]
-            return self._let(code, value, NOTHING, int)
+        if key == "index":
+            return self._let("(i + 1)", index.value + 1, NOTHING, int)
+        if key == "revindex":
+            return self._let("(n - i)", total.value - index.value, NOTHING, int)
+        if key == "revindex0":
+            return self._let("(n - i - 1)", total.value - index.value - 1, NOTHING, int)
         if key in ("previtem", "nextitem"):
             step = -1 if key == "previtem" else 1
             place = index.value + step
@@ -674,8 +634,6 @@ class Expressions(Recorder):
             result = None
         elif kind in (list, tuple) and name in LIST_METHODS:
             result = int
-        elif kind in (list, dict) and name in CHANGES:
-            self._refuse(f"{name} is unsafe")
         else:
             raise Untraceable(f"the method {name} of a {kind.__name__}")
 
@@ -697,7 +655,7 @@ class Expressions(Recorder):
         return self._attempt(code, call, sources, result)
 
     def _bounded_method(self, owner: Any, name: str, values: list[Any]) -> None:
-        """Refuse what can make much of little before anybody could count it."""
+        """Raise `Untraceable` for calls that multiply a text before it can be counted."""
         if name == "replace":
             if from_row(*values) or any(isinstance(v, str) and len(v) > FEW for v in values):
                 raise Untraceable("replace by a text of the row")
@@ -733,8 +691,6 @@ class Expressions(Recorder):
         given, named = self._arguments(node, "filter")
         if name in ("default", "d"):
             return self._default(value, given, named)
-        if isinstance(value, (LoopVariable, Method, Function)):
-            raise Untraceable("a filter on a function", line_of(node))
         if name not in self._filters:
             raise Untraceable(f"the filter {name}", line_of(node))
         return self._apply(name, value, given, named)
@@ -814,9 +770,7 @@ class Expressions(Recorder):
         if node.dyn_args is not None or node.dyn_kwargs is not None or node.kwargs:
             raise Untraceable("a test with named arguments", line_of(node))
         given = [self._value(argument) for argument in node.args]
-        return self._test(node.name, value, given)
-
-    def _test(self, name: str, value: Any, given: list[Any]) -> bool:
+        name = node.name
         if isinstance(value, (LoopVariable, Method, Function)):
             if name in ("defined", "undefined"):
                 return name == "defined"
@@ -837,13 +791,13 @@ class Expressions(Recorder):
             kind = self._kind(value)
             if kind not in PLAIN:
                 raise Untraceable(f"a {kind.__name__} tested for {name}")
-            return bool(_TESTS[name](real(value)))
+            return bool(TESTS[name](real(value)))
         if name not in VALUE_TESTS:
             raise Untraceable(f"the test {name}")
         if name in ("eq", "equalto", "==", "ne", "!=", "in") and len(given) == 1:
             sign = {"equalto": "eq", "==": "eq", "!=": "ne"}.get(name, name)
             return self._compare(sign, value, given[0])
-        answer = bool(_TESTS[name](real(value), *map(real, given)))
+        answer = bool(TESTS[name](real(value), *map(real, given)))
         if not from_row(value, *given):
             return answer
         if not name.isidentifier():

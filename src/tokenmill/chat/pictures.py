@@ -1,27 +1,12 @@
-"""Pictures in rows: what a row says of them, and where in its conversation they stand.
+"""Find the images of a row and their places in its conversation; nothing here opens an image.
 
-A `Picture` is what a row says of one picture (a path, a data URI, a Parquet cell, …) and the place
-in the row that says it; nothing here opens one. Rows write pictures in three ways:
-
-- typed parts that bring their picture: ``{"type": "image_url", …}``, ``{"type": "image", "image":
-  …}``;
-- bare parts, ``{"type": "image"}``, whose pictures stand in a column ``images`` or ``image``, in
-  order;
-- ``<image>`` in texts, with such a column. In a row without one it is a text like any other.
-
-`take_pictures` gives every part the one form that templates know, ``{"type": "image"}``, and notes
-which picture is whose; `RowPictures.place` finds the pictures of a conversation, `replace_in` those
-of a text that no template touches. As many pictures as places, or the row is rejected
-(media_mismatch). A list of frames stands for its pictures where the processor knows no videos of
-its own; a video file is refused by name, like sounds.
-
-Without a processor nobody could say what a picture becomes: `refuse_pictures` rejects such rows,
-which would else be trained as if there were none.
+An image is a typed part with its value, or a bare part or ``<image>`` in a text, whose images are
+in the column ``images`` or ``image``. Without such a column ``<image>`` is ordinary text. A row
+whose images and places differ in number is rejected (media_mismatch).
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -31,38 +16,38 @@ from tokenmill.chat.spec import ChatSpec
 from tokenmill.errors import RowError
 
 PLACEHOLDER = "<image>"
-COLUMNS = ("images", "image")
-"""Where rows keep the pictures of bare parts and placeholders; the first that says something."""
+COLUMNS = ("images", "image")  # the first that is not null counts
 
+_ANSWERS = ("chosen", "rejected", "responses", "completions")
 _OTHER_COLUMNS = {"videos": "<video>", "audios": "<audio>"}
-_VALUES = ("image", "image_url", "url", "path", "base64", "bytes", "data", "source")
-"""Members of a part that may hold its picture; within an object also those of `_INNER`."""
+VALUES = ("image", "image_url", "url", "path", "base64", "bytes", "data", "source")
+"""Members of a part that may hold its image, which may be an object with one of `_INNER`."""
 _INNER = ("url", "data")
 
-Place = tuple[str | int, ...]
-"""Keys and numbers that lead from a row to a value in it."""
+Place = tuple[str | int, ...]  # keys and indices from a row to a value in it
 
 
 class MediaTokens(NamedTuple):
-    """What a processor's template prints for one picture, and for one video where it knows any."""
+    """What a processor's template prints for one image, and for one video if it knows videos."""
 
     image: str
     video: str | None = None
 
 
 class Picture(NamedTuple):
-    """What a row says of one picture."""
-
     value: Any  # a path, a URL, a data URI, base64, bytes, or an object with one of these
     place: Place
 
 
 class Parts(list[Any]):
-    """A content that stays a list of parts, because the template is one of pictures."""
+    """A content that stays a list of parts, for templates of image models."""
 
 
 def refuse_pictures(row: Any) -> None:
-    """Reject a row whose texts hold placeholders for pictures of a column."""
+    """Reject a row whose texts hold placeholders for images of a column.
+
+    Without a processor such a row would be trained as if it had no images.
+    """
     if not isinstance(row, dict):
         return
     for name in COLUMNS:
@@ -79,8 +64,6 @@ def refuse_pictures(row: Any) -> None:
 
 @dataclass(slots=True)
 class RowPictures:
-    """The pictures of one row."""
-
     own: dict[int, Picture]  # of parts, by the `id` of the part as `take_pictures` gave it
     column: list[Picture] | None  # of the row's column, where it has one
     name: str  # of the column
@@ -89,7 +72,7 @@ class RowPictures:
         return bool(self.own) or self.column is not None
 
     def place(self, messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[int, Any]]:
-        """The messages with a part for every picture, and the picture of each by its `id`."""
+        """Return the messages with a part for every image, and the images by `id` of the part."""
         parts = list(image_parts(messages))
         if not parts and self.column is not None:
             messages = [_split(message) for message in messages]
@@ -103,11 +86,11 @@ class RowPictures:
         return messages, placed
 
     def replace_in(self, texts: Iterable[str], token: str) -> tuple[list[str], list[Picture]]:
-        """Texts that no template touches, with the processor's token for every picture."""
+        """Return texts that no template renders, with the processor's token for every image."""
         column = self.column or []
-        made = (
-            list(texts) if self.column is None else [t.replace(PLACEHOLDER, token) for t in texts]
-        )
+        made = list(texts)
+        if self.column is not None:
+            made = [text.replace(PLACEHOLDER, token) for text in made]
         places = sum(text.count(token) for text in made)
         if places != len(column):
             raise _mismatch(len(column), self.name, places)
@@ -123,7 +106,7 @@ def _mismatch(pictures: int, column: str, places: int) -> RowError:
 
 
 def image_parts(messages: Iterable[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
-    """The parts of messages that stand for pictures, in order."""
+    """Yield the parts of messages that stand for images, in order."""
     for message in messages:
         content = message.get("content")
         if isinstance(content, list):
@@ -133,9 +116,9 @@ def image_parts(messages: Iterable[Mapping[str, Any]]) -> Iterable[dict[str, Any
 
 
 def refuse_tokens(texts: list[Any], tokens: MediaTokens, *, placeholders: RowPictures) -> None:
-    """Reject a row whose own texts hold what stands for a picture.
+    """Reject a row whose own texts hold a token that stands for media.
 
-    Where the token is the placeholder, as LLaVA's is, rows with a column of pictures may.
+    Where the token is the placeholder, as LLaVA's is, rows with a column of images may hold it.
     """
     mine = placeholders.column is not None and PLACEHOLDER
     for text in strings(texts):
@@ -150,41 +133,30 @@ def refuse_tokens(texts: list[Any], tokens: MediaTokens, *, placeholders: RowPic
 def take_pictures(
     row: dict[str, Any], spec: ChatSpec, tokens: MediaTokens
 ) -> tuple[dict[str, Any], RowPictures]:
-    """A row with every picture as a bare part, and its pictures."""
+    """Return a row with every image as a bare part, and its images."""
     taker = _Taker(tokens)
+    columns = (*spec.message_columns, spec.prompt_key, spec.completion_key, *_ANSWERS)
     rewritten = {
         name: taker.rewrite(row[name], (name,))
-        for name in _conversation_columns(spec.messages_key, spec.prompt_key, spec.completion_key)
-        if name in row and isinstance(row[name], list | dict)
+        for name in dict.fromkeys(columns)
+        if isinstance(row.get(name), list | dict)
     }
     for name, placeholder in _OTHER_COLUMNS.items():
         if row.get(name) and any(placeholder in text for text in strings(list(row.values()))):
             raise _not_a_picture(name.removesuffix("s"), row[name])
-    column, pictures = "images", None
+    column, pictures = COLUMNS[0], None
     for column in COLUMNS:
         value = row.get(column)
-        if value is not None:
-            pictures = _column(value, column)
+        if isinstance(value, list):
+            pictures = [Picture(item, (column, number)) for number, item in enumerate(value)]
+        elif value is not None:
+            pictures = [Picture(value, (column,))]
+        if pictures is not None:
             break
     return {**row, **rewritten}, RowPictures(taker.own, pictures, column)
 
 
-@functools.cache
-def _conversation_columns(messages: str | None, prompt: str, completion: str) -> tuple[str, ...]:
-    names = (messages,) if messages else ("messages", "conversations")
-    others = (prompt, completion, "chosen", "rejected", "responses", "completions")
-    return tuple(dict.fromkeys((*names, *others)))
-
-
-def _column(value: Any, name: str) -> list[Picture]:
-    if isinstance(value, list):
-        return [Picture(item, (name, number)) for number, item in enumerate(value)]
-    return [Picture(value, (name,))]
-
-
 class _Taker:
-    """Gives parts of messages the form that templates know."""
-
     def __init__(self, tokens: MediaTokens) -> None:
         self._tokens = tokens
         self.own: dict[int, Picture] = {}
@@ -217,15 +189,14 @@ class _Taker:
     def _media(self, part: dict[str, Any], place: Place) -> list[dict[str, Any]]:
         kind = part.get("type") or "image"
         if kind in IMAGE_PARTS:
-            found = _own_picture(part, place)
-            return [self._bare(found)]
+            return [self._bare(_own_picture(part, place))]
         frames = part.get("video")
         if kind in VIDEO_PARTS and isinstance(frames, list) and self._tokens.video is None:
             return [
                 self._bare(Picture(frame, (*place, "video", number)))
                 for number, frame in enumerate(frames)
             ]
-        raise _not_a_picture(kind, next((part[n] for n in (*_VALUES, kind) if part.get(n)), frames))
+        raise _not_a_picture(kind, next((part[n] for n in (*VALUES, kind) if part.get(n)), frames))
 
     def _bare(self, picture: Picture | None) -> dict[str, Any]:
         part = {"type": "image"}
@@ -235,7 +206,7 @@ class _Taker:
 
 
 def _own_picture(part: dict[str, Any], place: Place) -> Picture | None:
-    for name in _VALUES:
+    for name in VALUES:
         value = part.get(name)
         if value is None:
             continue

@@ -1,27 +1,8 @@
-r"""Programs: what is known of a template's paths, as Python that renders further rows.
+"""Record what a template did for a row as a path, compile paths to Python and run them on rows.
 
-A template is cut into *blocks*: the whole of it, the body of every loop, every macro. What a block
-did for the rows seen so far is a tree of *paths*: straight runs of operations that end where the
-template asked something of the row (is this key there, what type is that, does the text contain
-``</think>``). Asked the same and answered the same, the same operations follow, because a template
-is a pure program: that is the whole proof, and it covers every row whose answers have been seen.
-This module records paths, turns them into functions and runs them; `tokenmill.chat.trace` takes
-rows through a template.
-
-::
-
-    body of {% for m in messages %}           def b1(R, item, i, n, items, env):
-      t0 = m.get("role")                          t0 = item.get('role', U)
-      t0 == "user"? ─ yes ─ "<|user|>" …          if t0 == 'user': out.append('<|user|>') …
-                    └ no ── not yet seen          raise Unlearned
-
-A `Run` is one row on its way: the fragments printed, which of them came from the row, and at which
-message the template was when it printed them. A row that could reach a limit of `sandbox` is left
-to the reference, which decides.
-
-While a path is recorded, values of the row are *symbols*: a `Symbol` has its value in the row at
-hand, the code that finds it in any row, and its *sources*: where it was taken from. `Recorder`
-writes operations and questions into the block that is being traced (`Frame`).
+Each *block* of a template (the whole, a loop's body, a macro) has a tree of paths: operations up to
+a branch condition on the row, then one path per outcome. A template is a pure program, so a row
+with the same outcomes takes the same path. `Recorder` writes paths; a `Run` follows them.
 """
 
 from __future__ import annotations
@@ -36,11 +17,10 @@ from jinja2 import Undefined
 from tokenmill.chat.sandbox import BASE_SIZE, BASE_STEPS
 
 Operation = tuple[Any, ...]
-NOBODY = -1  # nobody's: text of the template itself
-MIXED = -2  # of several messages, or of one that could not be told
-# A run counts the bodies that it enters as the reference does, and what it makes and reads more
-# coarsely. These are so small a part of what the reference allows any row that a run within them
-# is within the limits of the reference. A row beyond them is rendered by the reference.
+NOBODY = -1  # owner of the template's own text
+MIXED = -2  # owner of a text of several messages, or of an unknown one
+# A run counts bodies as the reference does, and sizes more coarsely. A run within these limits is
+# within those of the reference, which renders all other rows.
 MOST_WORK = BASE_STEPS // 10
 MOST_SIZE = BASE_SIZE // 16
 
@@ -60,31 +40,29 @@ CODE = {
     "kept": "R.kept[-1].append(item)",
     "stand": "k = R.owner_of(id({0}))\nif k is not None: R.me = k; R.marks.append((len(out), k))",
     "generation": "R.generation.append(len(out))",
-}
-"""Generated code of operations, by their arguments."""
+}  # generated code of operations, formatted with their arguments
 
 
 class Unlearned(Exception):
-    """The row asks the template something that no row before it asked."""
+    """The row takes a path that no row took before."""
 
 
 class Refused(Exception):
-    """The template refuses the row, or fails on it; the reference words it."""
+    """The template raises on the row; the reference words it."""
 
 
 class Beyond(Exception):
-    """The row may come near the limits of a render; the reference decides."""
+    """The row may exceed a limit of `sandbox`; the reference decides."""
 
 
 Cost = tuple[int, int]  # work, size
-Memo = dict[Any, tuple[str, int, int]]
-"""What loops over one list of tools printed, with the work and the size that it took."""
+Memo = dict[Any, tuple[str, int, int]]  # text, work and size of loops over one list of tools
+Body = Callable[..., Any]
+Values = tuple[Any, ...]
 SCALARS = {str, int, bool, NoneType, Undefined}
 
 
 class Namespace:
-    """A template's `namespace()`: its attributes, and whose text each of them holds."""
-
     __slots__ = ("owners", "values")
 
     def __init__(self, values: dict[str, Any]) -> None:
@@ -93,10 +71,9 @@ class Namespace:
 
 
 class Rope(str):
-    """A text put together of others that remembers who was being printed at each of them.
+    """A text with its parts, for templates that collect a conversation in a namespace.
 
-    Templates that collect the whole conversation in a namespace and print it at the end put their
-    turns together here: `parts` are (text, message stood at, message it was taken from).
+    `parts` are (text, message at which it was appended, message that it was taken from).
     """
 
     __slots__ = ("parts",)
@@ -104,7 +81,7 @@ class Rope(str):
 
 
 def rope(run: Run, *parts: tuple[str, int]) -> Rope:
-    """A rope of (text, message it was taken from), put together where the run stands."""
+    """Join (text, message that it was taken from) at the message that the run is at."""
     made = Rope("".join([text for text, _ in parts]))
     made.parts = []
     for text, owner in parts:
@@ -116,8 +93,6 @@ def rope(run: Run, *parts: tuple[str, int]) -> Rope:
 
 
 class Run:
-    """One row on its way through a program."""
-
     __slots__ = (
         "_owners", "generation", "kept", "marks", "me", "memo", "messages", "nones", "out", "own",
         "size", "taken", "text", "tools", "weights", "work",
@@ -134,48 +109,45 @@ class Run:
         self.work = 0
         self.size = 0
         self.text = ""
-        self.nones = 0  # how often something null of a message was printed as a word
+        self.nones = 0  # number of null values of messages that were printed as a word
         self.out: list[str] = []
-        # Places in `out` of what was taken from the message that the template was at:
+        # Indices in `out` of what was taken from the message that the template was at:
         self.own: list[int] = []
-        # (place in `out`, message): what was taken from a message found some other way.
+        # (index in `out`, message): what was taken from a message found some other way.
         self.taken: list[tuple[int, int]] = []
-        # (place in `out`, message): from here on the template is at that message.
+        # (index in `out`, message): from here on the template is at that message.
         self.marks: list[tuple[int, int]] = []
         self.weights: dict[int, tuple[int, Any]] = {}
         self.kept: list[list[Any]] = []  # items that passed the test of each ``for … if`` under way
-        self.generation: list[int] = []  # places where a generation block begins and ends, in turn
+        self.generation: list[int] = []  # indices in `out`: begin and end of generation blocks
 
     def owner_of(self, identity: int, default: int | None = None) -> Any:
-        """The number of the message with this `id`."""
         if self._owners is None:
             self._owners = {id(message): k for k, message in enumerate(self.messages)}
         return self._owners.get(identity, default)
 
     def capture(self) -> tuple[Any, ...]:
-        """Print into a text of its own from now on."""
+        """Print into a separate text from now on."""
         saved = (self.out, self.own, self.taken, self.marks, self.generation)
         self.out, self.own, self.taken, self.marks, self.generation = [], [], [], [], []
         return saved
 
     def captured(self, saved: tuple[Any, ...]) -> str:
-        """The text printed since `capture`; print again where it was printed before."""
+        """Return the text printed since `capture`, and print to the previous one again."""
         text = "".join(self.out)
         self.out, self.own, self.taken, self.marks, self.generation = saved
         return text
 
     def ownership(self) -> tuple[int, ...]:
-        """How much has been noted of whose the printed fragments are."""
         own, taken = len(self.own), len(self.taken)
         return self.nones, own, taken, len(self.marks), len(self.generation)
 
     def build(self, value: Any) -> Any:
-        """Weigh a list or object that the template makes: a few of them, nested, say a lot."""
+        """Weigh a list or object that the template makes: nested, a few can be very large."""
         self.weights[id(value)] = (self._weigh(value), value)
         return value
 
     def repeat(self, text: str, times: int) -> str:
-        """A text so many times."""
         if len(text) * times > MOST_SIZE:
             raise Beyond
         return text * times
@@ -199,14 +171,13 @@ class Run:
         return weight
 
     def print_taken(self, text: str, owner: int) -> None:
-        """Print what was taken from a message that the loop does not stand at, or from nobody."""
+        """Print what was taken from another message than the loop's, or from none."""
         if owner != NOBODY:
             self.own.append(len(self.out))
             self.taken.append((len(self.out), owner))
         self.out.append(text)
 
     def print_rope(self, text: Rope) -> None:
-        """Print a text in the parts it was put together of."""
         outside = standing = self.me
         for part, stood, owner in text.parts:
             if stood != standing:
@@ -223,15 +194,13 @@ class Run:
 
 
 def one_owner(*owners: int) -> int:
-    """The message that all of these are of; those of nobody do not count."""
+    """Return the owner that all of these share, apart from `NOBODY`."""
     found = set(owners) - {NOBODY}
     return found.pop() if len(found) == 1 else MIXED if found else NOBODY
 
 
-def run_loop(
-    run: Run, body: Callable[..., Any], items: Sequence[Any], env: tuple[Any, ...]
-) -> None:
-    """Run a loop's body for every item; an item that is a message owns what is printed there."""
+def run_loop(run: Run, body: Body, items: Sequence[Any], env: Values) -> None:
+    """Run a loop's body for every item; a message owns what is printed at it."""
     owner_of, total, marks, out, outside = run.owner_of, len(items), run.marks, run.out, run.me
     if items is run.messages and outside == NOBODY:  # as most templates do it
         for place, item in enumerate(items):
@@ -254,13 +223,11 @@ def run_loop(
         raise Beyond
 
 
-def run_scan(
-    run: Run, body: Callable[..., Any], items: Sequence[Any], env: tuple[Any, ...]
-) -> None:
-    """Run a loop inside a message's turn: what it prints is that turn's, whatever it looks at.
+def run_scan(run: Run, body: Body, items: Sequence[Any], env: Values) -> None:
+    """Run a loop inside a message's turn, which owns what is printed.
 
-    What it prints at another message is noted as taken from that one, also where it is none of its
-    words: a turn that shows another's empty text shows what the template prints around it.
+    What is printed at another message is recorded as taken from that one, even the template's own
+    text: a turn that shows another's empty text shows what the template prints around it.
     """
     owner_of, total, me = run.owner_of, len(items), run.me
     for place, item in enumerate(items):
@@ -276,9 +243,7 @@ def run_scan(
         raise Beyond
 
 
-def run_silent(
-    run: Run, body: Callable[..., Any], items: Sequence[Any], env: tuple[Any, ...]
-) -> None:
+def run_silent(run: Run, body: Body, items: Sequence[Any], env: Values) -> None:
     """Run a loop that prints nothing."""
     total = len(items)
     for place, item in enumerate(items):
@@ -288,17 +253,8 @@ def run_silent(
         raise Beyond
 
 
-def run_pure(
-    run: Run,
-    loop: Callable[..., None],
-    body: Callable[..., Any],
-    items: Sequence[Any],
-    env: tuple[Any, ...],
-) -> None:
-    """Run a loop that looks at nothing but its items and what it is handed.
-
-    Over the tools, which whole data sets have in common, it is run once per list of tools.
-    """
+def run_pure(run: Run, loop: Body, body: Body, items: Sequence[Any], env: Values) -> None:
+    """Run a loop that reads only its items and `env`; over the tools, once per list of tools."""
     memo = run.memo
     if memo is None or items is not run.tools or not all(type(value) in SCALARS for value in env):
         loop(run, body, items, env)
@@ -309,7 +265,7 @@ def run_pure(
         first, work, size = len(run.out), run.work, run.size
         before = run.ownership()
         loop(run, body, items, env)
-        if run.ownership() == before:  # a text alone says nothing of whose its parts are
+        if run.ownership() == before:  # the memo keeps the text without owners
             memo[key] = ("".join(run.out[first:]), run.work - work, run.size - size)
         return
     text, work, size = known
@@ -329,7 +285,6 @@ class Path:
         self.branches: dict[Any, Path] = {}
 
     def size(self) -> int:
-        """How many operations there are in all."""
         total, pending = 0, [self]
         while pending:
             path = pending.pop()
@@ -339,10 +294,10 @@ class Path:
 
 
 class TemplateBlock:
-    """A part of a template that is entered afresh: the whole, a loop's body, a macro."""
+    """A part of a template with variables of its own: the whole, a loop's body, a macro."""
 
     def __init__(self, number: int, program: Program) -> None:
-        self.number = number
+        self.name = f"block_{number}"  # of its function
         self.program = program
         self.root = Path()
         self.grow()
@@ -350,18 +305,13 @@ class TemplateBlock:
     def grow(self) -> None:
         self.grown = self.program.grown = True
 
-    @property
-    def name(self) -> str:
-        """The name of its function."""
-        return f"block_{self.number}"
-
 
 class Inconsistent(Exception):
-    """The same questions with the same answers led somewhere else: never to be trusted again."""
+    """The same outcomes led to another operation, so no path of the template can be used."""
 
 
 class TreeCursor:
-    """A place in a block's tree, moving along as the tracer goes through the template."""
+    """The tracer's position in a block's tree."""
 
     __slots__ = ("block", "index", "path")
 
@@ -371,7 +321,7 @@ class TreeCursor:
         self.index = 0
 
     def emit(self, operation: Operation) -> None:
-        """Record an operation, or recognise the one recorded here before."""
+        """Record an operation, or compare it with the one recorded here before."""
         path = self.path
         if self.index < len(path.operations):
             if path.operations[self.index] != operation:
@@ -384,7 +334,7 @@ class TreeCursor:
         self.index += 1
 
     def ask(self, kind: str, code: str, answer: Any) -> None:
-        """Record a question and go on along the path of its answer."""
+        """Record a branch condition and follow the path of its outcome."""
         path = self.path
         if self.index < len(path.operations):
             raise Inconsistent(f"{path.operations[self.index]} became a question about {code}")
@@ -406,44 +356,25 @@ class Program:
     def __init__(self) -> None:
         self.blocks: dict[Any, TemplateBlock] = {}
         self.grown = True
-        self._order: list[TemplateBlock] = []
-        self.names: dict[str, Any] = {
-            "U": Undefined(),
-            "Undefined": Undefined,
-            "NoneType": NoneType,
-            "Namespace": Namespace,
-            "Unlearned": Unlearned,
-            "Refused": Refused,
-            "Beyond": Beyond,
-            "run_loop": run_loop,
-            "run_scan": run_scan,
-            "run_silent": run_silent,
-            "run_pure": run_pure,
-            "Rope": Rope,
-            "rope": rope,
-            "one_owner": one_owner,
-            "MOST_SIZE": MOST_SIZE,
-            "MIXED": MIXED,
-        }
+        self.names: dict[str, Any] = {"U": Undefined(), "MOST_SIZE": MOST_SIZE}
+        types = (Undefined, NoneType, Namespace, Rope, Unlearned, Refused, Beyond)
+        functions = (run_loop, run_scan, run_silent, run_pure, rope, one_owner)
+        self.names |= {known.__name__: known for known in (*types, *functions)}
         self._constants: dict[tuple[type, Any], str] = {}
         self.main = self.block("template")
 
     def block(self, key: Any) -> TemplateBlock:
-        """The block of this part of the template, made when first met."""
-        found = self.blocks.get(key)
-        if found is None:
-            found = self.blocks[key] = TemplateBlock(len(self._order), self)
-            self._order.append(found)
-        return found
+        if key not in self.blocks:
+            self.blocks[key] = TemplateBlock(len(self.blocks), self)
+        return self.blocks[key]
 
     def constant(self, value: Any) -> str:
-        """How generated code says a value of the template's own."""
         kind = type(value)
         if kind in (str, int, bool, NoneType):
             return repr(value)
         if kind is Undefined:
             return "U"
-        # By what it says: a list that the template writes is a new object at every row.
+        # By content: a list literal of the template is a new object for every row.
         plain = kind in (float, list, tuple, dict)
         key = (kind, repr(value)) if plain else (kind, id(value))
         name = self._constants.get(key)
@@ -453,22 +384,16 @@ class Program:
         return name
 
     def type_name(self, kind: type) -> str:
-        """How generated code says a type."""
         known = (str, dict, list, int, bool, float, NoneType, Undefined, Namespace, Rope)
         return kind.__name__ if kind in known else self.constant(kind)
 
     def size(self) -> int:
-        """How many operations are known."""
-        return sum(block.root.size() for block in self._order)
+        return sum(block.root.size() for block in self.blocks.values())
 
     def run(self, messages: list[Any], tools: Any, memo: Memo | None = None) -> Run:
-        """Render one conversation; ``memo`` is what loops over this very list of tools printed.
+        """Render one conversation; ``memo`` holds what loops over this very list of tools printed.
 
-        Raises:
-            Unlearned: It takes a path that no conversation took before.
-            Refused: The template refuses it on this path.
-            Beyond: It is too large to be sure of the limits.
-            Exception: Whatever the template's own operations raise on it.
+        Raises `Unlearned`, `Refused`, `Beyond`, or whatever an operation of the template raises.
         """
         if self.grown:
             self._compile()
@@ -480,7 +405,7 @@ class Program:
         return run
 
     def _compile(self) -> None:
-        for block in self._order:
+        for block in self.blocks.values():
             if block.grown:
                 source = function(block, self)
                 exec(compile(source, f"<template {block.name}>", "exec"), self.names)
@@ -489,19 +414,16 @@ class Program:
 
 
 def function(block: TemplateBlock, program: Program) -> str:
-    """A block's tree as the source of one Python function."""
-    lines = [
-        f"def {block.name}(R, item, i, n, items, env):",
-        " out = R.out; own = R.own",
-    ]
+    """Return the source of one Python function for a block."""
+    lines = [f"def {block.name}(R, item, i, n, items, env):", " out = R.out; own = R.own"]
     _write(block.root, program, " ", (0, 0), lines)
     return "\n".join(lines) + "\n"
 
 
 def _write(path: Path, program: Program, indent: str, cost: Cost, lines: list[str]) -> None:
-    """Write a path and everything after it.
+    """Write a path and its branches.
 
-    Every branch ends in a return, so the largest goes on without another level of indentation.
+    Every branch ends in a return, so the largest needs no further level of indentation.
     """
     while True:
         ended, cost = _operations(path, indent, cost, lines)
@@ -558,7 +480,6 @@ def _operations(path: Path, indent: str, cost: Cost, lines: list[str]) -> tuple[
 
 
 def _code_of(name: str, rest: list[Any]) -> list[str]:
-    """The lines of one operation."""
     if name == "let":
         variable, code, sized, grows = rest
         return [f"{variable} = {code}", *(_counted(variable, grows) if sized else ())]
@@ -595,39 +516,45 @@ def _tuple(codes: Iterable[str]) -> str:
 ME, WHOLE = "me", "whole"
 Sources = frozenset[Any]
 NOTHING: Sources = frozenset()
-HELD = 2  # of a value whose owner goes with it into a block
+HELD = 2  # class of a value that is passed into a block with its owner
 FEW = 64  # characters of an argument that may multiply a text
 
 PLAIN = (str, int, float, bool, NoneType, list, tuple, dict, Undefined)
 
 
-class Untraceable(Exception):
-    """The template does something that is not traced; the cause is the same for every row."""
+class NotTraced(Exception):
+    """No path can say what the template prints for this row; causes are few."""
 
     def __init__(self, cause: str, line: int = 0) -> None:
         super().__init__(cause)
         self.cause = cause
         self.line = line
 
+    def __str__(self) -> str:
+        return f"{self.cause} (line {self.line} of the template)" if self.line else self.cause
+
+
+class Untraceable(NotTraced):
+    """The template does something that is not traced, whatever the row."""
+
 
 @dataclass(slots=True, eq=False)
 class Symbol:
-    """A value of the row: the code that finds it in any row, what it is here, and its sources."""
+    """A value of the row being traced."""
 
-    code: str
-    value: Any
-    sources: Sources
+    code: str  # finds it in any row
+    value: Any  # in this row
+    sources: Sources  # where it was taken from
 
 
 @dataclass(slots=True, eq=False)
 class Joined:
-    """Texts and symbols put together and not yet needed as one text."""
+    """Texts and symbols to be joined, not yet needed as one text."""
 
     parts: list[Any]
 
     @property
     def value(self) -> str:
-        """The text in this row."""
         return "".join(part if isinstance(part, str) else part.value for part in self.parts)
 
 
@@ -642,16 +569,12 @@ class LoopVariable:
 
 @dataclass(slots=True, eq=False)
 class Method:
-    """A method looked up and not yet called."""
-
     owner: Any
     name: str
 
 
 @dataclass(slots=True, eq=False)
 class Function:
-    """A function that templates may call by its name."""
-
     name: str
 
 
@@ -666,12 +589,12 @@ class Frame:
         self.made: dict[str, str] = {}
         self.known: dict[tuple[str, str], Any] = {}
         self.variables = 0
-        self.stands = False  # whether some loop around it stands at a message
+        self.stands = False  # whether a loop around it is iterating over messages
         self.index_loop = False
         self.loop: LoopVariable | None = None
 
     def variable(self) -> str:
-        """A new name; the same one at the same place of the same path."""
+        """Return a new name, which is the same for every row on a path."""
         self.variables += 1
         return f"t{self.variables}"
 
@@ -696,7 +619,7 @@ class Recorder:
         grows: bool = False,
         fresh: bool = False,
     ) -> Symbol:
-        """A symbol for what some code gives; the same code gives the same symbol."""
+        """Return a symbol for the value of some code; the same code gives the same symbol."""
         frame = self._frame
         name = None if fresh else frame.made.get(code)
         if name is None:
@@ -723,7 +646,7 @@ class Recorder:
         return made
 
     def _ask(self, code: str, answer: bool) -> bool:
-        """A question with yes or no for an answer, asked once on a path."""
+        """Record a branch condition, once on a path."""
         facts = self._frame.facts
         if code not in facts:
             self._frame.cursor.ask("bool", code, answer)
@@ -736,7 +659,7 @@ class Recorder:
         if isinstance(value, Joined):
             return self._text(value).code
         if isinstance(value, Function):
-            return "None"  # known by its name wherever it can be called
+            return "None"  # calls find it by its name
         if isinstance(value, (LoopVariable, Method)):
             raise Untraceable("a function or loop used as a value")
         if isinstance(value, (list, tuple, dict)) and not value:
@@ -751,7 +674,7 @@ class Recorder:
         return self._let(code, joined.value, sources_of(joined), str, grows=True)
 
     def _kind(self, value: Any) -> type:
-        """The type of a value; of a symbol whose type is not known it is asked."""
+        """Return the type of a value; an unknown type of a symbol becomes a branch."""
         if isinstance(value, Joined):
             return str
         if not isinstance(value, Symbol):
@@ -768,13 +691,13 @@ class Recorder:
         return self._kind(value) in (str, list, tuple, dict)
 
     def _fail(self, error: Exception) -> NoReturn:
-        """An operation fails on this row; what the reference says of it counts."""
+        """Raise `Refused` where an operation fails on this row; the reference words it."""
         if isinstance(error, (Inconsistent, RecursionError, NameError, AssertionError)):
             raise error
         raise Refused(f"{type(error).__name__}: {error}") from error
 
     def _refuse(self, why: str) -> NoReturn:
-        """End this path: the template fails here for every row that comes along it."""
+        """End this path: the template fails here for every row on it."""
         self._emit("raise")
         raise Refused(why)
 
@@ -807,17 +730,14 @@ class Recorder:
 
 
 def from_row(*values: Any) -> bool:
-    """Whether any of these values is of the row, and not the template's own."""
     return any(isinstance(value, (Symbol, Joined)) for value in values)
 
 
 def real(value: Any) -> Any:
-    """The value in the row at hand."""
     return value.value if from_row(value) else value
 
 
 def parts_of(value: Any) -> list[Any]:
-    """The texts and symbols that a text is put together of."""
     return list(value.parts) if isinstance(value, Joined) else [value]
 
 
@@ -833,7 +753,7 @@ def sources_of(value: Any) -> Sources:
 
 
 def class_of(value: Any, moved: bool) -> Any:
-    """What a block knows of a value from outside: whether it is of a message, and of which.
+    """Classify a value from outside a block by its owner.
 
     ``moved``: the block is at another message than the code around it.
     """

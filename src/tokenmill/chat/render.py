@@ -1,20 +1,8 @@
-"""Rows in, texts and trained spans out.
+"""Render rows to texts with trained spans, and conversations to prompts.
 
-`Renderer.render` takes parsed rows. Each row goes through four steps:
-
-1. `Renderer.read` makes a conversation of it (`shapes`);
-2. `Renderer._samples` decides which texts it gives, and which messages are trained in each;
-3. `Renderer._settle` renders a text along a traced path (`trace`), in the first form of the
-   conversation that passes;
-4. `TurnJudge.settle` (`turns`) finds the trained spans and checks them.
-
-A row that fails a step is rejected with its reason. A row's outcome depends on the row and the
-spec alone. With ``renderer="jinja2"`` the reference renders every row, and the traced path only
-says which part of that very text belongs to which message.
-
-`Renderer.prompts` and `Renderer.printed` render conversations for a model to continue: messages go
-in as they are, and the generation prompt follows. The reference also renders a sample of what
-traced paths print, chosen by content. After one difference the reference renders everything.
+A row is read (`shapes`), rendered along a traced path (`trace`) in the first form that passes, and
+its trained spans are checked (`turns`); a step that fails rejects the row. The reference also
+renders a sample of the rows, chosen by content. After one difference it renders every row.
 """
 
 from __future__ import annotations
@@ -22,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -41,7 +28,7 @@ from tokenmill.chat.pictures import (
     refuse_tokens,
     take_pictures,
 )
-from tokenmill.chat.program import Run
+from tokenmill.chat.program import NotTraced, Run
 from tokenmill.chat.shapes import (
     MAX_WEIGHT,
     MIN_WEIGHT,
@@ -56,8 +43,8 @@ from tokenmill.chat.shapes import (
 )
 from tokenmill.chat.spec import TURNS_OF_GROUPS, ChatSpec
 from tokenmill.chat.template import ReferenceTemplate
-from tokenmill.chat.thinking import before_thinking, literals, thinking_tags
-from tokenmill.chat.trace import Differs, NotTraced, TracedTemplate
+from tokenmill.chat.thinking import any_of, before_thinking, literals, thinking_tags
+from tokenmill.chat.trace import Differs, TracedTemplate
 from tokenmill.chat.turns import Openings, Settled, Span, TurnJudge, unproven
 from tokenmill.errors import RowError, UsageError
 
@@ -65,12 +52,12 @@ RENDERERS = ("auto", "jinja2")
 FIRST_AUDITED = 2  # rows at the start of every batch that the reference renders, too
 AUDIT_ONE_IN = 512  # of the other rows, by content
 TEMPLATES_KNOWN = 8  # per thread
+# Length of the untrained part of a generation prompt, by `ChatSpec.thinking_opener`.
 UNTRAINED: dict[str, Callable[[str], int]] = {"prompt": len, "trained": before_thinking}
-"""How much of a generation prompt is not trained, by `ChatSpec.thinking_opener`."""
 
 
 class Asked(NamedTuple):
-    """A conversation that a model is to go on with, and what else its row gives the template."""
+    """A conversation to be continued by a model."""
 
     messages: list[dict[str, Any]]
     tools: list[Any] | None = None
@@ -79,14 +66,12 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """What an `AnswerGroup` says of its texts."""
+    """The labels of an `AnswerGroup`, and whether its texts share their prompt."""
 
     labels: tuple[int, ...]
     scores: tuple[float, ...] | None
     margin: float | None
-    one_prompt: bool
-    """Whether the texts are the same up to where the first of them is trained: some templates write
-    a prompt differently for different answers."""
+    one_prompt: bool  # some templates print a prompt differently for different answers
 
 
 @dataclass(slots=True)
@@ -113,16 +98,14 @@ class Rendering:
 
     @property
     def turns(self) -> list[list[tuple[str, int]]]:
-        """Of every text, role and end of its turns."""
+        """Role and end of the turns of every text."""
         pairs = zip(self.roles, self.ends, strict=True)
         return [list(zip(roles, ends, strict=True)) for roles, ends in pairs]
 
     def note(self, name: str, count: int = 1) -> None:
-        """Add to a counter."""
         self.notes[name] = int(self.notes.get(name, 0)) + count
 
     def accept(self, source: int, part: int, settled: Settled) -> None:
-        """Add the text of a row."""
         number = len(self.texts)
         if not settled.closed:
             self.note("rows_without_closer")
@@ -141,7 +124,7 @@ class Rendering:
 
 @dataclass(slots=True)
 class Sample:
-    """One text to render: a conversation and the messages of it that are trained."""
+    """One text to render: a conversation and its trained messages."""
 
     source: int
     part: int
@@ -152,17 +135,17 @@ class Sample:
 
 
 def audited(position: int, digest: int) -> bool:
-    """Whether the reference renders this row, too: a function of its place and its content."""
+    """Whether the reference renders this row, too; depends on its place and content alone."""
     return position < FIRST_AUDITED or digest % AUDIT_ONE_IN == 0
 
 
 def digest_of(text: str) -> int:
-    """What chooses a text for an audit where its row's bytes are not known."""
+    """Return the digest that chooses a text for an audit if its row's bytes are not known."""
     return xxhash.xxh3_64_intdigest(text.encode("utf-8", "replace"))
 
 
 class Template:
-    """One template: its reference, its traced paths, and how its turns are told apart."""
+    """One template: its reference, its traced paths and its turns."""
 
     def __init__(self, source: str, spec: ChatSpec, variables: Mapping[str, Any]) -> None:
         self.reference = ReferenceTemplate(source, variables, spec.date)
@@ -170,18 +153,18 @@ class Template:
         self.judge = TurnJudge(
             Openings(self._follow, UNTRAINED[spec.thinking_opener]),
             spec.turn_end,
-            thinking_tags(literals(self.reference.tree)),
+            any_of(thinking_tags(literals(self.reference.tree))),
             self.reference.has_generation,
         )
 
     @cached_property
     def asking(self) -> TracedTemplate:
-        """Its paths with the generation prompt after the conversation."""
+        """The traced paths with the generation prompt after the conversation."""
         return TracedTemplate(self.reference, add_generation_prompt=True)
 
     @property
     def differed(self) -> bool:
-        """Whether one of its paths printed something else than the reference."""
+        """Whether a traced path and the reference printed different texts."""
         return bool(self.traced.differed or ("asking" in vars(self) and self.asking.differed))
 
     def _follow(self, messages: list[dict[str, Any]], tools: list[Any] | None, prompt: bool) -> Run:
@@ -192,36 +175,31 @@ class Template:
             raise unproven(str(error)) from error
 
 
-class _Known(threading.local):
-    def __init__(self) -> None:
-        self.templates: OrderedDict[Any, Template] = OrderedDict()
-
-
-_known = _Known()
+_known = threading.local()  # templates by what they depend on, the least recently used first
 
 
 def forget() -> None:
-    """Forget the templates of this thread."""
-    _known.templates.clear()
+    vars(_known).clear()
 
 
 def template_of(source: str, spec: ChatSpec, variables: Mapping[str, Any]) -> Template:
-    """A template, with all its paths where this thread has rendered with it before.
+    """Return a template, with its paths if this thread has used it before.
 
-    Compiling one costs more than rendering a small file, and nothing that it has learned changes
-    an outcome. One that differed from the reference is compiled again.
+    Compiling one takes longer than rendering a small file, and its paths change no outcome. One
+    that differed from the reference is compiled again.
     """
     try:
         given = msgspec.json.encode(dict(variables))
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
         return Template(source, spec, variables)
+    known: dict[Any, Template] = vars(_known).setdefault("templates", {})
     key = (source, given, spec.date, spec.turn_end, spec.thinking_opener)
-    found = _known.templates.pop(key, None)
+    found = known.pop(key, None)
     if found is None or found.differed:
         found = Template(source, spec, variables)
-    _known.templates[key] = found
-    if len(_known.templates) > TEMPLATES_KNOWN:
-        _known.templates.popitem(last=False)
+    known[key] = found
+    if len(known) > TEMPLATES_KNOWN:
+        del known[next(iter(known))]
     return found
 
 
@@ -229,12 +207,12 @@ class Renderer:
     """Turns parsed rows into texts with proven spans.
 
     Args:
-        spec: The row-shaping options.
-        template: Jinja source, several by name (``default``, ``tool_use``), or None, which leaves
-            only plain text and prompt+completion strings.
-        special_tokens: Names and texts of the tokenizer's special tokens, as templates see them.
+        spec: Options of the rows.
+        template: Jinja source, several by name (``default``, ``tool_use``), or None for rows of
+            plain text and of prompt and completion strings.
+        special_tokens: Texts of the tokenizer's special tokens by the names that templates read.
         renderer: ``auto``, or ``jinja2`` to render every row by the reference; same results.
-        media: What stands for pictures in texts; without it rows with pictures are rejected.
+        media: Tokens that stand for images; without it rows with images are rejected.
     """
 
     def __init__(
@@ -252,17 +230,13 @@ class Renderer:
         self.special_tokens = dict(special_tokens or {})
         self.renderer = renderer
         self.media = media
-        self._sources: dict[str, str] = {}
-        if isinstance(template, str):
-            self._sources = {"default": template}
-        elif template is not None:
-            self._sources = dict(template)
+        named = {"default": template} if isinstance(template, str) else template
+        self._sources = dict(named or {})
         self._templates: dict[str, Template] = {}
         self._printed = 0
-        self.engine_seconds = 0.0
-        """Time spent printing; the rest of `render` reads rows and settles turns."""
+        self.engine_seconds = 0.0  # spent in templates, not reading or checking rows
         if "default" in self._sources and spec.format != "text":
-            self._template("default")  # one that does not compile is refused here, not at a row
+            self._template("default")  # raises here if it does not compile
 
     def _template(self, name: str, variables: Variables | None = None) -> Template:
         if variables is None and name in self._templates:
@@ -274,10 +248,7 @@ class Renderer:
         return found
 
     def _for(self, tools: list[Any] | None, variables: Variables | None = None) -> Template:
-        """The template of a conversation, chosen as transformers chooses it.
-
-        Variables of its row go before those of the spec.
-        """
+        """Return the template of a conversation, chosen as transformers chooses it."""
         if not self._sources:
             raise UsageError(
                 "these rows are conversations and the tokenizer has no chat template: give one "
@@ -294,11 +265,9 @@ class Renderer:
     def reference(
         self, tools: list[Any] | None = None, variables: Variables | None = None
     ) -> ReferenceTemplate:
-        """The reference template for conversations with these tools and variables."""
         return self._for(tools, variables).reference
 
     def judge(self, tools: list[Any] | None = None) -> TurnJudge:
-        """What finds the turns of such a conversation."""
         return self._for(tools).judge
 
     def prompt(
@@ -307,17 +276,17 @@ class Renderer:
         tools: list[Any] | None = None,
         variables: Variables | None = None,
     ) -> str:
-        """A conversation as it is, with the generation prompt after it, by the reference."""
+        """Render a conversation and the generation prompt with the reference."""
         reference = self.reference(tools, variables)
         return reference.render(messages, tools, add_generation_prompt=True)
 
     def prompts(self, conversations: Sequence[Asked]) -> list[str | RowError]:
-        """`prompt` for many, along traced paths; a refused one is the error in its place."""
+        """Return `prompt` of many conversations, along traced paths; errors take their place."""
         if self.renderer == "auto":
             try:
                 return [self._prompt(number, one) for number, one in enumerate(conversations)]
             except Differs:
-                self.renderer = "jinja2"  # this batch and every later one is the reference's
+                self.renderer = "jinja2"  # for this batch and all later ones
         return [self._reference_prompt(one) for one in conversations]
 
     def _prompt(self, number: int, asked: Asked) -> str | RowError:
@@ -341,10 +310,10 @@ class Renderer:
     def printed(
         self, messages: list[dict[str, Any]], tools: list[Any] | None, *, prompt: bool
     ) -> tuple[str, Run | None]:
-        """Render one conversation as it is, with the generation prompt after it or without.
+        """Render one conversation, with the generation prompt or without.
 
-        The run says which part of the text belongs to which message; it is None where the template
-        cannot be traced.
+        Returns:
+            The text, and the run that assigns its parts to messages, None if it was not traced.
         """
         template = self._for(tools)
         paths = template.asking if prompt else template.traced
@@ -364,7 +333,6 @@ class Renderer:
     def _follow(
         self, paths: TracedTemplate, messages: list[dict[str, Any]], tools: list[Any] | None
     ) -> Run:
-        """Render along a path, known or learned now."""
         start = time.perf_counter()
         try:
             if self.renderer != "auto":
@@ -381,15 +349,15 @@ class Renderer:
         """Render a batch of parsed rows.
 
         Args:
-            rows: The rows, one of which may be the RowError that the parser made of it. They are
-                read a second time where the reference must render them all.
-            digests: Of each row's bytes, where they are known: they choose what is audited.
+            rows: The rows, or the RowError of the parser in place of a row. They are iterated
+                again if the reference must render them all.
+            digests: Digests of the rows' bytes, if known; they choose the audited rows.
         """
         result = Rendering()
         try:
             self._render(rows, digests, result)
         except Differs:
-            # This batch and every later one is the reference's.
+            # The reference renders this batch and all later ones.
             audits = int(result.notes.get("audited", 0))
             result = Rendering()
             result.note("mismatches")
@@ -428,7 +396,7 @@ class Renderer:
                     result.rejected.append((index, sample.part, error))
 
     def read(self, row: Any) -> Conversation | Plain | AnswerGroup:
-        """Read one row, with its pictures where it may have some."""
+        """Read one row, with its images if there is a processor."""
         if self.media is None:
             refuse_pictures(row)
             return read_row(row, self.spec)
@@ -450,7 +418,7 @@ class Renderer:
         return found
 
     def _samples(self, index: int, found: Conversation, result: Rendering) -> list[Sample]:
-        """The texts that one conversation gives, and what is trained in each."""
+        """Return the texts to render for one conversation, with their trained messages."""
         template = self._for(found.tools, found.variables)
         train_on = self.spec.trained(found.shape)
         if train_on == "everything":
@@ -492,7 +460,7 @@ class Renderer:
     def _append(
         self, samples: Sequence[Sample], weight: float, digest: int | None, result: Rendering
     ) -> None:
-        """Render each turn, and join those of which one goes on where another ends."""
+        """Render each turn, and join turns where one continues another."""
         held: list[Sample] = []
         turns: list[tuple[str, Settled]] = []
         for sample in samples:
@@ -526,7 +494,7 @@ class Renderer:
     def _group(
         self, index: int, group: AnswerGroup, weight: float, digest: int | None, result: Rendering
     ) -> None:
-        """Render every side of a group by itself; all of them are accepted, or none."""
+        """Render every side of a group; all of them are accepted, or none."""
         if self.spec.expand != "none":
             raise incomparable(f"expand={self.spec.expand!r}{TURNS_OF_GROUPS}")
         sides: list[Settled] = []
@@ -545,7 +513,7 @@ class Renderer:
         if len(sides) > 1 and len({side.text for side in sides}) == 1:
             raise incomparable("the answers do not differ")
         begin = min(start for side in sides for start, _ in side.spans or [(0, 0)])
-        # Texts with different pictures are different prompts.
+        # Texts with different images are different prompts.
         prompts = {
             (side.text[:begin], repr([one.value for one in side.pictures])) for side in sides
         }
@@ -564,11 +532,11 @@ class Renderer:
         """Render a sample in the first form that the template prints with a proven mask.
 
         Returns:
-            The render, and the messages in the form that was taken.
+            The render, and the messages in the chosen form.
 
         Raises:
-            RowError: No form passes: what is wrong with the first one that was printed, else what
-                the template refuses.
+            RowError: No form passes. The error is that of the first form that was printed, else
+                the template's refusal.
         """
         conversation, paths = sample.conversation, sample.template.traced
         refused: NotTraced | RowError | None = None
@@ -615,14 +583,13 @@ class Renderer:
         digest: int | None,
         result: Rendering,
     ) -> None:
-        """Compare with the reference where it is this row's turn."""
         digest = digest_of(run.text) if digest is None else digest + sample.part
         if audited(len(result.texts), digest):
             result.note("audited")
             sample.template.traced.audit(run, messages, sample.conversation.tools)
 
     def _untraced(self, sample: Sample, error: NotTraced, result: Rendering) -> Settled:
-        """Render a row that cannot be traced: its text is known, its turns are not."""
+        """Render a row that cannot be traced with the reference; its turns are unknown."""
         conversation = sample.conversation
         text = sample.template.reference.render(conversation.messages, conversation.tools)
         result.note("rows_reference")
@@ -661,7 +628,7 @@ class Renderer:
 
 
 def _finished(sample: Sample, settled: Settled) -> Settled:
-    """With the weights and pictures of the sample; rejected where nothing of it is trained."""
+    """Add the weights and images of the sample; reject it if nothing of it is trained."""
     if sample.trained is not None:
         if not settled.spans:
             raise _nothing_trained()
@@ -683,10 +650,9 @@ def _nothing_trained() -> RowError:
 
 
 def _turn_weights(trained: Mapping[int, float], turns: int) -> list[float]:
-    """The weight of each turn.
+    """Return the weight of each turn.
 
-    An untrained turn has that of the trained one behind it: where the text has no token of its own
-    between them, the first trained token begins in the turn before.
+    An untrained turn has the weight of the next trained one, whose first token may begin in it.
     """
     each, weight = [1.0] * turns, trained[max(trained)]
     for number in reversed(range(turns)):
@@ -696,7 +662,7 @@ def _turn_weights(trained: Mapping[int, float], turns: int) -> list[float]:
 
 
 def _scaled(settled: Settled, weight: float) -> Settled:
-    """With the weight of the row in those of its turns."""
+    """Multiply the weights of the turns by that of the row."""
     if weight == 1:
         return settled
     each = [weight * turn for turn in settled.weights or [1.0] * len(settled.ends)]
@@ -710,7 +676,7 @@ def _scaled(settled: Settled, weight: float) -> Settled:
 
 
 def _trim(found: Conversation, trailing: str, result: Rendering) -> None:
-    """Cut what follows the last assistant turn, as far as the spec says."""
+    """Remove what follows the last assistant turn, as `ChatSpec.trailing` says."""
     messages = found.messages
     end = len(messages)
     while end and messages[end - 1]["role"] in ("tool", "function", "ipython"):

@@ -1,16 +1,8 @@
-"""The jinja2 environment for chat templates: sandboxed, with counted limits.
+"""The jinja2 environment for chat templates, which may be hostile: sandboxed, with counted limits.
 
-A chat template comes with a model and may be hostile. jinja2's immutable sandbox keeps it away
-from Python. A `Counter` bounds its work and its memory by counting, never by a clock, so a row that
-is rejected is rejected on every machine. It counts two things:
-
-- *Steps*: nodes of the template that are evaluated, calls, items of iterators, and one for every
-  16 bytes that an operation reads.
-- *Size*: bytes of all values that are made, whether they are still in use or not.
-
-The inputs of an operation are counted before it runs and its result afterwards. What can make much
-of little (a repetition, a join, a wide field) has a guard, which counts the result before it is
-made. Only the filters, tests and methods in `FILTERS`, `TESTS` and `METHODS` are allowed.
+Limits are counted, never timed, so a row is rejected on every machine or on none. Inputs of an
+operation are counted before it runs and its result afterwards. What can multiply its input (a
+repetition, a join, a wide field) has a guard, which counts the result before it is made.
 """
 
 from __future__ import annotations
@@ -60,12 +52,11 @@ _MAPPINGS = (dict, types.MappingProxyType)
 _LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _HIDDEN = ("_block_vars", "_loop_vars", "caller")  # arguments that jinja2 adds to calls
 
-OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+OPERATORS: dict[str, Callable[[Any, Any], Any]] = {  # by jinja2's names
     "eq": operator.eq, "ne": operator.ne, "gt": operator.gt, "gteq": operator.ge,
     "lt": operator.lt, "lteq": operator.le, "in": lambda a, b: a in b,
     "notin": lambda a, b: a not in b,
 }  # fmt: skip
-"""Comparisons by jinja2's names."""
 
 
 class TemplateRaised(jinja2.TemplateError):
@@ -77,7 +68,7 @@ class LimitReached(Exception):
 
 
 class Weight(NamedTuple):
-    """A value and everything inside it; what is held twice counts twice."""
+    """The weight of a value and everything inside it; shared parts count twice."""
 
     nodes: int
     size: int  # bytes of its texts and numbers
@@ -108,7 +99,11 @@ def _inside(value: Any) -> Collection[Any] | None:
 
 
 class Counter:
-    """What is left of the allowance of one render."""
+    """What is left of the limits of one render.
+
+    Steps are evaluated nodes of the template, calls, items of iterators, and one for every 16
+    bytes that an operation reads. Size is the bytes of all values made, in use or not.
+    """
 
     __slots__ = ("size", "steps")
 
@@ -116,12 +111,11 @@ class Counter:
         self.steps = self.size = 0
 
     def start(self, characters: int) -> None:
-        """Start a render whose input has this many characters."""
         self.steps = BASE_STEPS + STEPS_PER_CHARACTER * characters
         self.size = BASE_SIZE + SIZE_PER_CHARACTER * characters
 
     def count(self, steps: int, size: int = 0) -> None:
-        """Take steps and bytes from what is left."""
+        """Subtract steps and bytes; raise `LimitReached` if none are left."""
         self.steps -= steps
         self.size -= size
         if self.steps < 0:
@@ -182,7 +176,6 @@ class Counter:
         return values
 
     def made(self, value: Any) -> Any:
-        """Count the result of an operation."""
         kind = value.__class__
         if isinstance(value, str):
             self.count(1, OBJECT + _text_size(value))
@@ -198,14 +191,12 @@ class Counter:
         return value
 
     def key(self, key: Any) -> Any:
-        """Count a lookup."""
         kind = key.__class__
         if kind is not int and (kind is not str or len(key) > SHORT):
             self.read(key)
         return key
 
     def compare(self, name: str, left: Any, right: Any) -> bool:
-        """Count a comparison, then make it."""
         if name in ("in", "notin"):
             right = self._membership(left, right)
         elif isinstance(left, str):
@@ -231,7 +222,6 @@ class Counter:
         return container
 
     def binary(self, symbol: str, left: Any, right: Any) -> None:
-        """Count what an operator will make."""
         if isinstance(left, int | float) and isinstance(right, int | float):
             bits = left.bit_length() if isinstance(left, int) and isinstance(right, int) else 0
             if symbol == "**" and bits * max(right, 0) > MAX_INTEGER_BITS:
@@ -254,11 +244,8 @@ class Counter:
     ) -> None:
         """Count a call before it runs.
 
-        Args:
-            rule: How it is counted.
-            values: Its value and arguments. An iterator is replaced by one that counts.
-            named: Its named arguments.
-            escapes: Whether it may escape what it is given.
+        ``values`` are its value and arguments; an iterator among them is replaced by one that
+        counts. ``escapes``: the call may escape what it is given.
         """
         size_before = self.size
         value, arguments = values[0], [*values[1:], *named.values()]
@@ -287,16 +274,17 @@ class Counter:
 
 
 # Guards count what an operation will make.
-
 Guard = Callable[[Counter, list[Any], dict[str, Any]], None]
 
 
 class Rule(NamedTuple):
-    """How a filter, method or test is counted."""
+    """How a filter, method or test is counted.
+
+    ``reads`` says what it reads of its value: the text, items one by one, a list of all items, all
+    that is inside them, or nothing that depends on the size.
+    """
 
     reads: Literal["text", "items", "list", "all", "nothing"] = "text"
-    """What it reads of its value: its text, its items one by one, a list of its items at once, all
-    that is inside them, or nothing that depends on the size."""
     guard: Guard | None = None
     growth: int = 1  # how much larger the result can be than what is read
     converts: bool = True  # whether the value becomes a text first
@@ -338,7 +326,6 @@ def _format_filter(counter: Counter, values: list[Any], named: dict[str, Any]) -
 
 
 def _format_method(counter: Counter, values: list[Any], named: dict[str, Any]) -> None:
-    """Every field may print everything that is given."""
     template = values[0]
     check_widths(template)
     if re.search(r"\{[^}]*\{", template.replace("{{", "")):
@@ -349,19 +336,18 @@ def _format_method(counter: Counter, values: list[Any], named: dict[str, Any]) -
 
 
 def _number(counter: Counter, values: list[Any], named: dict[str, Any]) -> None:
-    """A number is a width, a precision or how many things to make."""
+    # A number is a width, a precision or a number of items.
     numbers = (abs(a) for a in (*values[1:], *named.values()) if isinstance(a, int))
     counter.count(1, 2 * OBJECT * sum(numbers))
 
 
 def _width(counter: Counter, values: list[Any], named: dict[str, Any]) -> int:
-    """Return the size of all arguments, a number as so many characters."""
+    """Return the size of all arguments; a number counts as that many characters."""
     given = [*values[1:], *named.values()]
     return 4 * sum(abs(a) if isinstance(a, int) else counter.weigh(a).size for a in given)
 
 
 def _lines(counter: Counter, values: list[Any], named: dict[str, Any]) -> None:
-    """A line or a tab becomes longer by a width."""
     if isinstance(values[0], str):
         lines = 2 + sum(map(values[0].count, "\t" + _LINE_ENDS))
         counter.count(
@@ -449,7 +435,7 @@ _TEXT_METHODS: dict[str, Rule] = {
     "splitlines": Rule(growth=2 * KEPT),
 }  # fmt: skip
 _LIST_METHODS = dict.fromkeys(("count", "index"), Rule("nothing", _index))
-METHODS: dict[type, dict[str, Rule]] = {
+METHODS: dict[type, dict[str, Rule]] = {  # any other method of a builtin type is refused
     str: _TEXT_METHODS,
     Markup: _TEXT_METHODS,
     list: {**_LIST_METHODS, "copy": Rule("list")},
@@ -457,9 +443,8 @@ METHODS: dict[type, dict[str, Rule]] = {
     range: _LIST_METHODS,
     dict: {**dict.fromkeys(("get", "items", "keys", "values"), _NOTHING), "copy": Rule("list")},
 }
-"""Methods of Python's own types; any other is refused."""
 
-FILTERS: dict[str, Rule] = {
+FILTERS: dict[str, Rule] = {  # any other is refused
     **dict.fromkeys(("abs", "attr", "count", "d", "default", "first", "last", "length"), _NOTHING),
     **dict.fromkeys(("e", "escape", "forceescape"), Rule(growth=2 * ESCAPED)),
     **dict.fromkeys(("capitalize", "lower", "upper"), _CASE),
@@ -481,13 +466,13 @@ FILTERS: dict[str, Rule] = {
     "trim": Rule(product=True),
     "unique": Rule("all", _unique),
 }
-"""Filters; any other is refused."""
 
 _COMPARISONS = {
     "==": "eq", "eq": "eq", "equalto": "eq", "!=": "ne", "ne": "ne", ">": "gt", "gt": "gt",
     "greaterthan": "gt", ">=": "gteq", "ge": "gteq", "<": "lt", "lt": "lt", "lessthan": "lt",
     "<=": "lteq", "le": "lteq", "in": "in",
 }  # fmt: skip
+# None: costs nothing, or is a comparison. Any other test is refused.
 TESTS: dict[str, Rule | None] = {
     **dict.fromkeys((
         "boolean", "callable", "defined", "escaped", "false", "float", "integer", "iterable",
@@ -497,9 +482,8 @@ TESTS: dict[str, Rule | None] = {
     **dict.fromkeys(("divisibleby", "even", "odd"), Rule("nothing", _remainder)),
     **dict.fromkeys(("lower", "upper"), _PREDICATE),
 }  # fmt: skip
-"""Tests; None for those that cost nothing or are comparisons. Any other is refused."""
 
-_OWN_CODE = (  # these run the template's own code, which counts itself
+_OWN_CODE = (  # these run code of the template, which counts itself
     jinja2.runtime.BlockReference,
     jinja2.runtime.LoopContext,
     jinja2.runtime.Macro,
@@ -510,14 +494,13 @@ _OWN_CODE = (  # these run the template's own code, which counts itself
 
 # Code generation.
 
-_SIZES: dict[type[jinja2.nodes.Node], int] = {
+_SIZES: dict[type[jinja2.nodes.Node], int] = {  # bytes besides the results of operations
     jinja2.nodes.CallBlock: 1536,
     jinja2.nodes.Dict: 256,
     jinja2.nodes.For: GENERATOR,
     jinja2.nodes.Macro: 1536,
     jinja2.nodes.Pair: 2 * ENTRY,
 }
-"""Bytes that a node makes besides the results of its operations."""
 _HOLDERS = (jinja2.nodes.List, jinja2.nodes.Tuple, jinja2.nodes.Call, jinja2.nodes.Output)
 
 
@@ -610,8 +593,6 @@ class _CountingGenerator(jinja2.compiler.CodeGenerator):
 
 
 class CountingEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The sandbox of jinja2 with a counter for everything that a template does."""
-
     code_generator_class = _CountingGenerator
     intercepted_binops = frozenset(("*", "**", "%", "+", "-"))
 
@@ -634,7 +615,6 @@ class CountingEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         raise TemplateRaised(NO_CHANCE)
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
-        """Add a filter by its rule in `FILTERS`."""
         rule = FILTERS.get(name)
         self.filters[name] = self._counted(function, rule, f"filter {name!r}", self.counter.made)
 
@@ -667,13 +647,11 @@ class CountingEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     @jinja2.pass_eval_context
     def _print(self, context: jinja2.nodes.EvalContext, value: Any) -> Any:
-        """Count a value that becomes text."""
         size = self.counter.text(value)
         self.counter.count(1, ESCAPED * size if context.autoescape else size)
         return value
 
     def compare(self, left: Any, *comparisons: tuple[str, Callable[[], Any]]) -> Any:
-        """Evaluate a chain of comparisons."""
         result: Any = True
         for name, operand in comparisons:
             right = operand()

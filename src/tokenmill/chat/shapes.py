@@ -1,28 +1,7 @@
-"""Read rows of every known format as conversations.
+"""Read rows of every known format as conversations, plain texts or groups of answers.
 
-A *shape* is how a data set writes a conversation: OpenAI messages, ShareGPT (``from``/``value``),
-Alpaca (instruction, input, output), prompt+completion, plain text. `read_row` recognises the shape
-by the row's keys, or takes the one that the spec names, and returns
-
-- a `Conversation`;
-- a `Plain` for text and for prompt+completion strings, which no template touches;
-- an `AnswerGroup` for rows with several answers to one prompt that a trainer must see together:
-
-  - ``preference``: ``chosen`` and ``rejected``, with ``margin``, ``score_chosen`` and
-    ``score_rejected`` where the row has them;
-  - ``kto``: one ``completion`` and whether it is wanted, ``label``;
-  - ``ranked``: ``responses`` (or ``completions``), best first, or by their ``scores``.
-
-Answers are texts, messages, or whole conversations that begin with the prompt; then the messages
-they share are the prompt. Otherwise the prompt has a column of its own, is the messages that come
-before (``messages``, ``conversations``), or Alpaca's instruction.
-
-Unknown keys pass through to the template, and the rewritings are the ones that `calls` and
-`docs/masks.md` list. A row that is no conversation raises `RowError` (bad_shape), answers that
-cannot be compared raise it with bad_group.
-
-``weight`` of a message multiplies the loss of its trained tokens, ``weight`` of a row that of all
-its messages; 0 leaves untrained, absent and null are 1.
+The format is recognised by the row's columns unless the spec names it. docs/masks.md lists what is
+rewritten; unknown keys pass through to the template.
 """
 
 from __future__ import annotations
@@ -49,17 +28,9 @@ from tokenmill.errors import RowError, UsageError
 Message = dict[str, Any]
 
 RANKED_KEYS = ("responses", "completions")
-"""Columns that hold a list of answers."""
-
 VARIABLES_KEY = "chat_template_kwargs"
-"""Column of what a row itself gives the template."""
-
-UNLABELLED = -1
-"""The label of an answer that is neither wanted nor unwanted by itself, as ranked ones are."""
-
-MIN_WEIGHT, MAX_WEIGHT = 2.0**-100, 2.0**100
-"""Of a trained token: in float32 it must neither vanish nor overflow."""
-
+UNLABELLED = -1  # label of ranked answers, which are neither wanted nor unwanted
+MIN_WEIGHT, MAX_WEIGHT = 2.0**-100, 2.0**100  # must neither vanish nor overflow in float32
 _PROMPT_ROLES = ("system", "developer", "user")
 
 SHAREGPT_ROLES = {
@@ -73,30 +44,22 @@ SHAREGPT_ROLES = {
 
 @dataclass(slots=True)
 class Conversation:
-    """Messages in a template's language.
-
-    ``completion`` is the index of the first message that belongs to a completion (0 where the row
-    has none), ``simple`` says that every message holds a role and a text and nothing else.
-    """
+    """Messages as templates read them."""
 
     shape: str
     messages: list[Message]
     tools: list[Any] | None = None
-    variables: dict[str, Any] | None = None
-    """Further variables for the template, which go before those of the spec."""
-    completion: int = 0
-    simple: bool = False
-    nulls: frozenset[int] = frozenset()
-    """`id` of the messages whose content was null or absent and is empty text here."""
-    calls: dict[int, Any] = field(default_factory=dict)
-    """The calls of messages as the row has them, by their `id`."""
-    hollow: frozenset[int] = frozenset()
-    """`id` of the messages that are nothing but a call and whose content the row does not know."""
-    pictures: dict[int, Picture] = field(default_factory=dict)
-    """The pictures of parts, by their `id`."""
+    variables: dict[str, Any] | None = None  # override those of the spec
+    completion: int = 0  # index of the first message of the completion, 0 if the row has none
+    simple: bool = False  # whether every message has a role and a text and nothing else
+    # By `id` of messages and parts:
+    nulls: frozenset[int] = frozenset()  # their content was null or absent and is empty text here
+    calls: dict[int, Any] = field(default_factory=dict)  # tool calls as the row has them
+    hollow: frozenset[int] = frozenset()  # nothing but a call, of a format without a content
+    pictures: dict[int, Picture] = field(default_factory=dict)  # of parts
 
     def illustrate(self, found: RowPictures) -> None:
-        """Give every picture of the row its part in the messages."""
+        """Attach the images of the row to the parts of the messages."""
         messages, self.pictures = found.place(self.messages)
         renamed = {id(old): id(new) for old, new in zip(self.messages, messages, strict=True)}
         self.nulls = frozenset(renamed[old] for old in self.nulls)
@@ -106,10 +69,9 @@ class Conversation:
         self.messages = messages
 
     def forms(self, *, parts: bool = False) -> Iterator[Form]:
-        """The forms in which templates take such a conversation, in the order to try them.
+        """Yield the forms in which templates take the conversation, in the order to try them.
 
-        Args:
-            parts: Whether texts as typed parts are among them, for templates of image models.
+        ``parts`` adds texts as typed parts, for templates of image models.
         """
         if self.nulls:
             yield Form(self._written(nulls=True), nulls=True)
@@ -138,13 +100,9 @@ class Conversation:
 
 
 class Form(NamedTuple):
-    """One way to write a conversation for a template."""
-
     messages: list[Message]
-    nulls: bool = False
-    """Whether it has null contents: then the template must print no null as a word."""
-    note: str = ""
-    """The counter of rows that were rendered in this form."""
+    nulls: bool = False  # has null contents, which the template must not print as a word
+    note: str = ""  # counter of rows that were rendered in this form
 
 
 def _in_parts(message: Message) -> Message:
@@ -156,7 +114,7 @@ def _in_parts(message: Message) -> Message:
 
 @dataclass(slots=True)
 class Plain:
-    """Text that no template touches: ``prompt`` is not trained, ``text`` is."""
+    """Text that no template renders: ``prompt`` is not trained, ``text`` is."""
 
     shape: str
     prompt: str
@@ -166,31 +124,27 @@ class Plain:
 
 @dataclass(slots=True)
 class AnswerGroup:
-    """The answers of one row.
+    """The answers of one row."""
 
-    Attributes:
-        shape: preference, kto or ranked.
-        sides: One conversation for each answer, the best first.
-        labels: Of each side: 1 wanted, 0 unwanted, or `UNLABELLED`.
-        scores: Of each side, where the row has them.
-        margin: By how much the first is better, where the row says so.
-    """
-
-    shape: str
-    sides: list[Conversation | Plain]
-    labels: tuple[int, ...]
+    shape: str  # preference, kto or ranked
+    sides: list[Conversation | Plain]  # one for each answer, the best first
+    labels: tuple[int, ...]  # of each side: 1 wanted, 0 unwanted, or `UNLABELLED`
     scores: tuple[float, ...] | None = None
-    margin: float | None = None
+    margin: float | None = None  # by how much the first is better
 
     def name(self, side: int) -> str:
-        """What error messages call a side."""
         if self.shape == "preference":
             return ("chosen", "rejected")[side]
         return "the completion" if self.shape == "kto" else f"answer {side + 1} by rank"
 
 
 def read_row(row: Any, spec: ChatSpec) -> Conversation | Plain | AnswerGroup:
-    """Recognise the shape of a row, and read it."""
+    """Read a row.
+
+    Raises:
+        RowError: The row is no conversation (bad_shape), or its answers cannot be compared
+            (bad_group).
+    """
     shape = _shape_of(row, spec)
     if shape not in GROUPED:
         return read(row, spec, shape)
@@ -200,7 +154,6 @@ def read_row(row: Any, spec: ChatSpec) -> Conversation | Plain | AnswerGroup:
 
 
 def incomparable(message: str) -> RowError:
-    """The rejection of answers that make no group."""
     return RowError(message, reason="bad_group")
 
 
@@ -213,7 +166,6 @@ def _shape_of(row: Any, spec: ChatSpec) -> str:
 
 
 def read(row: Any, spec: ChatSpec, shape: str | None = None) -> Conversation | Plain:
-    """Read a row that holds one conversation."""
     shape = shape or _shape_of(row, spec)
     if shape == "text":
         return Plain("text", "", _string(row, spec.text_key))
@@ -222,10 +174,9 @@ def read(row: Any, spec: ChatSpec, shape: str | None = None) -> Conversation | P
     if shape == "alpaca":
         found = _alpaca(row)
     else:
-        key = _messages_key(row, spec)
-        turns = row[key]
-        if type(turns) is not list:
-            turns = _list(turns, key)
+        turns = _turns(row, spec)
+        if turns is None:
+            raise RowError(f"no column {' or '.join(map(repr, spec.message_columns))} in this row")
         if shape == "messages":
             found = conversation("messages", turns)
         else:
@@ -237,7 +188,6 @@ def read(row: Any, spec: ChatSpec, shape: str | None = None) -> Conversation | P
 
 
 def _add_columns(found: Conversation, row: dict[str, Any], spec: ChatSpec) -> None:
-    """Add what the row has in columns of their own: tools, a system prompt, variables."""
     tools = row.get(spec.tools_key)
     if tools is not None:
         found.tools = tool_list(tools)
@@ -248,7 +198,7 @@ def _add_columns(found: Conversation, row: dict[str, Any], spec: ChatSpec) -> No
 
 
 def _detect(row: dict[str, Any], spec: ChatSpec) -> str:
-    for key in (spec.messages_key,) if spec.messages_key else ("messages", "conversations"):
+    for key in spec.message_columns:
         turns = row.get(key)
         if turns is not None:
             first = turns[0] if isinstance(turns, list) and turns else None
@@ -318,7 +268,7 @@ def _sharegpt_conversation(turns: list[Any]) -> Conversation:
 
 
 def _is_simple(turns: list[Any]) -> bool:
-    """The common case, two lookups per message: each holds a role and a text, nothing else."""
+    """Whether each message is a role and a text, as nearly always: two lookups per message."""
     try:
         for turn in turns:
             role = turn["role"]
@@ -368,14 +318,10 @@ def _sharegpt(turn: Any) -> Message:
         known = ", ".join(SHAREGPT_ROLES)
         raise RowError(f"a turn is from {speaker!r}; known are {known}")
     value = turn.get("value", turn.get("content"))
-    if len(turn) == 2 and type(value) is str and speaker != "function_call":
-        return {"role": role, "content": value}
     rest = {k: v for k, v in turn.items() if k not in ("from", "role", "value", "content")}
     if speaker == "function_call":
-        calls = function_call(value, "a function_call turn")
-        if not rest:
-            return {"role": role, "content": "", "tool_calls": calls}
-        return _message({"role": role, "content": "", "tool_calls": calls, **rest})
+        rest = {"tool_calls": function_call(value, "a function_call turn"), **rest}
+        value = ""
     return _message({"role": role, "content": value, **rest})
 
 
@@ -408,7 +354,7 @@ def _pair(row: dict[str, Any], spec: ChatSpec) -> Conversation | Plain:
 
 
 def _half(value: Any, role: str, key: str) -> list[Any]:
-    """A prompt or an answer as messages; text becomes one of the given role."""
+    """Return a prompt or an answer as messages; a text becomes one of the given role."""
     if isinstance(value, str):
         return [{"role": role, "content": value}]
     if isinstance(value, dict):
@@ -419,9 +365,9 @@ def _half(value: Any, role: str, key: str) -> list[Any]:
 
 
 def row_variables(row: dict[str, Any]) -> dict[str, Any] | None:
-    """The template variables of a row, None where it has none.
+    """Return the template variables of a row, None if it has none.
 
-    Null counts as absent: tables write it where another row has a variable and this one has not.
+    Null counts as absent: tables contain it where only another row has a variable.
     """
     value = row.get(VARIABLES_KEY)
     if isinstance(value, str):
@@ -434,7 +380,7 @@ def row_variables(row: dict[str, Any]) -> dict[str, Any] | None:
     for name in RESERVED_KWARGS:
         if name in said:
             raise RowError(f"{VARIABLES_KEY}[{name!r}] is set by the renderer itself")
-    try:  # templates are told apart by what they are given, as keys are
+    try:  # they belong to the key of a template
         return plain(said, VARIABLES_KEY) or None
     except UsageError as error:
         raise RowError(error.message) from error
@@ -450,13 +396,14 @@ def _lead_with_system(found: Conversation, system: Any) -> None:
         found.completion += 1
 
 
-def _messages_column(row: dict[str, Any], spec: ChatSpec) -> list[Any] | None:
-    try:
-        key = _messages_key(row, spec)
-    except RowError:
-        return None
-    turns = row[key]
-    return _as_messages(turns if type(turns) is list else _list(turns, key))
+def _turns(row: dict[str, Any], spec: ChatSpec) -> list[Any] | None:
+    for key in spec.message_columns:
+        turns = row.get(key)
+        if isinstance(turns, list | tuple):
+            return list(turns) if isinstance(turns, tuple) else turns
+        if turns is not None:
+            raise RowError(f"{key!r} must be a list of messages, not {type(turns).__name__}")
+    return None
 
 
 def _as_messages(turns: list[Any]) -> list[Any]:
@@ -464,20 +411,6 @@ def _as_messages(turns: list[Any]) -> list[Any]:
     if any(isinstance(turn, dict) and "role" not in turn and "from" in turn for turn in turns):
         return [_sharegpt(turn) for turn in turns]
     return turns
-
-
-def _messages_key(row: dict[str, Any], spec: ChatSpec) -> str:
-    names = (spec.messages_key,) if spec.messages_key else ("messages", "conversations")
-    for name in names:
-        if row.get(name) is not None:
-            return name
-    raise RowError(f"no column {' or '.join(map(repr, names))} in this row")
-
-
-def _list(value: Any, key: str) -> list[Any]:
-    if isinstance(value, tuple):
-        return list(value)
-    raise RowError(f"{key!r} must be a list of messages, not {type(value).__name__}")
 
 
 def _string(row: dict[str, Any], key: str) -> str:
@@ -505,7 +438,7 @@ def _kto(row: dict[str, Any], spec: ChatSpec) -> AnswerGroup:
         raise incomparable(f"'label' must be true or false, not {_told(label)}")
     key = spec.completion_key
     answers = {key: row.get(key)}
-    if row.get(key) is None and (messages := _messages_column(row, spec)) is not None:
+    if row.get(key) is None and (messages := _turns(row, spec)) is not None:
         answers = {"messages": messages}
     return AnswerGroup("kto", _sides("kto", row, answers, spec), (int(label),))
 
@@ -530,8 +463,7 @@ def _ranked(row: dict[str, Any], spec: ChatSpec) -> AnswerGroup:
     )
 
 
-Answers = dict[str, Any]
-"""Answers by the names of their columns."""
+Answers = dict[str, Any]  # by the names of their columns
 
 
 def _sides(
@@ -572,32 +504,27 @@ def _sides(
 def _texts(
     shape: str, row: dict[str, Any], prompt: Any, answers: Answers, spec: ChatSpec
 ) -> list[Conversation | Plain] | None:
-    """Answers that are texts; None where the prompt is of messages."""
-    if prompt is None and _has_another_prompt(row, spec):
-        return None
-    if prompt is not None and not isinstance(prompt, str):
-        return None
+    """Return answers that are texts, or None if the prompt consists of messages."""
     if prompt is None:
+        if row.get("instruction") is not None or _turns(row, spec) is not None:
+            return None
         if len(answers) < 2:
             raise RowError(f"no column {spec.prompt_key!r} in this row")
         prompt = _shared_text(list(answers.values()))
         answers = {name: text[len(prompt) :] for name, text in answers.items()}
+    elif not isinstance(prompt, str):
+        return None
     for name, text in answers.items():
         if not text.strip():
             raise incomparable(f"{name!r} is empty, or all of it is the prompt")
     return [Plain(shape, prompt, text) for text in answers.values()]
 
 
-def _has_another_prompt(row: dict[str, Any], spec: ChatSpec) -> bool:
-    return row.get("instruction") is not None or _messages_column(row, spec) is not None
-
-
 def _prompt_messages(row: dict[str, Any], prompt: Any, spec: ChatSpec) -> list[Any]:
     if prompt is not None:
         return _as_messages(_half(prompt, "user", spec.prompt_key))
-    messages = _messages_column(row, spec)
-    if messages:
-        return messages
+    if messages := _turns(row, spec):
+        return _as_messages(messages)
     if row.get("instruction") is not None:
         return [{"role": "user", "content": _instruction_of(row)}]
     raise RowError(f"no column {spec.prompt_key!r} in this row, and no prompt in its answers")
@@ -609,9 +536,9 @@ def _is_whole(tail: list[Any]) -> bool:
 
 
 def _shared(tails: dict[str, list[Any]], prompt: Any) -> int:
-    """How many messages all conversations begin with; the answers follow them.
+    """Return the number of messages that all conversations begin with; the answers follow them.
 
-    A single conversation's answer is what follows its last question.
+    A single conversation's answer follows its last user turn.
     """
     first, *others = tails.values()
     if others:
@@ -641,8 +568,8 @@ def _shared(tails: dict[str, list[Any]], prompt: Any) -> int:
 
 
 def _shared_text(texts: Sequence[str]) -> str:
-    """What all texts begin with; a blank before the place where they part is the answers'."""
-    first, last = min(texts), max(texts)  # of sorted texts the ends part first
+    """Return the common prefix of texts; a blank at its end belongs to the answers."""
+    first, last = min(texts), max(texts)  # the most different of all sorted texts
     size = 0
     while size < min(len(first), len(last)) and first[size] == last[size]:
         size += 1
@@ -698,16 +625,16 @@ def _told(value: Any) -> str:
 
 
 def message_weight(message: dict[str, Any]) -> float:
-    """The loss weight of a message: 1 unless it has one, 0 where it is not to be trained."""
+    """Return the loss weight of a message, 0 if it is not to be trained."""
     if len(message) <= 2:
         return 1.0
-    if message.get("train") is False or _is_zero(message.get("step_loss_mask")):
+    mask = message.get("step_loss_mask")
+    if message.get("train") is False or (isinstance(mask, (int, float)) and mask == 0):
         return 0.0
     return _weight(message.get("weight"), "a message")
 
 
 def row_weight(row: dict[str, Any]) -> float:
-    """The loss weight of a row, which is not 0."""
     weight = _weight(row.get("weight"), "the row")
     if not weight:
         raise RowError("the weight of the row is 0", reason="no_trained_tokens")
@@ -723,7 +650,3 @@ def _weight(value: Any, whose: str) -> float:
             f" {MIN_WEIGHT:.1g} to {MAX_WEIGHT:.1g}"
         )
     return float(value)
-
-
-def _is_zero(value: Any) -> bool:
-    return isinstance(value, (int, float)) and value == 0

@@ -1,14 +1,4 @@
-"""What a preparation says about rows: which format they have, and which part of them is trained.
-
-`ChatSpec` declares the options that shape a row (see `tokenmill._core.options`).
-`tokenmill.prepare` takes them by these names, and `tokenmill.build.recipe.Recipe` adds the sources
-and the tokenizer.
-Every field belongs to a recipe's key; `ChatSpec.document` is the form that goes into it. A spec is
-checked where it is made, so a wrong value never surprises in the middle of a build.
-
-`RENDERER_VERSION` counts our own changes: it goes up whenever a row's text, spans or rejection
-could come out differently from the same bytes, so that an old store is not taken for a new one.
-"""
+"""`ChatSpec`: the options that shape a row (see `tokenmill._core.options`)."""
 
 from __future__ import annotations
 
@@ -20,13 +10,11 @@ from msgspec.structs import force_setattr
 from tokenmill._core.options import Column, Options, Variables
 from tokenmill.errors import UsageError
 
+# Incremented whenever a row's text, spans or rejection could differ, since it belongs to the key.
 RENDERER_VERSION = 8
 
-GROUPED = ("preference", "kto", "ranked")
-"""Formats whose rows hold a group of answers to one prompt."""
-
-UNRENDERED = ("text", "tokens", "rollouts")
-"""Formats whose rows no template touches."""
+GROUPED = ("preference", "kto", "ranked")  # formats with several answers to one prompt
+UNRENDERED = ("text", "tokens", "rollouts")  # formats whose rows no template renders
 
 # What each format can be trained on; the first is what `train_on=None` means.
 ANSWER = ("completion", "last_assistant_message")
@@ -35,30 +23,23 @@ TRAINABLE: dict[str, tuple[str, ...]] = {
     "messages": CONVERSATION,
     "sharegpt": CONVERSATION,
     "alpaca": (*CONVERSATION, "completion"),
-    "prompt_completion": (
-        "completion",
-        "all_assistant_messages",
-        "last_assistant_message",
-        "everything",
-    ),
+    "prompt_completion": ("completion", *CONVERSATION),
     **dict.fromkeys(GROUPED, ANSWER),
     "text": ("everything",),
     "tokens": ("everything",),  # None: what the row's own masks say
     "rollouts": (),  # None: what was sampled
 }
 
-
 TURNS_OF_GROUPS = (
     " makes rows of turns, and a group of answers is one row of every answer: choose one"
 )
 
-
+# Arguments of ``apply_chat_template`` that are no variables of a template.
 RESERVED_KWARGS = (
     "messages", "conversation", "tools", "add_generation_prompt", "chat_template",
     "continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors",
     "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs",
 )  # fmt: skip
-"""Arguments of ``apply_chat_template`` that are no variables of a template."""
 
 
 class ChatSpec(Options, frozen=True, kw_only=True):
@@ -123,8 +104,17 @@ class ChatSpec(Options, frozen=True, kw_only=True):
                 raise UsageError(("template_kwargs",), f"[{name!r}] is set by the renderer itself")
         check_date(self.date)
 
+    @property
+    def message_columns(self) -> tuple[str, ...]:
+        """Columns that may hold the conversation, in the order to try them."""
+        return (self.messages_key,) if self.messages_key else ("messages", "conversations")
+
     def trained(self, row_format: str) -> str:
-        """What is trained in rows of one format; a choice it cannot satisfy is a UsageError."""
+        """Return what is trained in rows of one format.
+
+        Raises:
+            UsageError: `train_on` has no meaning for that format.
+        """
         allowed = TRAINABLE[row_format]
         if self.train_on is None:
             return allowed[0]
@@ -137,15 +127,12 @@ class ChatSpec(Options, frozen=True, kw_only=True):
         return self.train_on
 
     def document(self) -> dict[str, Any]:
-        """The plain values of every field, with the renderer's version, for a recipe's key."""
-        return {
-            "renderer": RENDERER_VERSION,
-            **{name: getattr(self, name) for name in ChatSpec.__struct_fields__},
-        }
+        """Return the fields and the renderer's version, for a recipe's key."""
+        fields = {name: getattr(self, name) for name in ChatSpec.__struct_fields__}
+        return {"renderer": RENDERER_VERSION, **fields}
 
 
 def check_date(date: str | None) -> None:
-    """Refuse what is not the day that a template is to print."""
     if date is None:
         return
     try:

@@ -1,8 +1,7 @@
 """The reference renderer: jinja2 set up as `apply_chat_template` of transformers sets it up.
 
-It differs in three ways that no honest template notices: steps and size are limited (`sandbox`),
-the recipe pins the date, and chance (`random`, `lipsum`) is refused. Generation blocks print their
-body; the tracer finds where they are in the text.
+It differs in three ways: steps and size are limited (`sandbox`), the recipe pins the date, and
+randomness (`random`, `lipsum`) is refused.
 """
 
 from __future__ import annotations
@@ -30,16 +29,12 @@ REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 REMEDY = 'the template prints the date: pin it with date="2026-11-15" (--date 2026-11-15)'
 MAX_DATE_FORMAT = 1000  # characters
 PYTHON_LIMITS = (RecursionError, MemoryError, OverflowError)
-SOURCES_KNOWN = 16  # templates that stay compiled, whatever is asked of them
+SOURCES_KNOWN = 16  # templates that stay compiled
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 MONTHS = (
     "January", "February", "March", "April", "May", "June", "July", "August", "September",
     "October", "November", "December",
 )  # fmt: skip
-
-
-class DateAsked(Exception):
-    """A template called strftime_now and no date is pinned."""
 
 
 class GenerationBlocks(jinja2.ext.Extension):
@@ -76,11 +71,6 @@ def _refuse_underscore(name: Any) -> None:
         raise jinja2.exceptions.SecurityError(f"namespace attribute {name!r} is not allowed")
 
 
-def make_dict(**items: Any) -> dict[str, Any]:
-    """`dict()` of named items."""
-    return items
-
-
 def tojson(
     value: Any,
     ensure_ascii: bool = False,
@@ -88,7 +78,7 @@ def tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON without HTML escapes, as transformers gives it to templates."""
+    """Return JSON without HTML escapes, as transformers does for templates."""
     if not (ensure_ascii or sort_keys) and indent is None and separators is None:
         return _encode(value)
     return json.dumps(
@@ -104,16 +94,17 @@ _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def pinned_strftime(date: str | None) -> Any:
-    """`strftime_now` of a day that does not move, in the C locale and UTC whatever the host's are.
+    """Return `strftime_now` of a fixed day, in the C locale and UTC.
 
-    What the C library would take from the locale (names, ``%c``, ``%x``, ``%X``, ``%r``) or from
-    the time zone (``%s``, ``%Z``) is written here; the rest are numbers, the same everywhere.
+    What the C library takes from the locale (names, ``%c``, ``%x``, ``%X``, ``%r``) or the time
+    zone (``%s``, ``%Z``, ``%z``) is computed here, and refused with a flag, width or modifier. The
+    rest are numbers, the same everywhere.
     """
     day = None if date is None else datetime.strptime(date, "%Y-%m-%d")
 
     def strftime_now(format: str) -> str:  # noqa: A002 - the name templates may use
         if day is None:
-            raise DateAsked
+            raise TemplateError(REMEDY)
         check_widths(format)
         if len(format) > MAX_DATE_FORMAT:
             raise LimitReached("the template prints the date in an enormous format")
@@ -126,7 +117,7 @@ def pinned_strftime(date: str | None) -> Any:
             "B": month,
             "p": "AM",
             "P": "am",
-            "c": f"{weekday[:3]} {month[:3]} {day.day:2} 00:00:00 {day.year}",
+            "c": day.ctime(),
             "x": day.strftime("%m/%d/%y"),
             "X": "00:00:00",
             "r": "12:00:00 AM",
@@ -136,27 +127,18 @@ def pinned_strftime(date: str | None) -> Any:
         }
 
         def word(found: re.Match[str]) -> str:
-            flags, width, modifier, conversion = found.groups()
-            modified = {"": conversion, "E": "cCpPrsxXyYzZ", "O": "bBdehHImMpPrsSuUVwWyzZ"}
-            if conversion not in modified[modifier]:
-                return found[0]  # not a conversion: printed as it stands
-            if conversion not in words:
-                return f"%{flags}{width}{conversion}"  # eras and other digits are the locale's
-            text = words[conversion]
-            if "#" in flags and conversion in "pZ":
-                text = text.lower()
-            elif conversion != "P" and ("^" in flags or ("#" in flags and conversion in "aAbBh")):
-                text = text.upper()
-            padding = re.sub("[^-_0]", "", flags)[-1:]
-            return (
-                ""
-                if conversion == "z"
-                else text.rjust(int(width or 0), "0" if padding == "0" else " ")
-            )
+            options, modifier, conversion = found.groups()
+            if modifier or (options and conversion in words):
+                raise TemplateRaised(f"{found[0]} of a date depends on the locale")
+            return words.get(conversion, found[0])
 
-        return day.strftime(re.sub(r"%([-_0^#]*)(\d*)([EO]?)([A-Za-z%])", word, format))
+        return day.strftime(re.sub(r"%([-_0^#]*\d*)([EO]?)([A-Za-z%])", word, format))
 
     return strftime_now
+
+
+def _dict(**items: Any) -> dict[str, Any]:
+    return items
 
 
 def _raise(message: Any) -> None:
@@ -164,7 +146,7 @@ def _raise(message: Any) -> None:
 
 
 def alias_reasoning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Reasoning under the names that templates read, as transformers fills them in."""
+    """Return messages with reasoning under the names that templates read, as transformers does."""
     aliased = messages
     for index, message in enumerate(messages):
         if len(message) == 2 and "content" in message:
@@ -180,7 +162,7 @@ def alias_reasoning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def characters(value: Any) -> int:
-    """How much text (and how many values) a template is given."""
+    """Return the number of characters and values inside a value."""
     if isinstance(value, str):
         return len(value) + 1
     if isinstance(value, dict):
@@ -195,13 +177,13 @@ def _environment(date: str | None) -> CountingEnvironment:
     environment.add_filter("tojson", tojson)
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = pinned_strftime(date)
-    environment.globals["dict"] = make_dict
+    environment.globals["dict"] = _dict
     environment.globals["namespace"] = GuardedNamespace
     return environment
 
 
 class Compiled:
-    """What depends on the source of a template alone, not on variables or the date."""
+    """The parts of a template that depend on its source alone."""
 
     def __init__(self, source: str) -> None:
         environment = _environment(None)
@@ -210,7 +192,6 @@ class Compiled:
 
     @cached_property
     def names(self) -> Names:
-        """Which names its parts read."""
         return Names(self.tree)
 
 
@@ -222,8 +203,8 @@ class ReferenceTemplate:
 
     Args:
         source: Jinja source.
-        variables: Special tokens and template_kwargs: what every render of it sees.
-        date: The pinned day, None where the recipe pins none.
+        variables: Special tokens and template_kwargs.
+        date: The pinned day, if any.
     """
 
     def __init__(self, source: str, variables: Mapping[str, Any], date: str | None) -> None:
@@ -233,6 +214,7 @@ class ReferenceTemplate:
         self.has_generation = bool(GENERATION_TAG.search(source))
         try:
             self._compiled = compiled(source)
+            self.tree = self._compiled.tree
             self._template = jinja2.Template.from_code(
                 self.environment, self._compiled.code, self.environment.make_globals(None)
             )
@@ -242,13 +224,7 @@ class ReferenceTemplate:
             raise TemplateError(f"the template cannot be compiled: {error}") from error
 
     @property
-    def tree(self) -> jinja2.nodes.Template:
-        """The template as jinja2 parsed it."""
-        return self._compiled.tree
-
-    @property
     def names(self) -> Names:
-        """Which names its parts read."""
         return self._compiled.names
 
     def render(
@@ -265,9 +241,15 @@ class ReferenceTemplate:
             TemplateError: It prints the date, and none is pinned.
         """
         try:
-            return self._print(messages, tools, add_generation_prompt)
-        except DateAsked:
-            raise TemplateError(REMEDY) from None
+            self.environment.counter.start(characters(messages) + characters(tools or ()))
+            return self._template.render(
+                messages=alias_reasoning(messages),
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                **self.variables,
+            )
+        except TemplateError:  # no date is pinned
+            raise
         except LimitReached as error:
             rejection = RowError(str(error), reason="limit")
         except PYTHON_LIMITS as error:
@@ -280,18 +262,5 @@ class ReferenceTemplate:
             rejection = RowError(
                 f"the template fails ({type(error).__name__}: {error})", reason="template_error"
             )
-        # Raised here, it has no context: the values of the template are not kept with it.
+        # Raised outside the handlers, it has no context that keeps the template's values alive.
         raise rejection
-
-    def _print(
-        self, messages: list[dict[str, Any]], tools: list[Any] | None, add_generation_prompt: bool
-    ) -> str:
-        self.environment.counter.start(characters(messages) + characters(tools or ()))
-        return "".join(
-            self._template.generate(
-                messages=alias_reasoning(messages),
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                **self.variables,
-            )
-        )

@@ -1,9 +1,4 @@
-"""Thinking in a text: the tags that templates put around it, and a text cut at them.
-
-Which tags a template knows is read off its own strings. An assistant's text is cut at them into
-what it says and what it thinks, because a template may print the two in different places or leave
-thinking out of the history.
-"""
+"""Find a template's thinking tags in its strings, and cut texts at them into text and reasoning."""
 
 from __future__ import annotations
 
@@ -24,14 +19,12 @@ TEXT, REASONING = "text", "reasoning"
 
 
 def literals(tree: jinja2.nodes.Template) -> set[str]:
-    """Every string a template holds, printed or compared."""
     found = {str(node.data) for node in tree.find_all(jinja2.nodes.TemplateData)}
     found |= {n.value for n in tree.find_all(jinja2.nodes.Const) if isinstance(n.value, str)}
     return found
 
 
 def thinking_tags(strings: Iterable[str]) -> set[str]:
-    """The thinking tags among a template's strings."""
     tags = {t for s in strings for t in TAG.findall(s) if THINKING.search(t)}
     # A template that cuts at "</think>" means "<think>" too, named or not.
     tags |= {t.replace("/", "", 1) for t in tags if CLOSING.search(t) and "/" in t}
@@ -39,13 +32,13 @@ def thinking_tags(strings: Iterable[str]) -> set[str]:
 
 
 def any_of(tags: Iterable[str]) -> re.Pattern[str] | None:
-    """One pattern for any of these strings, the longest first; None where there are none."""
+    """Return a pattern of these strings, the longest first; None if there are none."""
     ordered = sorted((re.escape(tag) for tag in tags if tag), key=lambda t: (-len(t), t))
     return re.compile(f"({'|'.join(ordered)})") if ordered else None
 
 
 def cut(text: str, tags: re.Pattern[str] | None) -> list[tuple[str, str]]:
-    """Cut one text at thinking tags into (kind, run): its text, its reasoning, without tags."""
+    """Cut a text at thinking tags into (kind, run) without the tags."""
     runs: list[tuple[str, str]] = []
     kind, opened = TEXT, False
     for index, run in enumerate(tags.split(text) if tags is not None else (text,)):
@@ -62,7 +55,7 @@ def cut(text: str, tags: re.Pattern[str] | None) -> list[tuple[str, str]]:
 
 
 def before_thinking(prompt: str) -> int:
-    """Length of a generation prompt without the thinking that it opens at its end."""
+    """Return the length of a generation prompt without the thinking that it opens at its end."""
     spread = SPREAD.search(prompt)
     if spread is not None and not CLOSING.search(spread[1]):
         return spread.start()

@@ -1,24 +1,15 @@
-"""Tracing: one row taken through a template's own syntax tree, every question written down.
+"""Take a row through a template's syntax tree and record its path; render rows along known paths.
 
-`Tracer.learn` walks the tree that jinja2 parsed, with the row's values as *symbols*: a symbol has
-the value it has in this row and the code that finds it in any other. What the template does with
-symbols becomes operations, what it asks of them becomes questions; both go into the blocks of a
-`Program`. Values that do not come from the row (special tokens, template variables, text of the
-template) are computed on the spot, by the reference's own functions.
-
-Every symbol also knows where it was taken from: from the message at which the template stands
-(``ME``), from a message found otherwise, from a namespace, from the conversation as a whole. What
-is printed is thereby known to be the assistant's own, or somebody else's.
-
-What is not known here is not guessed: an unknown statement, filter or use of a symbol is
-`Untraceable`, with its line.
+`Tracer` walks the tree that jinja2 parsed, with the row's values as symbols that know from which
+message they were taken. What does not come from the row is computed by the reference's own
+functions. An unknown statement, filter or use of a symbol raises `Untraceable` with its line.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from jinja2 import Undefined, nodes
@@ -40,6 +31,7 @@ from tokenmill.chat.program import (
     Memo,
     Method,
     Namespace,
+    NotTraced,
     Refused,
     Rope,
     Run,
@@ -70,41 +62,24 @@ class Continue(Exception):
     """The template goes on with a loop's next item."""
 
 
-class MacroCall(NamedTuple):
-    """A macro about to be run."""
-
-    macro: nodes.Macro
-    frame: Frame
-    values: list[Any]
-    codes: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        """The name of its block's function."""
-        return self.frame.cursor.block.name
-
-
 class Tracer(Expressions):
     """Takes rows through one template and writes their paths into its program."""
 
     def __init__(self, reference: ReferenceTemplate, *, add_generation_prompt: bool) -> None:
         super().__init__(reference.names, reference.environment, tojson)
         self._tree = reference.tree
-        self._variables = {
-            **reference.variables,
-            "add_generation_prompt": add_generation_prompt,
-        }
+        self._variables = {**reference.variables, "add_generation_prompt": add_generation_prompt}
         self._owner_of: Callable[[int], Any] = lambda _: None
         self._out: list[str] = []
 
     # -- one row -----------------------------------------------------------------------------
 
     def learn(self, messages: list[Any], tools: Any) -> None:
-        """Take one row through the template; the program then knows its path."""
+        """Record the path of one row in the program."""
         self._owner_of = {id(message): k for k, message in enumerate(messages)}.get
         frame = self._frame = Frame(self.program.main, [{}])
-        self._messages: Any = Symbol("R.messages", messages, frozenset((WHOLE,)))
-        self._tools: Any = Symbol("R.tools", tools, NOTHING)
+        self._variables["messages"] = Symbol("R.messages", messages, frozenset((WHOLE,)))
+        self._variables["tools"] = Symbol("R.tools", tools, NOTHING)
         self._out = []
         try:
             self._body(self._tree.body)
@@ -119,7 +94,10 @@ class Tracer(Expressions):
             self._emit("body", *self._names.cost(body))
         for node in body:
             try:
-                self._statement(node)
+                visit = getattr(self, f"_do_{type(node).__name__}", None)
+                if visit is None:
+                    raise Untraceable(f"a {type(node).__name__} statement")
+                visit(node)
             except Untraceable as error:
                 error.line = error.line or line_of(node)
                 raise
@@ -127,12 +105,6 @@ class Tracer(Expressions):
                 raise
             except Exception as error:
                 self._fail(error)
-
-    def _statement(self, node: nodes.Node) -> None:
-        visit = getattr(self, f"_do_{type(node).__name__}", None)
-        if visit is None:
-            raise Untraceable(f"a {type(node).__name__} statement", line_of(node))
-        visit(node)
 
     def _do_Output(self, node: nodes.Output) -> None:
         for part in node.nodes:
@@ -143,7 +115,7 @@ class Tracer(Expressions):
                 and isinstance(part.node, nodes.Name)
                 and part.node.name in self._names.macros
             ):
-                self._print_macro(part.node.name, part)
+                self._run_macro(part.node.name, part, None)
             else:
                 self._print(self._value(part))
 
@@ -183,7 +155,7 @@ class Tracer(Expressions):
             if kind not in (int, float, bool, NoneType, list, tuple, dict):
                 raise Untraceable(f"printing a {kind.__name__}")
             if kind in (int, float, bool, NoneType):
-                # A number is nobody's words; that it was printed still counts as the message's.
+                # Numbers of any message count as printed by the one that the template is at.
                 if kind is NoneType and sources:
                     self._emit("none")
                 sources = frozenset((ME,)) if sources else NOTHING
@@ -232,22 +204,14 @@ class Tracer(Expressions):
     def _set_attribute(self, target: nodes.NSRef, value: Any) -> None:
         namespace = self._lookup(target.name)
         if self._kind(namespace) is not Namespace or target.attr.startswith("_"):
-            raise Untraceable(
-                "an attribute set on something else than a namespace", line_of(target)
-            )
+            raise Untraceable("an attribute set on something else than a namespace")
         known = self._frame.known
         for key in [key for key in known if key[1] == target.attr]:
             del known[key]
         sources = sources_of(value)
         if isinstance(value, Joined):
-            code = (
-                "rope(R, "
-                + ", ".join(
-                    f"({self._code(part)}, {owner_code(sources_of(part))})" for part in value.parts
-                )
-                + ")"
-            )
-            held: Any = Rope(value.value)
+            parts = [f"({self._code(p)}, {owner_code(sources_of(p))})" for p in value.parts]
+            code, held = f"rope(R, {', '.join(parts)})", Rope(value.value)
             code = self._let(code, held, sources, Rope, grows=True, fresh=True).code
         else:
             code, held = self._code(value), real(value)
@@ -343,19 +307,16 @@ class Tracer(Expressions):
     # -- loops and macros ---------------------------------------------------------------------
 
     def _slots(self, node: nodes.Node, moved: bool) -> tuple[list[Any], list[str], tuple[int, ...]]:
-        """What a block reads from outside: values, code, and whose they are."""
+        """Return what a block reads from outside: values, their code and their classes."""
         values = [self._lookup(name) for name in self._names.reads(node)]
         if any(isinstance(value, (LoopVariable, Method)) for value in values):
             raise Untraceable("a function or loop kept in a variable", line_of(node))
         values += [self._top(name) for name in self._names.macro_reads(node)]
-        return (
-            values,
-            self._passed(values, moved),
-            tuple(class_of(value, moved) for value in values),
-        )
+        classes = tuple(class_of(value, moved) for value in values)
+        return values, self._passed(values, moved), classes
 
     def _passed(self, values: list[Any], moved: bool) -> list[str]:
-        """Code for values handed to a block, then for the owners of those that need it."""
+        """Return code for values passed to a block, then for the owners of `HELD` ones."""
         codes = [self._code(value) for value in values]
         return codes + [
             owner_code(sources_of(value)) for value in values if class_of(value, moved) == HELD
@@ -364,7 +325,7 @@ class Tracer(Expressions):
     def _enter(
         self, block: TemplateBlock, node: nodes.Node, values: list[Any], moved: bool
     ) -> Frame:
-        """A frame for a block, its values from outside as symbols of their own."""
+        """Return a frame for a block, with its values from outside as symbols."""
         names, inside = self._names.reads(node), entered(values, moved)
         top = zip(self._names.macro_reads(node), inside[len(names) :], strict=True)
         return Frame(block, [dict(top), dict(zip(names, inside, strict=False))])
@@ -489,7 +450,14 @@ class Tracer(Expressions):
         outer.known.clear()
         return kept
 
-    def _macro_call(self, name: str, node: nodes.Call) -> MacroCall:
+    def _run_macro(
+        self, name: str, node: nodes.Call, variable: str | None
+    ) -> tuple[nodes.Macro, list[Any]]:
+        """Run a macro, which prints into a variable or where it is called.
+
+        Returns:
+            The macro, and the values that it was given or may read.
+        """
         macro = self._names.macros[name]
         if node.dyn_args is not None or node.dyn_kwargs is not None:
             raise Untraceable("a macro called with * or **", line_of(node))
@@ -520,9 +488,17 @@ class Tracer(Expressions):
         try:
             arguments = zip(parameters, inside, strict=False)
             self._bind(macro, {name: value for name, value in arguments if name in passed})
+            outer.cursor.emit(("macro", frame.cursor.block.name, tuple(codes), variable))
+            self._body(macro.body)
+            self._emit("end")
+        except (Untraceable, Refused):
+            raise
+        except Exception as error:
+            self._fail(error)
         finally:
             self._frame = outer
-        return MacroCall(macro, frame, values, tuple(codes))
+        outer.known.clear()
+        return macro, values
 
     def _bind(self, macro: nodes.Macro, arguments: Mapping[str, Any]) -> None:
         parameters = [parameter.name for parameter in macro.args]
@@ -540,35 +516,15 @@ class Tracer(Expressions):
                 value = Undefined(name=parameter)
             self._frame.scopes[-1][parameter] = value
 
-    def _run_macro(self, call: MacroCall) -> None:
-        outer, self._frame = self._frame, call.frame
-        try:
-            self._body(call.macro.body)
-            self._emit("end")
-        except (Untraceable, Refused):
-            raise
-        except Exception as error:
-            self._fail(error)
-        finally:
-            self._frame = outer
-        outer.known.clear()
-
-    def _print_macro(self, name: str, node: nodes.Call) -> None:
-        call = self._macro_call(name, node)
-        self._emit("macro", call.name, call.codes, None)
-        self._run_macro(call)
-
     def _call_macro(self, name: str, node: nodes.Call) -> Symbol:
-        call = self._macro_call(name, node)
         variable = self._frame.variable()
-        self._emit("macro", call.name, call.codes, variable)
         outside, self._out = self._out, []
-        self._run_macro(call)
+        macro, values = self._run_macro(name, node, variable)
         text = "".join(self._out)
         self._out = outside
         self._frame.kinds[variable] = str
-        sources: Sources = frozenset().union(*(sources_of(value) for value in call.values))
-        if self._names.loads(call.macro, "messages"):
+        sources: Sources = frozenset().union(*map(sources_of, values))
+        if self._names.reads_messages(macro):
             sources |= {WHOLE}
         return Symbol(variable, text, sources)
 
@@ -581,7 +537,7 @@ class Tracer(Expressions):
         return self._given(name)
 
     def _top(self, name: str) -> Any:
-        """What a name means at the top of the template, where macros look."""
+        """Return the value of a name at the top of the template, where macros look it up."""
         top = self._frame.scopes[0]
         return top[name] if name in top else self._given(name)
 
@@ -590,10 +546,6 @@ class Tracer(Expressions):
             return self._frame.loop
         if name in self._names.macros:
             return Function(name)
-        if name == "messages":
-            return self._messages
-        if name == "tools":
-            return self._tools
         if name in self._variables:
             return self._variables[name]
         if name in FUNCTIONS:
@@ -606,20 +558,8 @@ class Tracer(Expressions):
 # -- templates with their known paths ---------------------------------------------------------
 
 
-class NotTraced(Exception):
-    """The program cannot say what the template prints for this row; causes are few."""
-
-    def __init__(self, cause: str, line: int = 0) -> None:
-        super().__init__(cause)
-        self.cause = cause
-        self.line = line
-
-    def __str__(self) -> str:
-        return f"{self.cause} (line {self.line} of the template)" if self.line else self.cause
-
-
 class Differs(Exception):
-    """A traced path printed something else than the reference."""
+    """A traced path and the reference printed different texts."""
 
 
 class TracedTemplate:
@@ -628,10 +568,6 @@ class TracedTemplate:
     A row whose path is known is rendered by the program. For a new path, the reference renders the
     row, the tracer records the path, and the program must then print the reference's text. After
     one difference all paths are dropped, and every row must be compared with the reference.
-
-    Attributes:
-        learned: Number of rows from which a path was learned.
-        differed: What was rendered when the program first differed from the reference.
     """
 
     def __init__(
@@ -639,8 +575,8 @@ class TracedTemplate:
     ) -> None:
         self.reference = reference
         self.add_generation_prompt = add_generation_prompt
-        self.learned = 0
-        self.differed = ""
+        self.learned = 0  # rows from which a path was learned
+        self.differed = ""  # what was rendered when the program first differed from the reference
         self._tools: dict[bytes, tuple[list[Any], Memo]] = {}
         self._last_tools: tuple[list[Any] | None, bytes, tuple[list[Any], Memo]]
         self._last_tools = None, b"", ([], {})
@@ -651,10 +587,10 @@ class TracedTemplate:
         try:
             self._tracer = Tracer(self.reference, add_generation_prompt=self.add_generation_prompt)
         except Untraceable as error:
-            self._tracer = NotTraced(error.cause, error.line)
+            self._tracer = error
 
     def ban(self, what: str) -> NotTraced:
-        """Drop every path: from now on each row must be compared with the reference."""
+        """Drop every path; from now on each row must be compared with the reference."""
         self.differed = self.differed or what
         self._start()
         return NotTraced("the traced template differed from the reference")
@@ -663,12 +599,12 @@ class TracedTemplate:
         """Render a conversation, learning its path where it is new.
 
         Raises:
-            NotTraced: It cannot be rendered so.
-            RowError: Its path is new, and the reference refuses it.
+            NotTraced: It cannot be traced.
+            RowError: Its path is new, and the template refuses it.
         """
         tracer = self._tracer
         if isinstance(tracer, NotTraced):
-            raise tracer
+            raise tracer.with_traceback(None)  # tracebacks of earlier rows would pile up
         given = alias_reasoning(messages)
         memo: Memo | None = None
         if tools:
@@ -693,7 +629,7 @@ class TracedTemplate:
             raise Differs
 
     def compared(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> Run:
-        """A run that printed exactly what the reference prints for this very conversation."""
+        """Return a run that printed exactly what the reference prints for this conversation."""
         text = self._rendered(messages, tools)
         try:
             run = self.follow(messages, tools)
@@ -704,7 +640,7 @@ class TracedTemplate:
             if run.text == text:
                 return run
             self.ban("a row that both rendered")
-        # Something remembered was wrong: a trace of this conversation alone remembers nothing.
+        # A known path was wrong; trace this conversation alone.
         fresh = TracedTemplate(self.reference, add_generation_prompt=self.add_generation_prompt)
         run = fresh.follow(messages, tools)
         if run.text != text:
@@ -717,7 +653,7 @@ class TracedTemplate:
         )
 
     def _interned(self, tools: list[Any]) -> tuple[list[Any], Memo | None]:
-        """The same list for equal tools, with what loops over it printed."""
+        """Return the same list for equal tools, with what loops over it printed."""
         last, last_key, known = self._last_tools
         if tools is last:  # one row may be rendered in two forms
             return known
@@ -756,9 +692,9 @@ class TracedTemplate:
         try:
             tracer.learn(given, tools)
             run = tracer.program.run(given, tools)
+        except (Inconsistent, Unlearned) as error:
+            raise self.ban(f"one path led to two places: {error}") from error
         except Exception as error:
-            if isinstance(error, (Inconsistent, Unlearned)):
-                raise self.ban(f"one path led to two places: {error}") from error
             raise _not_traced(error) from error
         self.learned += 1
         if run.text != expected:
@@ -780,7 +716,7 @@ class TracedTemplate:
 
 
 def _not_traced(error: Exception) -> NotTraced:
-    if isinstance(error, Untraceable):
+    if isinstance(error, NotTraced):
         return NotTraced(error.cause, error.line)
     if isinstance(error, Refused):
         return NotTraced("the template fails on the row")

@@ -1,19 +1,10 @@
 r"""Find each message's part of a rendered text, and the part of it that is trained.
 
-A template prints every message while its loop is at it. What it printed there is the message's
-turn, empty or not; a `program.Run` says where that was. Of an assistant's turn the beginning is not
-the model's: the generation prompt gives it. What a model would have written after that, up to the
-token that ends its turn, is trained::
+What a template prints while its loop is at a message is the message's turn. In an assistant's turn,
+what follows the generation prompt is trained, up to and including the end-of-turn token::
 
     <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\nHello<|im_end|>\n
     └──────── turn of user ────────┘└─ generation prompt ─┘└─────────── trained ─────────────┘
-                                    └────────────────── turn of assistant ─────────────────────┘
-
-The generation prompt of a template is what it prints after a small conversation of ours when asked
-for one (`Openings`): a function of template and recipe alone, never of rows seen before.
-
-`TurnJudge.settle` is where a mask is made and checked: each assistant's turn is in one piece,
-nothing an assistant said is printed nowhere, and no other message's words are in its turn.
 """
 
 from __future__ import annotations
@@ -22,7 +13,7 @@ import json
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import accumulate, pairwise
 from typing import Any
@@ -31,7 +22,7 @@ from tokenmill.chat.calls import strings
 from tokenmill.chat.pictures import Picture
 from tokenmill.chat.program import Run
 from tokenmill.chat.template import REASONING_KEYS
-from tokenmill.chat.thinking import REASONING, TAG, TEXT, any_of, before_thinking, cut
+from tokenmill.chat.thinking import REASONING, TAG, TEXT, before_thinking, cut
 from tokenmill.errors import RowError
 
 Span = tuple[int, int]
@@ -56,7 +47,7 @@ class Settled:
 
 
 def common_prefix(left: str, right: str) -> str:
-    """What two texts start with, in whole units: a tag, a word, one other character."""
+    """Return the common prefix in whole units: a tag, a word, one other character."""
     if left.startswith(right):
         return right
     if right.startswith(left):
@@ -70,7 +61,7 @@ def common_prefix(left: str, right: str) -> str:
 
 
 def unproven(why: str) -> RowError:
-    """A rejection: it cannot be shown which tokens are the assistant's."""
+    """Return the rejection of a row whose trained part cannot be proven."""
     return RowError(why, reason="mask_unproven")
 
 
@@ -107,7 +98,6 @@ CONVERSATIONS: list[Messages] = [
         _says("assistant", "<think>\nHm.\n</think>\n\nHello."),
     ],
 ]
-"""Small conversations of every kind."""
 _AFTER: dict[str, list[Messages]] = {
     "tool": [
         [_says("user"), _CALL, _RESULT],
@@ -121,15 +111,18 @@ _AFTER: dict[str, list[Messages]] = {
 
 @dataclass(slots=True)
 class Opening:
-    """What a model is given before it writes: the prompts to look for, longest claim first."""
+    """The generation prompts that may begin an assistant's turn, the most likely first."""
 
     prompts: tuple[str, ...]
-    skips: tuple[int, ...]  # how much of each is not trained: all, or all but thinking it opens
-    silent: bool  # whether the template gives the model nothing after such a message
+    skips: tuple[int, ...]  # untrained length of each: all, or all but the thinking that it opens
+    silent: bool  # whether the template prints no prompt after such a message
 
 
 class Openings:
-    """The generation prompts of one template."""
+    """The generation prompts of one template, found with small conversations of our own.
+
+    They depend on the template and the recipe alone, never on rows.
+    """
 
     def __init__(
         self,
@@ -142,14 +135,14 @@ class Openings:
         self._prompts: dict[str, str | None] = {}
 
     def _follow(self, messages: Messages, prompt: bool) -> Run:
-        """Without tools; with one where the template insists."""
+        """Render without tools, or with one if the template refuses that."""
         try:
             return self._render(messages, None, prompt)
         except RowError:
             return self._render(messages, [TOOL], prompt)
 
     def after(self, role: str | None) -> Opening:
-        """What opens a turn after a message of this role."""
+        """Return what opens a turn after a message of this role."""
         known = self._known.get(role)
         if known is None:
             known = self._known[role] = self._find(role)
@@ -168,7 +161,7 @@ class Openings:
         return Opening(prompts, tuple(map(self.untrained, prompts)), silent)
 
     def named(self, opening: Opening, name: str) -> Opening:
-        """With a name where the role stands, before what it is without."""
+        """Add the prompts with a name in place of the role."""
         prompts = [prompt.replace("assistant", name) for prompt in opening.prompts]
         return self._opening([*prompts, *opening.prompts], opening.silent)
 
@@ -179,7 +172,7 @@ class Openings:
         return self._prompts[kind]
 
     def _asked_and_unasked(self, kind: str) -> tuple[Run, Run] | None:
-        """The first such conversation that the template takes, with the prompt and without."""
+        """Render the first conversation that the template takes, with and without the prompt."""
         for messages in _AFTER[kind]:
             try:
                 return self._follow(messages, True), self._follow(messages, False)
@@ -189,7 +182,7 @@ class Openings:
 
     @cached_property
     def standing(self) -> bool:
-        """Whether the template prints the generation prompt also when it is not asked to."""
+        """Whether the template always prints the generation prompt."""
         found = self._asked_and_unasked("user")
         if found is None:
             return False
@@ -198,7 +191,7 @@ class Openings:
 
     @cached_property
     def closer(self) -> str:
-        """What closes an assistant turn after its own part: printed at the end, or by the next."""
+        """What ends an assistant's turn outside its own part: at the end, or in the next turn."""
         if self.standing:
             return ""
         user, assistant = _says("user"), _says("assistant")
@@ -213,7 +206,7 @@ class Openings:
 
     @cached_property
     def lead(self) -> str:
-        """What every assistant turn begins with in a template without a generation prompt."""
+        """What assistant turns begin with in a template without a generation prompt."""
         leads = []
         for turn in (_says("assistant"), _CALL):
             try:
@@ -222,13 +215,13 @@ class Openings:
                 continue
             found = pieces_of(run, [0, *accumulate(map(len, run.out))]).get(1)
             if found is not None and found[0] >= 0:
-                first = found[0]
-                leads.append("".join(run.out[first : _first_words(run, first)]))
+                own = next((place for place in run.own if place >= found[0]), len(run.out))
+                leads.append("".join(run.out[found[0] : own]))
         return reduce(common_prefix, leads) if leads else ""
 
 
 def tail(run: Run) -> str:
-    """What was printed after the last message."""
+    """Return what was printed after the last message."""
     return "".join(run.out[run.marks[-1][0] :]) if run.marks else ""
 
 
@@ -241,17 +234,12 @@ def _turn(run: Run, k: int) -> str:
 
 
 def _difference(asked: Run, unasked: Run) -> str:
-    """The generation prompt: printed after the last message, or in its turn."""
+    """Return the generation prompt, printed after the last message or in its turn."""
     last = tail(asked)
     if last.strip():
         return last
     with_prompt, without = "".join(asked.out), "".join(unasked.out)
     return with_prompt[len(without) :] if with_prompt.startswith(without) else ""
-
-
-def _first_words(run: Run, start: int) -> int:
-    index = bisect_left(run.own, start)
-    return run.own[index] if index < len(run.own) else len(run.out)
 
 
 # -- one render -------------------------------------------------------------------------------
@@ -263,20 +251,14 @@ class TurnJudge:
 
     openings: Openings
     turn_end: str  # "stop" or "turn"
-    tags: set[str]  # the thinking tags that the template knows
-    generation: bool  # whether the template itself says what is trained
-    thinking: re.Pattern[str] | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.thinking = any_of(self.tags)
+    thinking: re.Pattern[str] | None  # matches the thinking tags of the template
+    generation: bool  # whether the template has generation blocks
 
     def settle(self, run: Run, messages: Messages, trained: Sequence[int] | None) -> Settled:
-        """Find the turns and the trained spans of one render.
+        """Find the turns and the trained spans of one render, and check the spans.
 
-        Args:
-            run: The render.
-            messages: The conversation.
-            trained: Indices of the messages that are to be trained, None for everything.
+        Each assistant's turn must be in one piece and contain all that the assistant said and
+        nothing that another message said. ``trained`` are indices of messages, None: everything.
 
         Raises:
             RowError: template_drops_content or mask_unproven.
@@ -303,10 +285,10 @@ class TurnJudge:
         return settled
 
     def closing(self, run: Run, k: int) -> tuple[int, int | None]:
-        """Where an assistant's own words end in a render, and where what closes its turn does.
+        """Return where an assistant's own words end in a render, and where its turn ends.
 
-        Nothing is checked but that the turn is in one piece, since a model may sample anything. The
-        second is None where the template prints other messages in the same turn.
+        The turn must be in one piece; a model may sample anything, so nothing else is checked. The
+        second is None if the template prints other messages in the same turn.
         """
         position = list(accumulate(map(len, run.out), initial=0))
         pieces = pieces_of(run, position)
@@ -391,10 +373,9 @@ class TurnJudge:
         k: int,
         opening: Opening,
     ) -> int:
-        """Where what the model writes begins in a turn.
+        """Return where the model's part of a turn begins.
 
-        ``lead`` is what the turn prints before the message's own words, ``opening`` what a model
-        may have been given before it.
+        ``lead`` is what the turn prints before the message's own words.
         """
         for prompt, skip in zip(opening.prompts, opening.skips, strict=True):
             if text.startswith(prompt, begin):
@@ -424,10 +405,10 @@ class TurnJudge:
     def _unclosed(
         self, settled: Settled, start: int, end: int, words_end: int, words: str, k: int
     ) -> int:
-        """Where what is trained ends in a turn that prints no token after its words.
+        """Return where the trained part ends in a turn that prints no token after its words.
 
-        Whitespace closes it (RWKV: a blank line), or what is printed only when the next turn or the
-        end of the conversation is reached (Apertus), or nothing does.
+        Whitespace ends the turn (RWKV: a blank line), or what the template prints at the next turn
+        or at the end of the conversation (Apertus), or nothing does.
         """
         text, following = settled.text, settled.ends[k]
         said = bool(text[start:end].strip())
@@ -453,7 +434,7 @@ class TurnJudge:
         position: list[int],
         trained: Sequence[int],
     ) -> None:
-        """The spans that the template's own generation blocks say."""
+        """Take the spans from the template's own generation blocks."""
         if len(run.generation) % 2:
             raise unproven("the template's generation blocks could not be followed")
         assistants = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
@@ -485,18 +466,17 @@ class TurnJudge:
                 words = [*said.get(k, ()), *said.get(-1, ())]
                 check_printed(messages[k], k, words, "", k == last, self.thinking)
             except RowError as error:
-                # Its author has said what is trained, also of turns it prints only in part: that
-                # is taken as said, and recorded.
+                # The template's author decides what is trained, even of turns that are printed
+                # only in part.
                 settled.dropped = error.message
         settled.spans = spans
 
 
 def _reached(prompt: str, turn: str, lead: str, untrained: Callable[[str], int]) -> int | None:
-    """How far a generation prompt reaches into a turn that does not begin with all of it.
+    """Return how far a generation prompt reaches into a turn that does not begin with all of it.
 
     The turn may print something before it (a default system message), other whitespace around it,
-    other thinking than the prompt opens, or only its first part. ``lead`` is what the turn prints
-    before the message's own words.
+    other thinking than the prompt opens, or only its first part.
     """
     place = turn.rfind(prompt[: before_thinking(prompt)].strip(), 0, len(lead))
     if place >= 0:
@@ -508,7 +488,7 @@ def _reached(prompt: str, turn: str, lead: str, untrained: Callable[[str], int])
 
 
 def pieces_of(run: Run, position: list[int]) -> dict[int, Span]:
-    """Where each message was printed: first fragment and the one after the last.
+    """Return where each message was printed: its first fragment and the one after its last.
 
     The first is -1 for a message that was printed in several places.
     """
@@ -528,9 +508,9 @@ def pieces_of(run: Run, position: list[int]) -> dict[int, Span]:
 
 
 def add_unlooped(run: Run, position: list[int], pieces: dict[int, Span]) -> None:
-    """Give what was printed outside the loop to the one message that it was taken from.
+    """Assign what was printed outside the loop to the one message that it was taken from.
 
-    Templates print a system message before the loop, or the last turn after it.
+    Some templates print a system message before the loop, or the last turn after it.
     """
     marks = [(0, -1), *run.marks, (len(run.out), -1)]
     for (first, owner), (stop, _) in pairwise(marks):
@@ -549,7 +529,7 @@ def _owner_at(run: Run, place: int) -> int:
 
 
 def ends_of(messages: Messages, pieces: dict[int, Span], position: Sequence[int]) -> list[int]:
-    """The end of every turn: where the next message that is printed begins."""
+    """Return the end of every turn: where the next message that is printed begins."""
     ends: list[int] = []
     following = position[-1]
     for k in range(len(messages) - 1, -1, -1):
@@ -569,7 +549,7 @@ def _short(text: str) -> str:
 
 
 def _check_taken(run: Run, first: int, stop: int, message: dict[str, Any], k: int) -> None:
-    """Refuse a turn in which the template prints another message's words."""
+    """Raise if the template prints another message's words in a turn."""
     for place, owner in run.taken:
         if owner == k or not first <= place < stop:
             continue
@@ -587,16 +567,11 @@ def check_printed(
     thinking: re.Pattern[str] | None,
     turn: str = "",
 ) -> None:
-    """Refuse what an assistant said and the template prints nowhere.
+    """Raise if the template does not print what the assistant said in message `k`.
 
-    Args:
-        message: The assistant's message.
-        k: Its number.
-        said: What the template took from it and printed in its turn.
-        text: The whole render.
-        last: Whether it is the last assistant turn, whose reasoning must be printed, too.
-        thinking: Thinking tags of the template.
-        turn: The text of the turn: a template may print numbers and truth values in its own words.
+    ``said`` is what the template took from the message and printed in its turn. The reasoning of
+    the ``last`` assistant turn must be printed, too. Numbers and booleans may be printed in the
+    template's own form anywhere in ``turn``, the text of the turn.
     """
     content = message.get("content")
     if isinstance(content, str):
@@ -659,7 +634,7 @@ def _check_text(
 
 
 def _is_all_there(content: str, said: list[str], thinking: re.Pattern[str] | None) -> bool:
-    """Whether a text is what was said, in this order, with nothing but thinking tags around it."""
+    """Whether a text consists of what was said, in this order, and of thinking tags."""
     rest: list[str] = []
     place = 0
     for fragment in said:
@@ -714,13 +689,12 @@ def _words(value: Any) -> Iterator[Any]:
 
 
 def _quoted(word: str) -> Iterator[str]:
-    """How a text looks inside JSON."""
     yield json.dumps(word, ensure_ascii=False)[1:-1]
     yield json.dumps(word)[1:-1]
 
 
 def _forms(word: Any) -> Iterator[str]:
-    """How a template may write a value that is no text."""
+    """Yield how a template may print a value that is not a text."""
     yield str(word)
     if isinstance(word, bool):
         yield json.dumps(word)

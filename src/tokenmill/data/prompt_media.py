@@ -24,7 +24,7 @@ from tokenmill.build.expansion import Expander
 from tokenmill.build.externals import Externals, digest_of
 from tokenmill.chat import Rendering
 from tokenmill.chat.calls import IMAGE_PARTS, is_media
-from tokenmill.chat.pictures import MediaTokens, Picture
+from tokenmill.chat.pictures import VALUES, MediaTokens, Picture
 from tokenmill.data.prompt_rows import (
     MEDIA,
     Convention,
@@ -41,7 +41,6 @@ from tokenmill.sources.index import Shelf
 from tokenmill.tokenizers.encoder import Encoder
 
 DEFAULT_PATCH_SIZE = 14  # pixels; what trainers assume of an image processor without one
-_VALUES = ("image", "image_url", "url", "path", "base64", "bytes", "data", "source")
 _PROBE_SIZES: tuple[Size, ...] = ((28, 28), (97, 61), (640, 480), (1000, 30), (3000, 2000))
 _MAX_SIZES = 1 << 16  # loaded sizes in memory
 
@@ -317,7 +316,7 @@ def _images_of(prompt: str | Messages, bare: list[Any]) -> list[_Image]:
     waiting = iter(bare)
     found = []
     for part in _media_parts(prompt):
-        value = next((part[name] for name in _VALUES if part.get(name) is not None), None)
+        value = next((part[name] for name in VALUES if part.get(name) is not None), None)
         if value is None:
             value = next(waiting, None)
         if value is None:
@@ -394,7 +393,7 @@ class TrainerLoading:
         return [self._probe(part, size) for size in _PROBE_SIZES]
 
     def size(self, part: dict[str, Any], size: Size, name: str) -> Size:
-        options = {key: "" if key in _VALUES else value for key, value in part.items()}
+        options = {key: "" if key in VALUES else value for key, value in part.items()}
         found = self._known(json.dumps(options, sort_keys=True, default=str), size)
         if isinstance(found, str):
             raise RowError(f"{name} cannot be loaded: {found}", reason="bad_media")
@@ -402,7 +401,7 @@ class TrainerLoading:
 
     def _probe(self, part: str, size: Size) -> Size | str:
         options: dict[str, Any] = json.loads(part)
-        name = next((name for name in _VALUES if name in options), "image")
+        name = next((name for name in VALUES if name in options), "image")
         blank = {**options, name: Pictures.blank(*size)}
         try:
             found = self._function([{"role": "user", "content": [blank]}], self._processor)

@@ -24,8 +24,8 @@ from tokenmill._core.publish import Staging
 from tokenmill.build.executors import allowed_cores, cpu_quota, usable_cores
 from tokenmill.build.outcome import LIBRARIES, installed_versions
 from tokenmill.chat import ChatSpec
+from tokenmill.chat.program import NotTraced
 from tokenmill.chat.render import Template
-from tokenmill.chat.trace import NotTraced
 from tokenmill.chat.turns import CONVERSATIONS, TOOL
 from tokenmill.errors import RowError, TemplateError, TokenmillError
 from tokenmill.sources.rows import open_rows
