@@ -26,7 +26,6 @@ def fresh(name: str = "byte_level") -> Tokenizer:
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of what was loaded, in order."""
     seen: list[str] = []
 
     def counted(owner: type, method: str, name: str) -> None:
