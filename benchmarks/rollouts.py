@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.rl.faults import TOOLS, words
-from tests.rl.simulated import sample
+from tests.rl.simulated import World
 
 from benchmarks.data import shared
 from benchmarks.measure import one_core
@@ -87,11 +87,12 @@ def _judge(report: Report, directory: Path) -> None:
     tokenizer = load(path, backend="file")
     assert isinstance(tokenizer.template, str)
     template = ReferenceTemplate(tokenizer.template, tokenizer.special_tokens, None)
+    world = World(tokenizer, template)
     rng = random.Random(0)
     rows = []
     for number in range(TRAJECTORIES):
         share = 0.02 if number % 3 == 0 else 0.0
-        row = sample(tokenizer, template, _conversation(rng), TOOLS, rng=rng, share=share)
+        row = world.sample(_conversation(rng), TOOLS, share=share)
         assert row is not None
         rows.append(row)
     tokens = sum(len(row["token_ids"]) for row in rows) / len(rows)

@@ -24,18 +24,14 @@ CASES: dict[str, dict[str, Any]] = {
     "packed_keep": {"pack": {"length": 64, "window": 20}, "last": "keep"},
     "packed_first_fit": {"pack": {"length": 64, "window": 33, "method": "first_fit"}},
     "packed_split": {"pack": {"length": 24, "window": 20, "oversize": "split"}, "last": "drop"},
-    "packed_dropping": {
-        "pack": {"length": 20, "window": 2, "oversize": "drop"},  # some windows have no pack
-        "last": "keep",
-    },
+    # Some windows have no pack.
+    "packed_dropping": {"pack": {"length": 20, "window": 2, "oversize": "drop"}, "last": "keep"},
     "packed_balanced": {"pack": {"length": 64, "window": 40, "method": "balanced"}},
     "mixed": {"mix": {"by": "rows", "exhausted": "repeat"}},
     "mixed_stop": {"mix": {"by": "tokens", "exhausted": "stop"}, "last": "keep"},
     "mixed_drop": {"mix": {"by": "trained_tokens", "exhausted": "drop"}, "last": "keep"},
-    "mixed_packed": {
-        "mix": {"by": "rows", "exhausted": "drop"},
-        "pack": {"length": 64, "window": 25},
-    },
+    "mixed_packed": {"mix": {"by": "rows", "exhausted": "drop"},
+                     "pack": {"length": 64, "window": 25}},
 }  # fmt: skip
 """Name → what differs from a plain loader.
 
@@ -43,8 +39,7 @@ CASES: dict[str, dict[str, Any]] = {
 loops over single epochs with ``drop_last=False`` and ``True``.
 """
 
-RANK_FREE = [name for name in CASES if name != "packed_balanced"]
-"""Streams that do not depend on the number of ranks: all but one."""
+RANK_FREE = [name for name in CASES if name != "packed_balanced"]  # independent of ranks
 
 
 def data_of(corpus: Corpus, name: str) -> View | Mixture:

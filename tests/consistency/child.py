@@ -1,8 +1,4 @@
-"""A trainer's process: opens the stores, loads a state, consumes batches, reports.
-
-A *job* is one JSON line; so is the report. ``python -m tests.consistency.child`` runs one job in
-a fresh interpreter; `in_new_process` runs it in a process that a zygote forks.
-"""
+"""A trainer's process: opens the stores, loads a state, consumes batches, reports in JSON."""
 
 from __future__ import annotations
 
@@ -47,7 +43,6 @@ def serve(job: dict[str, Any]) -> dict[str, Any]:
         for batch in run_of(loader, job["case"], job.get("epochs")):
             batches.append(digest(batch))
             if job.get("log"):
-                # What a trainer does between steps: remember where it is.
                 record = {"batch": batches[-1], "state": loader.state_dict()}
                 with open(job["log"], "a") as log:
                     log.write(json.dumps(record) + "\n")
@@ -64,7 +59,6 @@ def print_report(job: dict[str, Any]) -> int:
 
 
 def in_new_process(zygote: Zygote, job: dict[str, Any]) -> dict[str, Any]:
-    """Run one job in a forked process that has no store open."""
     (done,) = zygote.run({"call": "tests.consistency.child:print_report", "argument": job})
     assert done.exit == 0, done
     return dict(done.said)

@@ -26,7 +26,6 @@ def lengths_of(name: str) -> list[int]:
 
 
 def build(root: Path) -> None:
-    """Write both stores, each of several slices."""
     for name in SIZES:
         make_store(root, slices_of(name), name="corpus-" + name)
 
@@ -52,7 +51,7 @@ def slices_of(name: str) -> list[SliceColumns]:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The stores, opened, and their rows as plain lists, numbered through ("one", then "two")."""
+    """Both stores; their rows are numbered through ("one", then "two")."""
 
     root: Path
 

@@ -1,8 +1,7 @@
 """The eager reference: what each stream must serve, as plain Python lists.
 
-Nothing here is lazy, vectorised or windowed by cleverness: an epoch is a list of samples, made
-whole; a global batch is a slice of it; a cursor is (epoch, place in the list). It shares with the
-product only the one-window packing, which has plain twins of its own in tests/data.
+An epoch is a list of samples, a global batch a slice of it, a cursor (epoch, place in the list). It
+shares with the product only the packing of one window, which has plain oracles in tests/data.
 """
 
 from __future__ import annotations

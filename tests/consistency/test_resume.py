@@ -8,7 +8,7 @@ import random
 import signal
 from collections.abc import Callable, Iterable
 from functools import partial
-from itertools import count
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +21,18 @@ from tests.faults.tools import Zygote
 
 EPOCHS = 3
 REPORT = "tests.consistency.child:print_report"
-WHOLE = ("packed",)
-"""Streams of which `make test` tries every step in a process of its own; `make soak`: of all."""
+ENVIRONMENTS = (
+    {"PYTHONHASHSEED": "0", "TZ": "Asia/Tokyo", "LC_ALL": "C"},
+    {"PYTHONHASHSEED": "12345", "TZ": "America/New_York", "LC_ALL": "C.UTF-8"},
+)
 
 
-def streams(some: int, every: int) -> list[Any]:
-    """Every stream with `some`; those of `WHOLE`, and in a soak all, with `every` instead."""
-    soak = pytest.mark.soak
-    return [pytest.param(name, some) for name in CASES if name not in WHOLE] + [
-        pytest.param(name, every, marks=() if name in WHOLE else soak) for name in CASES
-    ]
+def in_a_soak(number: int) -> list[Any]:
+    return [pytest.param(name, number, marks=pytest.mark.soak) for name in CASES]
 
 
 def uninterrupted(corpus: Corpus, name: str, **more: Any) -> tuple[list[str], list[dict[str, Any]]]:
-    """Digest of every batch, and the state before the first and behind each."""
+    """Digest of every batch, and the state before the first and after each."""
     loader = loader_of(corpus, name, **more)
     states, batches = [loader.state_dict()], []
     for batch in run_of(loader, name, EPOCHS):
@@ -50,7 +48,9 @@ def job(corpus: Corpus, name: str, state: Any, take: int | None, **more: Any) ->
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "share"), streams(some=5, every=1))
+@pytest.mark.parametrize(
+    ("name", "share"), [*((name, 3 if name == "packed" else 12) for name in CASES), *in_a_soak(1)]
+)
 def test_resume_at_every_step(corpus: Corpus, zygote: Zygote, name: str, share: int) -> None:
     """One step of so many in a new process, the others with new objects in this one."""
     batches, states = uninterrupted(corpus, name)
@@ -83,7 +83,7 @@ def resume_in_a_chain(
     assert served == batches
 
 
-@pytest.mark.parametrize(("name", "times"), streams(some=8, every=30))
+@pytest.mark.parametrize(("name", "times"), [("packed", 8), ("mixed_drop", 4), *in_a_soak(30)])
 def test_chained_resumes_in_new_processes(
     corpus: Corpus, zygote: Zygote, name: str, times: int
 ) -> None:
@@ -94,24 +94,25 @@ def test_chained_resumes_in_new_processes(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("take", [9, pytest.param(1, marks=pytest.mark.soak)])
-def test_chained_resumes_in_fresh_interpreters(corpus: Corpus, take: int) -> None:
-    """Nothing is inherited at all: 36 batches, each epoch ending with a partial one."""
-    seeds = count()
+@pytest.mark.parametrize("name", ["rows_keep", "mixed_packed"])
+@pytest.mark.parametrize("times", [1, pytest.param(12, marks=pytest.mark.soak)])
+def test_chained_resumes_in_fresh_interpreters(corpus: Corpus, name: str, times: int) -> None:
+    """Nothing is inherited: neither memory, nor hash seed, locale and time zone."""
+    environments = cycle(ENVIRONMENTS)
 
     def run(job: dict[str, Any]) -> dict[str, Any]:
-        return in_fresh_interpreter(job, PYTHONHASHSEED=str(next(seeds)))
+        return in_fresh_interpreter(job, **next(environments))
 
-    resume_in_a_chain(corpus, "rows_keep", [take] * (EPOCHS * 12 // take), run)
+    takes = [len(uninterrupted(corpus, name)[0]) // (times + 1)] * times
+    resume_in_a_chain(corpus, name, takes, run)
 
 
 @pytest.mark.parametrize("prefetch", [1, 7])
 @pytest.mark.parametrize("name", ["rows_keep", "packed", "mixed"])
 def test_resume_counts_what_was_handed_out_not_what_was_prefetched(
-    corpus: Corpus, zygote: Zygote, name: str, prefetch: int
+    corpus: Corpus, name: str, prefetch: int
 ) -> None:
-    run, geometry = partial(in_new_process, zygote), {"prefetch": prefetch}
-    resume_in_a_chain(corpus, name, [4] * 6, run, geometry=geometry)
+    resume_in_a_chain(corpus, name, [4] * 6, serve, geometry={"prefetch": prefetch})
 
 
 @pytest.mark.slow
@@ -119,11 +120,15 @@ def test_resume_counts_what_was_handed_out_not_what_was_prefetched(
     "workers", [None, {"num_workers": 2, "prefetch_factor": 3}], ids=["thread", "workers"]
 )
 def test_crash_of_a_trainer_with_the_prefetch_full_loses_and_repeats_nothing(
-    corpus: Corpus, host_zygote: Zygote, tmp_path: Path, workers: dict[str, Any] | None
+    corpus: Corpus,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    workers: dict[str, Any] | None,
 ) -> None:
     """SIGKILL at several steps; the next process goes on from the last state on disk."""
     if workers is not None:
         pytest.importorskip("torch")
+    zygote: Zygote = request.getfixturevalue("zygote" if workers is None else "host_zygote")
     batches, _ = uninterrupted(corpus, "rows_keep")
     log = tmp_path / "steps.jsonl"
     served: list[str] = []
@@ -132,12 +137,11 @@ def test_crash_of_a_trainer_with_the_prefetch_full_loses_and_repeats_nothing(
         log.unlink(missing_ok=True)
         task = job(corpus, "rows_keep", state, take, log=str(log), die=True, torch=workers,
                    geometry={"prefetch": 0 if workers else 6})  # fmt: skip
-        (crashed,) = host_zygote.run({"call": REPORT, "argument": task})
+        (crashed,) = zygote.run({"call": REPORT, "argument": task})
         assert crashed.exit == -signal.SIGKILL, crashed
         steps = [json.loads(line) for line in log.read_text().splitlines()]
         assert len(steps) == take
         served += [step["batch"] for step in steps]
         state = steps[-1]["state"]
-    (last,) = host_zygote.run({"call": REPORT, "argument": job(corpus, "rows_keep", state, None)})
-    served += last.said["batches"]
+    served += in_new_process(zygote, job(corpus, "rows_keep", state, None))["batches"]
     assert served == batches

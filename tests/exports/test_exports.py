@@ -1,8 +1,4 @@
-"""Every format read back by somebody else's reader: the rows of the store, value for value.
-
-The index of Megatron's format is read by a reader of our own, written here from the description of
-the format; everything else by pyarrow, `datasets` and `json`.
-"""
+"""Every format read back by another reader: the rows of the store, value for value."""
 
 from __future__ import annotations
 
@@ -69,7 +65,6 @@ def origin_of(row: Row) -> dict[str, Any]:
 
 
 def check_records(records: list[dict[str, Any]], store: Store, mask: str, *, text: bool) -> None:
-    """Records of parquet, arrow or jsonl against the store's rows and what was carried."""
     assert len(records) == len(store)
     for number, (record, row) in enumerate(zip(records, store, strict=True)):
         assert record["input_ids"] == row.input_ids.tolist()
@@ -145,7 +140,6 @@ def test_file_of_arrow_opens_as_a_dataset_without_a_copy(store: Store, tmp_path:
 
 
 def check_trainer(records: Any, rows: Any, *also: str) -> None:
-    """Records of hf against rows: the columns a trainer takes, and those that were asked for."""
     assert len(records) == len(rows)
     for record, row in zip(records, rows, strict=True):
         assert list(record) == ["input_ids", "attention_mask", "labels", *also]

@@ -1,8 +1,4 @@
-"""Groups as records: every side of the store's groups, value for value, in the order of a run.
-
-The oracle makes a record from the rows of a group with lists; where groups are ordered, and which
-answer a KTO row is mismatched with, is asked of the loader.
-"""
+"""Groups as records: every side of the store's groups, value for value, in the order of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +10,6 @@ import pytest
 import tokenmill as tm
 from tests.build.making import INLINE, TOKENIZER, write_rows
 from tests.build.test_groups import kto, pair, ranked
-from tests.cli.harness import Shell
 from tests.exports.test_exports import labels_of, read_arrow, read_parquet
 from tokenmill.errors import UsageError
 from tokenmill.exports import export_files as plans
@@ -41,13 +36,11 @@ def feedback(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 def of_row(row: Row, prefix: str) -> dict[str, list[int]]:
-    """The columns of one sequence, by the words of the documents."""
     values = (row.input_ids.tolist(), [1] * len(row), labels_of(row))
     return {prefix + name: value for name, value in zip(COLUMNS, values, strict=True)}
 
 
 def records_of(data: Any) -> list[dict[str, Any]]:
-    """The pairs of a store or view as records."""
     return [
         of_row(group.rows[0], "chosen_") | of_row(group.rows[1], "rejected_")
         for group in data.groups
@@ -118,19 +111,6 @@ def test_margins_origins_and_carried_columns_on_wish(pairs: Store, tmp_path: Pat
         row = group.rows[0]
         assert (record["margin"], record["id"]) == (group.margin, row.carried["id"])
         assert record["origin"]["line"] == row.origin.line
-
-
-def test_splits_on_the_command_line_part_no_group(
-    pairs: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shares = {"train": 0.7, "validation": 0.3}
-    wishes = [f"--split={name}={share}" for name, share in shares.items()]
-    out = tmp_path / "a"
-    command = ("export", pairs.path, "--format", "hf", "--out", out, *wishes)
-    assert f"{COUNT} groups" in Shell(capsys)(*command).err
-    assert Shell(capsys)(*command, "--json").json["rows"] == COUNT
-    for name, part in zip(shares, tm.split(pairs, shares, seed=0), strict=True):
-        assert read(out / name) == records_of(part)
 
 
 def test_what_no_host_takes_is_refused(pairs: Store, feedback: Store, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
 from itertools import pairwise
@@ -98,25 +97,6 @@ def test_full_disk_is_an_error_and_leaves_nothing(
     assert not tm.export(store, name, tmp_path / "out", **options(name)).found
 
 
-PROGRAM = """
-import os, resource, signal, sys
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-from tokenmill.cli import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def test_limit_on_file_sizes_is_a_typed_error_on_the_command_line(
-    store: Store, tmp_path: Path
-) -> None:
-    done = python(PROGRAM, "export", store.path, "--format", "arrow", "--json",
-                  "--out", tmp_path / "o.arrow")  # fmt: skip
-    assert done.returncode == 1, done.stderr
-    assert json.loads(done.stdout)["error"]["type"] == "CacheError"
-    assert not any(tmp_path.iterdir())
-
-
 KILLED = """
 import os, signal, sys
 import tokenmill as tm
@@ -151,7 +131,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["parquet", "megatron"])
 def test_memory_does_not_grow_with_rows(tmp_path: Path, name: str) -> None:
-    """8 and 32 times a store of 2.5 MB: what is held is a block, not the rows."""
+    # 8 and 32 times a store of 2.5 MB: what is held is a block, not the rows.
     base = make_store(tmp_path / "cache", [make_columns([500] * 1000)])
     peaks = []
     for times in (8, 32):

@@ -21,8 +21,8 @@ class Clean(NamedTuple):
     said: dict[str, object]
 
 
-def build_cleanly(zygote: Zygote, directory: Path, files: int) -> Clean:
-    sources, cache = write_sources(directory / "sources", files), directory / "cache"
+def build_cleanly(zygote: Zygote, directory: Path, files: int = FILES, rows: int = 4) -> Clean:
+    sources, cache = write_sources(directory / "sources", files, rows), directory / "cache"
     outcome = zygote.one(prepare_arguments(sources, cache))
     assert outcome.exit == 0, outcome.stderr
     return Clean(sources, cache, picture(cache), outcome.said)
@@ -31,7 +31,7 @@ def build_cleanly(zygote: Zygote, directory: Path, files: int) -> Clean:
 @pytest.fixture(scope="session")
 def clean(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Clean:
     """A clean build; tests must not write into its cache."""
-    return build_cleanly(zygote, tmp_path_factory.mktemp("clean"), FILES)
+    return build_cleanly(zygote, tmp_path_factory.mktemp("clean"))
 
 
 @pytest.fixture

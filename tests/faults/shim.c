@@ -7,8 +7,7 @@
  * Calls are names joined by commas: open write fsync close link rename mkdir. Actions: count
  * (nothing), kill (before the call), die (after it), error (the call is not made), lost (it is
  * made, yet an error is reported), short (half of a write is made). With TOKENMILL_NO_LOCKS set,
- * file locks are granted to whoever asks. TOKENMILL_OPENED=<file>|<directory> writes down which
- * process opens what in a directory.
+ * file locks are granted to whoever asks.
  *
  * Disks are never waited for: what a killed process wrote, the kernel still has.
  */
@@ -26,7 +25,6 @@
 #include <unistd.h>
 
 static char calls[256], directory[4096], action[16];
-static char opened_log[4096], opened_directory[4096];
 static long nth, sticky, code, seen;
 
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
@@ -42,20 +40,7 @@ void tokenmill_arm(const char *spec) {
 long tokenmill_seen(void) { return seen; }
 
 __attribute__((constructor)) static void begin(void) {
-    const char *opened = getenv("TOKENMILL_OPENED");
-    if (opened != NULL) sscanf(opened, "%4095[^|]|%4095[^|]", opened_log, opened_directory);
     tokenmill_arm(getenv("TOKENMILL_FAULT"));
-}
-
-static void write_down(const char *path) {
-    if (!opened_log[0] || strncmp(path, opened_directory, strlen(opened_directory)) != 0) return;
-    int log = REAL(open)(opened_log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    if (log < 0) return;
-    char line[4200];
-    int length = snprintf(line, sizeof line, "%d %s\n", (int)getpid(), path);
-    ssize_t done = REAL(write)(log, line, (size_t)length);
-    (void)done;
-    REAL(close)(log);
 }
 
 static int named(const char *call) {
@@ -107,7 +92,6 @@ static int struck_descriptor(const char *call, int descriptor) {
         va_start(rest, flags);                                                \
         mode_t mode = va_arg(rest, mode_t);                                   \
         va_end(rest);                                                         \
-        write_down(path);                                                     \
         if (struck("open", path)) OUTCOME(REAL(name)(path, flags, mode));     \
         return REAL(name)(path, flags, mode);                                 \
     }
@@ -120,7 +104,6 @@ OPENING(open64)
         va_start(rest, flags);                                                    \
         mode_t mode = va_arg(rest, mode_t);                                       \
         va_end(rest);                                                             \
-        write_down(path);                                                         \
         if (struck("open", path)) OUTCOME(REAL(name)(at, path, flags, mode));     \
         return REAL(name)(at, path, flags, mode);                                 \
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections.abc import Callable
@@ -29,10 +30,6 @@ def empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
-DAMAGES = [flip, cut, empty, Path.unlink]
-NAMES = ["flipped", "cut", "emptied", "removed"]
-
-
 def mend(zygote: Zygote, clean: Clean, cache: Path) -> None:
     mended = zygote.one(prepare_arguments(clean.sources, cache, "--force-recache"))
     assert mended.exit == 0, mended.stderr
@@ -40,7 +37,7 @@ def mend(zygote: Zygote, clean: Clean, cache: Path) -> None:
     zygote.judge(cache)
 
 
-@pytest.mark.parametrize("damage", DAMAGES, ids=NAMES)
+@pytest.mark.parametrize("damage", [flip, cut, empty, Path.unlink])
 def test_corrupt_slices_are_refused_then_quarantined_and_rebuilt(
     zygote: Zygote, clean: Clean, cache: Path, damage: Callable[[Path], None]
 ) -> None:
@@ -113,9 +110,6 @@ def test_damaged_copy_of_the_tokenizer_makes_no_wrong_tokens(
 
 
 def swap_ids(text: str) -> str:
-    """The same vocabulary with two tokens' ids exchanged."""
-    import json
-
     document = json.loads(text)
     vocabulary = document["model"]["vocab"]
     vocabulary["a"], vocabulary["e"] = vocabulary["e"], vocabulary["a"]

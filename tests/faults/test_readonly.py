@@ -19,24 +19,23 @@ from tests.faults.tools import Outcome, Zygote, fault, require_mounts, run_mount
 from tests.faults.world import picture, prepare_arguments, write_sources
 
 
-def run_read_only(cache: Path, arguments: list[str]) -> Outcome:
-    """A real command whose cache is mounted read-only."""
-    script = f'mount --bind {cache} {cache} && mount -o remount,ro,bind {cache} && exec "$@"'
-    return run_mounted(script, arguments)
+def run_read_only(zygote: Zygote, cache: Path, arguments: list[str]) -> Outcome:
+    mount = f"mount --bind {cache} {cache} && mount -o remount,ro,bind {cache}"
+    return run_mounted(zygote, mount, arguments)
 
 
 def test_hit_on_a_read_only_mount_works_and_a_miss_is_a_clear_error(
     zygote: Zygote, clean: Clean, cache: Path, tmp_path: Path
 ) -> None:
     require_mounts()
-    hit = run_read_only(cache, prepare_arguments(clean.sources, cache))
+    hit = run_read_only(zygote, cache, prepare_arguments(clean.sources, cache))
     assert hit.exit == 0, hit.stderr
     assert hit.said["hit"] is True
     other = write_sources(tmp_path / "other", files=2, seed=5)
     empty = tmp_path / "empty"
     empty.mkdir()
     for place in (cache, empty):
-        miss = run_read_only(place, prepare_arguments(other, place))
+        miss = run_read_only(zygote, place, prepare_arguments(other, place))
         assert miss.exit == 1, miss.stderr
         assert miss.error == "CacheError"
         assert "read-only" in miss.said["error"]["message"]

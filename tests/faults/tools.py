@@ -1,13 +1,9 @@
-"""The tools of fault tests, and how tests are skipped by name where one is missing.
-
-`Zygote` talks to the process of `zygote.py`; `Outcome` is how one run of it ended. `compile_shim`
-makes ``shim.c`` a library; `start_command` runs a real ``tokenmill`` in a process of its own;
-`require_*` skip.
-"""
+"""The tools of fault tests, and how tests are skipped by name where one is missing."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import json
 import shutil
@@ -39,14 +35,12 @@ class Outcome:
 
     @property
     def said(self) -> dict[str, Any]:
-        """The one JSON object on its standard output."""
         assert self.stdout, self.stderr
         document: dict[str, Any] = json.loads(self.stdout)
         return document
 
     @property
     def error(self) -> str | None:
-        """The type of its typed error, if there is one."""
         return self.said["error"]["type"] if self.exit else None
 
 
@@ -58,7 +52,6 @@ def environment(**more: str) -> dict[str, str]:
 def fault(
     calls: str, directory: Path, nth: int, action: str, code: int = 0, *, sticky: bool = False
 ) -> str:
-    """What the shim is armed with."""
     return f"{calls}|{directory}|{nth}|{int(sticky)}|{action}|{code}"
 
 
@@ -71,7 +64,6 @@ class Findings:
 
     @contextlib.contextmanager
     def of(self, where: str) -> Iterator[None]:
-        """One try of the loop."""
         self.tried += 1
         try:
             yield
@@ -79,19 +71,12 @@ class Findings:
             self.found.append(f"{where}: {error}")
 
     def conclude(self) -> None:
-        """Fail if anything was found."""
         print(f"{self.tried} tries, {len(self.found)} of them failed")
         assert not self.found, "\n\n".join(self.found)
 
 
 class Zygote:
-    """A running zygote; see its module.
-
-    Args:
-        shim: What makes system calls fail; None: nothing does.
-        preload: Modules that every run finds imported, beside those of tokenmill.
-        more: Of the environment.
-    """
+    """A running zygote, see its module; ``more`` is of its environment."""
 
     def __init__(self, shim: Path | None, preload: Sequence[str] = (), **more: str) -> None:
         self.shim = shim
@@ -122,7 +107,6 @@ class Zygote:
         return outcomes
 
     def one(self, arguments: list[str], **more: Any) -> Outcome:
-        """Run one command."""
         (outcome,) = self.run({"arguments": arguments, **more})
         return outcome
 
@@ -175,20 +159,30 @@ def start_command(arguments: list[str], **more: str) -> subprocess.Popen[str]:
     )
 
 
-def run_mounted(script: str, arguments: list[str]) -> Outcome:
-    """A real command as ``"$@"`` of a shell script that may mount what it likes."""
-    command = [sys.executable, "-m", "tokenmill", *arguments]
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", script, "sh", *command],
-        capture_output=True,
-        text=True,
-        env=environment(),
-    )
-    return Outcome(done.returncode, False, 0, done.stdout, done.stderr)
+def finish(command: subprocess.Popen[str], seconds: float = 100) -> Outcome:
+    stdout, stderr = command.communicate(timeout=seconds)
+    return Outcome(command.returncode, False, 0, stdout, stderr)
+
+
+def run_mounted(zygote: Zygote, before: str, arguments: list[str], after: str = "true") -> Outcome:
+    """A command between two shell scripts, the first of which may mount what it likes."""
+    argument = {"before": before, "arguments": arguments, "after": after}
+    (outcome,) = zygote.run({"call": "tests.faults.tools:among_mounts", "argument": argument})
+    return outcome
+
+
+def among_mounts(argument: dict[str, Any]) -> int:
+    from tokenmill.cli import main
+
+    assert ctypes.CDLL(None).unshare(0x20000) == 0  # CLONE_NEWNS
+    before = f"mount --make-rprivate / && {argument['before']}"
+    subprocess.run(["sh", "-ec", before], check=True)
+    code = main(argument["arguments"])
+    subprocess.run(["sh", "-ec", argument["after"]], check=True)
+    return code
 
 
 def require_strace() -> None:
-    """Skip where system calls cannot be traced."""
     if shutil.which("strace") is None:
         pytest.skip("needs strace")
     if subprocess.run(["strace", "-o", "/dev/null", "true"], capture_output=True).returncode:
@@ -204,6 +198,5 @@ def _may_mount() -> bool:
 
 
 def require_mounts() -> None:
-    """Skip where this user may not mount in a namespace of its own."""
     if not _may_mount():
         pytest.skip("needs mount namespaces (unshare --mount)")

@@ -1,8 +1,7 @@
 """A small world: sources, the command that prepares them, and what its cache must hold.
 
-Every file is at least one slice, so `FILES` files of a few rows give `FILES` slices. A *picture* is
-what a cache shows to readers: the checksum of every published file of slices and stores, proofs
-left out. Two caches with the same picture are bit-identical in all that was promised (P6).
+A *picture* is the checksum of every published file of slices and stores, proofs left out. Two
+caches with the same picture are bit-identical in all that was promised (P6).
 """
 
 from __future__ import annotations
@@ -64,7 +63,6 @@ def prepare_arguments(sources: Path | Sequence[Path], cache: Path, *more: str) -
 
 
 def picture(cache: Path) -> Picture:
-    """The checksum of every published file of slices and stores, by name."""
     shown = {}
     for part in ("slices", "stores"):
         for path in sorted((cache / part).rglob("*")):
@@ -74,28 +72,20 @@ def picture(cache: Path) -> Picture:
 
 
 def committed(cache: Path) -> set[str]:
-    """Keys of the slices that have a commit record."""
     return {path.stem for path in (cache / "slices").glob("*/*.json")}
 
 
-def judge(cache: Path) -> dict[str, object]:
-    """Look at a cache as a reader would: everything that is visible must be whole.
-
-    Raises:
-        CorruptionError: Something visible is not whole.
-    """
+def judged(directory: str) -> int:
+    """Look at a cache as a reader would; exit code 1 when something visible is not whole."""
+    cache = Path(directory)
     layout = CacheLayout(cache)
-    for key in committed(cache):
-        SliceReader(layout.slice(key), None, mapped=False, check=False).check_all()
-    stores = sorted(path for path in layout.stores.glob("*") if path.is_dir())
-    rows = [len(open_store(path, verify="open")) for path in stores]
-    return {"slices": len(committed(cache)), "stores": len(stores), "rows": rows}
-
-
-def judged(cache: str) -> int:
-    """`judge` as a command: prints what it found; exit code 1 when something is not whole."""
     try:
-        print(json.dumps(judge(Path(cache))))
+        for key in committed(cache):
+            SliceReader(layout.slice(key), None, mapped=False, check=False).check_all()
+        stores = sorted(path for path in layout.stores.glob("*") if path.is_dir())
+        rows = [len(open_store(path, verify="open")) for path in stores]
+        found = {"slices": len(committed(cache)), "stores": len(stores), "rows": rows}
+        print(json.dumps(found))
     except TokenmillError as error:
         print(json.dumps({"error": error.as_dict()}))
         return 1

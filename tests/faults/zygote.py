@@ -1,14 +1,12 @@
 """A process that has everything imported and forks a fresh one for every command.
 
-Starting Python and importing costs most of a small preparation. The *zygote* pays it once: it reads
-requests (JSON, one per line) from its standard input, forks a child per run, lets all children of a
-request start at the same moment, waits for them and answers with how each ended. A child has read
-nothing of any cache and loaded no engine, so it is as fresh as a new interpreter for what is tried.
+It reads requests (JSON, one per line) from its standard input, forks a child per run, lets all
+children of a request start at the same moment, waits for them and answers with how each ended. A
+child has read nothing of any cache and loaded no engine, so it is as fresh as a new interpreter.
 
 A run is a command line of tokenmill, or ``call`` with a function's name and one argument, or
 ``program`` with the source of one and its arguments. Its ``fault`` arms the shim that the zygote
-was started with. What the zygote was started with as arguments are modules to import beforehand;
-those that a run names as ``imports`` are imported before the first run that does.
+was started with; the modules of its ``imports`` are imported in the zygote.
 """
 
 from __future__ import annotations
@@ -35,34 +33,25 @@ from typing import Any
 
 
 def preload(more: list[str]) -> None:
-    """Import all of tokenmill but the doors to host frameworks, and what it imports lazily."""
+    """Import all of tokenmill but the integrations, and what it imports lazily."""
     import tokenmill
 
-    for name in more:
-        importlib.import_module(name)
-
-    rooms = pkgutil.iter_modules(tokenmill.__path__, "tokenmill.")
-    own = [room for room in rooms if room.name != "tokenmill.integrations"]
-    names = [room.name for room in own]
-    for room in own:
-        if room.ispkg:
-            inside = importlib.import_module(room.name).__path__
-            names += [found.name for found in pkgutil.walk_packages(inside, f"{room.name}.")]
+    packages = pkgutil.iter_modules(tokenmill.__path__, "tokenmill.")
+    skipped = ("tokenmill.integrations", "tokenmill.__main__")
+    names = [package.name for package in packages if package.name not in skipped]
+    for name in list(names):
+        inside = getattr(importlib.import_module(name), "__path__", ())
+        names += [found.name for found in pkgutil.walk_packages(inside, f"{name}.")]
     lazily = ["jinja2", "tokenizers", "rich.console", "tests.faults.world"]
-    for name in [*names, *lazily]:
-        if not name.endswith("__main__"):
-            importlib.import_module(name)
+    for name in [*more, *names, *lazily]:
+        importlib.import_module(name)
     import numpy
     import pyarrow
 
     pyarrow.array(numpy.zeros(1))  # what pyarrow itself imports on first use
-    warm_up()
-
-
-def warm_up() -> None:
-    """Run a command that touches no cache, for what the command line imports on first use."""
     from tokenmill.cli import main
 
+    # A command that touches no cache, for what the command line imports on first use.
     with tempfile.TemporaryDirectory() as empty, contextlib.redirect_stdout(io.StringIO()):
         main(["cache", "list", "--cache-dir", empty, "--json"])
 

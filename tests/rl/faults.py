@@ -1,8 +1,7 @@
-"""Faults, injected into clean rollouts, and what must be said of each.
+"""Faults, injected into clean rollouts, with the class, kind and turn that a check must find.
 
-A `Fault` changes what `simulated.sample` made of a conversation, and names the class, the kind and
-the turn that a check must find. What the sampler saw is changed by sampling another conversation
-and recording the first one's messages, as a broken agent loop does.
+What the sampler saw is changed by sampling another conversation and recording the first one's
+messages, as a broken agent loop does.
 """
 
 from __future__ import annotations
@@ -14,24 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.rl.simulated import Row, encode, pieces_of, sample
-from tokenmill.chat.template import ReferenceTemplate
-from tokenmill.tokenizers.tokenizer import Tokenizer
+import numpy as np
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "look",
-            "description": "Looks.",
-            "parameters": {
-                "type": "object",
-                "properties": {"where": {"type": "string", "description": "Where."}},
-                "required": ["where"],
-            },
-        },
-    }
-]
+from tests.rl.simulated import Row, World, encode, pieces_of
+
+WHERE = {"where": {"type": "string", "description": "Where."}}
+PARAMETERS = {"type": "object", "properties": WHERE, "required": ["where"]}
+LOOK = {"name": "look", "description": "Looks.", "parameters": PARAMETERS}
+TOOLS = [{"type": "function", "function": LOOK}]
 WORDS = ("amber", "birch", "cedar", "delta", "ember", "flint", "grove", "heron", "inlet", "jetty")
 
 
@@ -69,19 +58,8 @@ class Injected:
 
     row: Row
     drift: str
-    kinds: tuple[str, ...]
-    turn: int | None
-
-
-@dataclass(frozen=True)
-class World:
-    """Where rollouts come from."""
-
-    tokenizer: Tokenizer
-    template: ReferenceTemplate
-
-    def sample(self, messages: list[Row], tools: list[Any] | None, share: float = 0) -> Row | None:
-        return sample(self.tokenizer, self.template, messages, tools, share=share)
+    kind: str | None
+    turn: int | None = None
 
 
 Injection = Callable[[World, Row, random.Random], Injected | None]
@@ -95,15 +73,9 @@ def fault(function: Injection) -> Injection:
 
 def _spans(row: Row) -> list[tuple[int, int, int]]:
     """(turn, start, end) in tokens of what was sampled; neighbours are never adjacent."""
-    mask, found, start = [*row["loss_mask"], 0], [], None
+    edges = np.flatnonzero(np.diff([0, *row["loss_mask"], 0])).tolist()
     turns = [k for k, message in enumerate(row["messages"]) if message["role"] == "assistant"]
-    for place, bit in enumerate(mask):
-        if bit and start is None:
-            start = place
-        elif not bit and start is not None:
-            found.append((turns[len(found)], start, place))
-            start = None
-    return found
+    return list(zip(turns, edges[::2], edges[1::2], strict=False))
 
 
 def _seen(world: World, row: Row, messages: list[Row]) -> Row | None:
@@ -121,7 +93,7 @@ def turn_missing(world: World, row: Row, rng: random.Random) -> Injected | None:
         return None
     turn = rng.choice(users)
     other = _seen(world, row, [m for k, m in enumerate(row["messages"]) if k != turn])
-    return other and Injected(other, "structure", ("turn_missing",), turn)
+    return other and Injected(other, "structure", "turn_missing", turn)
 
 
 @fault
@@ -130,7 +102,7 @@ def last_turn_missing(world: World, row: Row, rng: random.Random) -> Injected | 
     if turn < 2 or row["messages"][turn - 1]["role"] != "user":
         return None
     other = _seen(world, row, row["messages"][: turn - 1])
-    return other and Injected(other, "structure", ("turn_missing",), turn - 1)
+    return other and Injected(other, "structure", "turn_missing", turn - 1)
 
 
 @fault
@@ -147,7 +119,7 @@ def observation_lost(world: World, row: Row, rng: random.Random) -> Injected | N
     other = _seen(world, row, messages)
     if other is None or len(other["token_ids"]) >= len(row["token_ids"]):
         return None
-    return Injected(other, "structure", ("observation_lost",), turn)
+    return Injected(other, "structure", "observation_lost", turn)
 
 
 @fault
@@ -162,7 +134,7 @@ def thought_dropped(world: World, row: Row, rng: random.Random) -> Injected | No
     other = _seen(world, row, messages)
     if other is None or thought not in printed:
         return None
-    return Injected(other, "structure", ("thought_dropped",), turn)
+    return Injected(other, "structure", "thought_dropped", turn)
 
 
 @fault
@@ -178,7 +150,7 @@ def generation_prompt_doubled(world: World, row: Row, rng: random.Random) -> Inj
     for name, values in (("token_ids", more), ("loss_mask", [0] * len(more)),
                          ("logprobs", [0.0] * len(more))):  # fmt: skip
         other[name][start:start] = values
-    return Injected(other, "structure", ("generation_prompt_doubled",), turn)
+    return Injected(other, "structure", "generation_prompt_doubled", turn)
 
 
 @fault
@@ -190,7 +162,7 @@ def mask_covers_unsampled(world: World, row: Row, rng: random.Random) -> Injecte
     for place in range(start, min(start + size, len(row["loss_mask"]))):
         other["loss_mask"][place] = 1
     del other["logprobs"]
-    return Injected(other, "structure", ("mask_covers_unsampled",), None)
+    return Injected(other, "structure", "mask_covers_unsampled")
 
 
 @fault
@@ -203,7 +175,7 @@ def mask_misses_sampled(world: World, row: Row, rng: random.Random) -> Injected 
     first = rng.choice([start, end - size, rng.randrange(start, end - size + 1)])
     other["loss_mask"][first : first + size] = [0] * size
     del other["logprobs"]
-    return Injected(other, "structure", ("mask_misses_sampled",), turn)
+    return Injected(other, "structure", "mask_misses_sampled", turn)
 
 
 @fault
@@ -216,7 +188,7 @@ def mask_shifted(world: World, row: Row, rng: random.Random) -> Injected | None:
     # Of a single turn at the very end, a mask that comes too late only misses a token.
     alone = not early and len(_spans(row)) == 1
     kind = "mask_misses_sampled" if alone else "mask_shifted"
-    return Injected(other, "structure", (kind,), None)
+    return Injected(other, "structure", kind)
 
 
 @fault
@@ -225,7 +197,7 @@ def turn_unmasked(world: World, row: Row, rng: random.Random) -> Injected | None
     other = copy.deepcopy(row)
     _, start, end = rng.choice(_spans(row))
     other["loss_mask"][start:end] = [0] * (end - start)
-    return Injected(other, "structure", ("mask_misses_sampled",), None)
+    return Injected(other, "structure", "mask_misses_sampled")
 
 
 @fault
@@ -235,7 +207,7 @@ def logprobs_length(world: World, row: Row, rng: random.Random) -> Injected | No
         other["logprobs"] = [v for v, bit in zip(row["logprobs"], row["loss_mask"], strict=True)
                              if bit]  # fmt: skip
     other["logprobs"] = other["logprobs"][:-1] if rng.random() < 0.5 else [*other["logprobs"], -1.0]
-    return Injected(other, "structure", ("logprobs_length",), None)
+    return Injected(other, "structure", "logprobs_length")
 
 
 @fault
@@ -243,14 +215,14 @@ def logprobs_nonfinite(world: World, row: Row, rng: random.Random) -> Injected |
     other = copy.deepcopy(row)
     place = rng.choice([n for n, bit in enumerate(row["loss_mask"]) if bit])
     other["logprobs"][place] = rng.choice([math.nan, math.inf, -math.inf, None])
-    return Injected(other, "structure", ("logprobs_nonfinite",), None)
+    return Injected(other, "structure", "logprobs_nonfinite")
 
 
 @fault
 def mask_length(world: World, row: Row, rng: random.Random) -> Injected | None:
     other = copy.deepcopy(row)
     other["loss_mask"].pop()
-    return Injected(other, "structure", ("mask_length",), None)
+    return Injected(other, "structure", "mask_length")
 
 
 def _reworded(
@@ -262,7 +234,7 @@ def _reworded(
     said[rng.randrange(len(said))] = "quartz"
     messages[turn]["content"] = " ".join(said)
     other = _seen(world, row, messages)
-    return other and Injected(other, "text", (kind,), turn)
+    return other and Injected(other, "text", kind, turn)
 
 
 @fault
@@ -280,7 +252,7 @@ def retokenized(world: World, row: Row, rng: random.Random) -> Injected | None:
     other = world.sample(row["messages"], row.get("tools"), share=0.5)
     if other is None or other["token_ids"] == row["token_ids"]:
         return None
-    return Injected(other, "retokenized", ("retokenized",), None)
+    return Injected(other, "retokenized", "retokenized")
 
 
 @fault
@@ -291,4 +263,4 @@ def truncated(world: World, row: Row, rng: random.Random) -> Injected | None:
         return None
     size = rng.randrange(start + 1, end)
     other = {**row, **{name: row[name][:size] for name in ("token_ids", "loss_mask", "logprobs")}}
-    return Injected(other, "equal", (), None)
+    return Injected(other, "equal", None)

@@ -1,11 +1,8 @@
-"""Rollouts by the plain way, to judge the bridge by: render all of it, encode all of it.
+"""Rollouts by whole renders and encodes, to compare the bridge and ``expand="append"`` with.
 
-The oracle shares nothing with the product: the render is jinja2's, set up as transformers sets it
-up, the end of a turn is what `turn_oracle` finds, the ids are those of `tokenizers`, and where a
-token lies is said by its offsets. A rollout of a conversation samples each assistant's turn in the
-tokens that the whole render has for it. `steps` says of every turn what stands then, what the
-template prints next, and whether that goes on from it; `Play` lets a bridge do the same and counts;
-`judge_rows` holds the rows of ``expand="append"`` against both.
+The oracle shares nothing with the product: jinja2 renders, `turn_oracle` finds the end of a turn,
+`tokenizers` gives ids and offsets. Each assistant's turn is sampled in the tokens of the whole
+render.
 """
 
 from __future__ import annotations
@@ -39,19 +36,14 @@ TOKENIZER = Path(tokenmill.__file__).parent / "examples" / "tokenizer" / "tokeni
 
 @dataclass(slots=True)
 class Step:
-    """One assistant's turn of a rollout, and what answers it."""
-
     turn: int
     answer: list[Message]
     prompt: str
-    stands: str
-    """The prompt and the turn up to its end, as the template prints it when it is the last."""
-    following: str | None
-    """The next prompt; None where nothing answers."""
+    stands: str  # prompt and turn up to its end, as the template prints it when it is the last
+    following: str | None  # the next prompt; None where nothing answers
 
     @property
     def opens(self) -> bool:
-        """Whether the turn goes on from its prompt."""
         return self.stands.startswith(self.prompt)
 
     @property
@@ -115,13 +107,7 @@ def talk_of(row: dict[str, Any]) -> tuple[list[Message], Any] | None:
 
 
 class Play:
-    """Rollouts under one template, and what came of their steps.
-
-    Args:
-        name: Of the template.
-        source: Its text.
-        tokenizer: A real one; None: the bundled one with the template's tags.
-    """
+    """Rollouts under one template; without a tokenizer, with the bundled one and its tags."""
 
     def __init__(self, name: str, source: str, tokenizer: Tokenizer | None = None) -> None:
         variables = VARIABLES.get(name)
@@ -136,7 +122,6 @@ class Play:
         self.name = name
 
     def encode(self, text: str) -> list[int]:
-        """As the reference encodes it."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
@@ -147,14 +132,13 @@ class Play:
         return count if all(end <= place for _, end in offsets[:count]) else None
 
     def rows(self, rows: dict[str, Any]) -> None:
-        """Play every row, the sampled turn known by its message and by its text."""
         for case, row in rows.items():
             found = talk_of(row)
             if found is not None:
                 self.conversation(case, *found)
 
     def conversation(self, case: str, messages: list[Message], tools: Any) -> None:
-        """Play one conversation as far as the template renders it, each turn on what stands."""
+        """Play one conversation as far as the template renders it, by message and by text."""
         where = f"{self.name} × {case}"
         found: list[Step] = []
         try:
@@ -169,7 +153,6 @@ class Play:
                 ids = self._step(where, step, ids, messages, tools, by_text)
 
     def _whole(self, where: str, found: list[Step], messages: list[Message], tools: Any) -> None:
-        """What the bridge says of the conversation as a whole."""
         if not found:
             return
         expected = all(step.opens and (step.following is None or step.continues) for step in found)
@@ -234,8 +217,6 @@ class Play:
         return found
 
 
-# -- rows that are rollouts ------------------------------------------------------------------
-
 # Turns that are not trained; closers that are words, too, which the oracle takes for no closers.
 UNJUDGED = ("untrained turn", "weights", "literal in a result", "literal at the ends")
 
@@ -257,7 +238,6 @@ def stretches(turns: list[Step]) -> list[list[Step]]:
 
 
 def trained(made: Rendering) -> list[str]:
-    """What is trained, stretch by stretch."""
     pairs = zip(made.texts, made.spans, strict=True)
     return [text[start:end] for text, spans in pairs for start, end in spans or ()]
 

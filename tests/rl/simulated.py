@@ -1,22 +1,44 @@
 """Rollouts as a sampler would record them, made by the reference alone.
 
-`sample` plays an agent loop on a conversation: it renders what stands before each assistant turn
-with the generation prompt, encodes that, "samples" the ids of what the template prints for the turn
-up to the token that ends it, and appends. Nothing of `tokenmill.rl` has a part in it. A
-conversation on which the template does not only append gives None. `split` writes sampled text with
-other ids than the tokenizer would.
+`World.sample` plays an agent loop: it renders the conversation before each assistant turn with the
+generation prompt, encodes that, "samples" the ids of what the template prints for the turn up to
+the token that ends it, and appends. It uses nothing of `tokenmill.rl`.
 """
 
 from __future__ import annotations
 
+import functools
 import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from tests.build.making import TOKENIZER
+from tests.chat.conversations import DATE, SPECIAL, VARIABLES, zoo
+from tokenmill.chat import ChatSpec
 from tokenmill.chat.template import ReferenceTemplate
 from tokenmill.errors import RowError
+from tokenmill.rl.verdict import Judge
+from tokenmill.tokenizers.loading import load
 from tokenmill.tokenizers.tokenizer import Tokenizer
 
 Row = dict[str, Any]
+# Only ever appends, thoughts and calls included.
+APPENDING = """\
+{%- if tools %}{{- '<|im_start|>system\\n' + tools|tojson + '<|im_end|>\\n' }}{%- endif %}
+{%- for m in messages %}
+{{- '<|im_start|>' + m.role + '\\n' }}
+{%- if m.reasoning_content %}
+{{- '<think>\\n' + m.reasoning_content + '\\n</think>\\n\\n' }}
+{%- endif %}
+{{- m.content }}
+{%- for call in m.tool_calls or [] %}
+{{- '\\n<tool_call>' + call.function|tojson + '</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""
 
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -25,9 +47,8 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def split(tokenizer: Tokenizer, ids: list[int], rng: random.Random, share: float) -> list[int]:
-    """Some tokens as two that stand for the same bytes."""
-    known = _pieces(tokenizer)
-    table = tokenizer.table
+    """Some tokens as two with the same bytes."""
+    known, table = _pieces(tokenizer), tokenizer.table
     found: list[int] = []
     for number in ids:
         piece = table.piece(number)
@@ -44,16 +65,12 @@ def split(tokenizer: Tokenizer, ids: list[int], rng: random.Random, share: float
     return found
 
 
-_KNOWN: dict[str, dict[bytes, int]] = {}
-
-
+@functools.lru_cache(maxsize=4)
 def _pieces(tokenizer: Tokenizer) -> dict[bytes, int]:
-    if tokenizer.checksum not in _KNOWN:
-        table = tokenizer.table
-        _KNOWN[tokenizer.checksum] = {
-            table.piece(n): n for n in range(len(table)) if not table.is_added[n] and table.piece(n)
-        }
-    return _KNOWN[tokenizer.checksum]
+    table = tokenizer.table
+    return {
+        table.piece(n): n for n in range(len(table)) if not table.is_added[n] and table.piece(n)
+    }
 
 
 def pieces_of(
@@ -80,31 +97,56 @@ def pieces_of(
     return found or None
 
 
-def sample(
-    tokenizer: Tokenizer,
-    template: ReferenceTemplate,
-    messages: list[Row],
-    tools: list[Any] | None = None,
-    *,
-    rng: random.Random | None = None,
-    share: float = 0.0,
-) -> Row | None:
-    """One clean rollout in our own form; sampled ids are split at random in a share of places."""
-    pieces = pieces_of(template, messages, tools)
-    if pieces is None:
-        return None
-    rng = rng or random.Random(0)
-    ids: list[int] = []
-    mask: list[int] = []
-    for text, sampled in pieces:
-        part = encode(tokenizer, text)
-        if sampled and share:
-            part = split(tokenizer, part, rng, share)
-        ids += part
-        mask += [int(sampled)] * len(part)
-    row: Row = {"messages": messages, "token_ids": ids, "loss_mask": mask}
-    row["logprobs"] = [-rng.random() - 0.01 if bit else 0.0 for bit in mask]
-    row["reward"] = round(rng.random(), 3)
-    if tools:
-        row["tools"] = tools
-    return row
+@dataclass(frozen=True)
+class World:
+    tokenizer: Tokenizer
+    template: ReferenceTemplate
+
+    def sample(
+        self, messages: list[Row], tools: list[Any] | None = None, share: float = 0
+    ) -> Row | None:
+        """One clean rollout in our own form; sampled ids are split in a share of places."""
+        pieces = pieces_of(self.template, messages, tools)
+        if pieces is None:
+            return None
+        rng = random.Random(0)
+        ids: list[int] = []
+        mask: list[int] = []
+        for text, sampled in pieces:
+            part = encode(self.tokenizer, text)
+            if sampled and share:
+                part = split(self.tokenizer, part, rng, share)
+            ids += part
+            mask += [int(sampled)] * len(part)
+        row: Row = {"messages": messages, "token_ids": ids, "loss_mask": mask}
+        row["logprobs"] = [-rng.random() - 0.01 if bit else 0.0 for bit in mask]
+        row["reward"] = round(rng.random(), 3)
+        if tools:
+            row["tools"] = tools
+        return row
+
+
+@functools.cache
+def bundled() -> Tokenizer:
+    return load(str(TOKENIZER), backend="file")
+
+
+def world_of(template: str, name: str = "") -> tuple[World, Judge]:
+    """Where to sample and who judges, under one template."""
+    base, more = bundled(), VARIABLES.get(name) or {}
+    tokenizer = Tokenizer(base.data, template=template, special_tokens=SPECIAL, path=base.path)
+    reference = ReferenceTemplate(template, {**SPECIAL, **more}, DATE)
+    spec = ChatSpec(format="messages", date=DATE, template_kwargs=more)
+    return World(tokenizer, reference), Judge(tokenizer, spec)
+
+
+@functools.cache
+def appending() -> tuple[World, Judge]:
+    return world_of(APPENDING)
+
+
+def released(shared: Path) -> Iterator[tuple[str, str]]:
+    """Released templates by name; those for training print the same as others."""
+    for name, template in zoo(shared).items():
+        if not name.endswith("_training"):
+            yield name, template

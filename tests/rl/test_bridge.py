@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,8 @@ from tokenmill.chat.trace import TracedTemplate
 USER = {"role": "user", "content": "What is the weather?"}
 AGAIN = {"role": "user", "content": "And now?"}
 RESULT = {"role": "tool", "name": "look", "tool_call_id": "call00001", "content": "sunny"}
-CALL = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [
-        {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-    ],
-}
+LOOK = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+CALL = {"role": "assistant", "content": "", "tool_calls": [LOOK]}
 # Prints the name of the function whose answer a tool message is (gpt-oss).
 NAMING = (
     "{% set ns = namespace(name=none) %}{% for m in messages %}"
@@ -68,18 +64,14 @@ RECURSIVE = (
 
 
 class Rollout:
-    """A bridge under one template, with its tokenizer at hand."""
-
     def __init__(self, template: str, **options: Any) -> None:
         self.bridge = tm.Bridge(tokenizer_of(template), **options)
 
     def ids(self, text: str) -> list[int]:
-        """A text in tokens."""
         ids: list[int] = self.bridge.tokenizer.reference.encode(text).ids
         return ids
 
     def text(self, ids: list[int]) -> str:
-        """Tokens as text."""
         return self.bridge.tokenizer.decode(ids)
 
     def after(self, text: str, *answer: dict[str, Any], **options: Any) -> str:
@@ -91,30 +83,27 @@ class Rollout:
 
 
 NEXT = "\n<|im_start|>user\nAnd now?<|im_end|>\n<|im_start|>assistant\n"
+RETURNED = "<|start|>user<|message|>And now?<|end|><|start|>assistant"
 
 
 @pytest.mark.parametrize(
-    ("sampled", "appended"),
+    ("template", "sampled", "appended"),
     [
-        ("Sunny.<|im_end|>", NEXT),  # the closer was sampled
-        ("Sunny.", "<|im_end|>" + NEXT),  # cut off
-        ("Sunny.<|im_end|>\n", NEXT.removeprefix("\n")),  # a host that adds the line's end
-        ("Sunny.</s>", "<|im_end|>" + NEXT),  # stopped by another token: part of the turn
-        ("<think>\nHm", "<|im_end|>" + NEXT),  # cut off in its thoughts
+        (CHATML, "Sunny.<|im_end|>", NEXT),
+        (CHATML, "Sunny.", "<|im_end|>" + NEXT),  # cut off
+        (CHATML, "Sunny.<|im_end|>\n", NEXT.removeprefix("\n")),  # a host that adds the line's end
+        (CHATML, "Sunny.</s>", "<|im_end|>" + NEXT),  # stopped by another token: part of the turn
+        (CHATML, "<think>\nHm", "<|im_end|>" + NEXT),  # cut off in its thoughts
+        (BLANK_LINE, "Sunny.\n\n", "user: And now?\n\nassistant:"),
+        (BLANK_LINE, "Sunny.", "\n\nuser: And now?\n\nassistant:"),
+        (UNCLOSED, "Sunny.", "<|user|>\nAnd now?<|assistant|>\n"),
+        (OPENING, "Hm.\n</think>\n\nSunny.<|im_end|>", NEXT + "<think>\n"),
+        (RETURNING, "Sunny.", "<|end|>" + RETURNED),
+        (RETURNING, "Sunny.<|end|>", RETURNED),
     ],
 )
-def test_closer_is_printed_once(sampled: str, appended: str) -> None:
-    assert Rollout(CHATML).after(sampled) == appended
-
-
-@pytest.mark.parametrize("sampled", ["Sunny.\n\n", "Sunny."])
-def test_closer_that_is_no_token_is_printed_once(sampled: str) -> None:
-    appended = Rollout(BLANK_LINE).after(sampled)
-    assert sampled + appended == "Sunny.\n\nuser: And now?\n\nassistant:"
-
-
-def test_turn_without_closer_goes_on() -> None:
-    assert Rollout(UNCLOSED).after("Sunny.") == "<|user|>\nAnd now?<|assistant|>\n"
+def test_end_of_turn_is_printed_once(template: str, sampled: str, appended: str) -> None:
+    assert Rollout(template).after(sampled) == appended
 
 
 def test_turn_that_the_template_words_otherwise_stays_as_it_was_sampled() -> None:
@@ -154,12 +143,6 @@ def test_sampled_tokens_stay_though_they_are_not_those_of_their_text() -> None:
         assert rollout.text(found[len(given) :]) == "<|im_end|>" + NEXT
 
 
-def test_thinking_that_the_prompt_opens_belongs_to_the_turn() -> None:
-    rollout = Rollout(OPENING)
-    appended = rollout.after("Hm.\n</think>\n\nSunny.<|im_end|>")
-    assert appended == NEXT + "<think>\n"
-
-
 def test_white_space_that_a_token_takes_is_encoded_as_in_the_whole() -> None:
     """phi-3: ``<|end|>`` takes the line's end behind it, which then has no token."""
     template = "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
@@ -188,58 +171,39 @@ def test_text_behind_text_is_encoded_as_in_the_whole() -> None:
     assert bridge.extend(ids[:cut], [AGAIN]) == ids
 
 
-# -- refusals ----------------------------------------------------------------------------------
-
-
-def test_thinking_that_would_be_dropped_is_refused_with_both_texts() -> None:
-    rollout = Rollout(THINKING)
-    given = rollout.bridge.prompt([USER]) + rollout.ids("Hm.\n</think>\n\nSunny.<|im_end|>")
-    with pytest.raises(tm.BridgeError, match="would rewrite turn 1") as caught:
-        rollout.bridge.extend(given, [AGAIN])
-    assert caught.value.turn == 1
-    assert "Hm." in caught.value.before
-    assert "Sunny." in caught.value.after
-    assert "Hm." not in caught.value.after
+THOUGHT = {"role": "assistant", "content": "Sunny.", "reasoning_content": "Hm."}
 
 
 @pytest.mark.parametrize(
-    ("thought", "sampled"),
+    ("template", "text", "sampled", "gone", "after"),
     [
-        ("Hm.", None),
-        (" Hm. ", {"role": "assistant", "content": "Sunny.", "reasoning_content": "Hm."}),
+        (THINKING, "Hm.\n</think>\n\nSunny.<|im_end|>", None, "Hm.",
+         "<|im_start|>assistant\nSunny.<|im_end|>\n"),
+        # Its text as it is would go on; as servers read it, in whatever words, it is shortened.
+        (REASONING_LAST, "<think>Hm.</think>Sunny.<|im_end|>", None, "Hm.", "Sunny.<|im_end|>"),
+        (REASONING_LAST, "<think> Hm. </think>Sunny.<|im_end|>", THOUGHT, "Hm.",
+         "Sunny.<|im_end|>"),
+        (RETURNING, "Sunny.<|return|>", None, "<|return|>", "<|message|>Sunny.<|end|>"),
     ],
-)
-def test_turn_that_is_printed_whole_only_as_the_last_is_refused(thought: str, sampled: Any) -> None:
-    """Its text as it is would go on; as servers read it, in whatever words, it is shortened."""
-    rollout = Rollout(REASONING_LAST)
-    text = f"<think>{thought}</think>Sunny.<|im_end|>"
+)  # fmt: skip
+def test_turn_that_would_be_rewritten_is_refused_with_both_texts(
+    template: str, text: str, sampled: Any, gone: str, after: str
+) -> None:
     with pytest.raises(tm.BridgeError, match="would rewrite turn 1") as caught:
-        rollout.after(text, sampled=sampled)
-    assert "Hm." in caught.value.before
-    assert caught.value.after == "Sunny.<|im_end|>"
+        Rollout(template).after(text, sampled=sampled)
+    assert gone in caught.value.before
+    assert (caught.value.turn, caught.value.after) == (1, after)
 
 
 def test_turn_whose_end_cannot_be_told_is_refused() -> None:
     """A tool's answer is printed in the turn of who called it."""
     rollout = Rollout(HABITS["looks ahead"])
-    function = {"name": "look", "arguments": {}}
-    turn = {**CALL, "tool_calls": [{"id": "call00001", "type": "function", "function": function}]}
+    turn = {**CALL, "tool_calls": [{**LOOK, "function": {"name": "look", "arguments": {}}}]}
     as_printed = '<call>{"name": "look", "arguments": {}}</call><|end|>'
     appended = rollout.after(as_printed, RESULT, sampled=turn)
     assert appended == "<|tool|>sunny<|end|><|assistant|>"
     with pytest.raises(tm.BridgeError, match="prints other messages in the turn 1"):
         rollout.after(as_printed.replace(": ", ":"), RESULT, sampled=turn)
-
-
-def test_another_closer_in_history_is_refused_where_it_was_sampled() -> None:
-    rollout = Rollout(RETURNING)
-    with pytest.raises(tm.BridgeError, match="would rewrite turn 1") as caught:
-        rollout.after("Sunny.<|return|>")
-    assert caught.value.before.endswith("<|return|>")
-    assert caught.value.after.endswith("<|end|>")
-    follow = "<|start|>user<|message|>And now?<|end|><|start|>assistant"
-    assert rollout.after("Sunny.") == "<|end|>" + follow
-    assert rollout.after("Sunny.<|end|>") == follow
 
 
 def test_answer_that_depends_on_the_call_or_its_id_asks_for_the_message() -> None:
@@ -316,9 +280,6 @@ def test_wrong_calls_are_named() -> None:
         tm.Bridge(rollout.bridge.tokenizer.reference)
 
 
-# -- what a bridge knows -----------------------------------------------------------------------
-
-
 def test_rollouts_that_share_a_beginning_are_told_apart() -> None:
     """A group of answers to one prompt, then a tree: every branch has its own conversation."""
     rollout = Rollout(CHATML)
@@ -373,7 +334,6 @@ def test_pickled_bridge_works_and_remembers_nothing() -> None:
 
 def test_threads_share_a_bridge(monkeypatch: pytest.MonkeyPatch) -> None:
     rollout = Rollout(CHATML)
-    texts: dict[int, str] = {}
     inside: list[int] = []
     crowded: list[list[int]] = []
     honest = TracedTemplate.follow
@@ -389,24 +349,18 @@ def test_threads_share_a_bridge(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(TracedTemplate, "follow", slow)
 
-    def run(number: int) -> None:
+    def run(number: int) -> str:
         ids = rollout.bridge.prompt([{**USER, "content": f"n{number}"}])
         for turn in range(4):
             ids = rollout.bridge.extend(ids + rollout.ids(f"a{turn}.<|im_end|>"), [AGAIN])
-        texts[number] = rollout.text(ids)
+        return rollout.text(ids)
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        texts = list(pool.map(run, range(4)))
     assert not crowded  # paths are learned by one at a time
     turns = "".join(f"a{turn}.<|im_end|>{NEXT}" for turn in range(4))
     opening = "<|im_start|>user\nn{}<|im_end|>\n<|im_start|>assistant\n"
-    assert texts == {number: opening.format(number) + turns for number in range(4)}
-
-
-# -- whole conversations -----------------------------------------------------------------------
+    assert texts == [opening.format(number) + turns for number in range(4)]
 
 
 def test_append_only_is_a_question_about_a_conversation() -> None:

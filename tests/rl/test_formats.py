@@ -91,8 +91,10 @@ def test_row_of_a_format_is_recognised_and_read(name: str) -> None:
     assert str(told(named)) == str(found)
 
 
-def test_every_format_has_a_row_here() -> None:
+def test_formats_are_those_that_have_a_row_here() -> None:
     assert set(FORMATS) == {*ROWS, "slime"}
+    with pytest.raises(UsageError, match="choose one of auto, "):
+        read_rollouts({}, "other")
 
 
 def test_vllm_tokens_spelled_as_ids_are_read() -> None:
@@ -160,11 +162,6 @@ def test_any_row_is_read_or_refused(row: Any, known: Any, name: str) -> None:
             assert read_rollouts(tried, name).trajectories
 
 
-def test_unknown_format_is_refused() -> None:
-    with pytest.raises(UsageError, match="choose one of auto, "):
-        read_rollouts({}, "other")
-
-
 def test_texts_alone_are_checked_as_far_as_they_go(tmp_path: Path) -> None:
     doubled = "<|im_start|>user\nHi<|im_end|>\n" + 2 * "<|im_start|>assistant\n"
     rows = [{"input": "user\nHi\nassistant\n", "output": "Yo", "score": 1.0},
@@ -176,9 +173,6 @@ def test_texts_alone_are_checked_as_far_as_they_go(tmp_path: Path) -> None:
     assert report.counts == {"equal": 0, "retokenized": 0, "text": 0, "structure": 1}
     [finding] = report.findings
     assert (finding["kind"], finding["row"]) == ("generation_prompt_doubled", 1)
-
-
-# Dumps of torch
 
 
 def test_torch_dump_is_read_without_executing(tmp_path: Path) -> None:
@@ -197,8 +191,6 @@ def test_torch_dump_is_read_without_executing(tmp_path: Path) -> None:
 
 
 class Opened:
-    """An object whose restoring would run code."""
-
     def __reduce__(self) -> Any:
         return (print, ("this was executed",))
 

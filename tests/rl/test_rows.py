@@ -1,12 +1,13 @@
 """expand="append": rows as rollouts of the same conversations have them, each turn trained once.
 
-Two judges. The oracle of `rollouts` says from plain renders which turns one text can hold and what
-that text is; and a bridge that is given each row's trained tokens as samples must make the row.
+They are compared with the oracle of `rollouts`, and with a bridge that samples their tokens.
 """
 
 from __future__ import annotations
 
 import json
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -54,15 +55,8 @@ def shown(store: Any, template: str) -> list[list[str]]:
     tokenizer = tokenizer_of(template)
     found = []
     for row in store:
-        runs: list[list[int]] = []
-        for before, mask, number in zip(
-            [0, *row.loss_mask], row.loss_mask, row.input_ids, strict=False
-        ):
-            if mask and not before:
-                runs.append([])
-            if mask:
-                runs[-1].append(int(number))
-        found.append([tokenizer.decode(run) for run in runs])
+        runs = groupby(zip(row.loss_mask, row.input_ids, strict=True), key=itemgetter(0))
+        found.append([tokenizer.decode(number for _, number in run) for bit, run in runs if bit])
     return found
 
 

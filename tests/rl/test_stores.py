@@ -17,8 +17,7 @@ import tokenmill as tm
 from tests.build.making import INLINE, TOKENIZER, small_cuts, write_rows
 from tests.cli.harness import QUICK, Shell
 from tests.rl.faults import conversation
-from tests.rl.simulated import Row
-from tests.rl.worlds import APPENDING, appending
+from tests.rl.simulated import APPENDING, Row, appending
 from tokenmill.errors import UsageError
 from tokenmill.store.collect import GRACE_S, collect, survey
 
@@ -29,8 +28,7 @@ def rollouts(count: int) -> list[Row]:
     world, _ = appending()
     found = []
     for number in range(count):
-        rng = random.Random(number)
-        messages = conversation(rng, tools=False, thoughts=bool(number % 2))
+        messages = conversation(random.Random(number), tools=False, thoughts=bool(number % 2))
         row = world.sample(messages, None, share=0.3 * (number % 3))
         assert row is not None
         row |= {"group": f"g{number // 4}", "step": 12, "version": 3, "reward": number % 4 / 4,
@@ -60,14 +58,6 @@ def test_store_holds_what_was_recorded(dump: Path) -> None:
         assert carried["drift"] == ("retokenized" if carried["findings"] else "equal")
     assert store.sidecar("reward").values.tolist() == [row["reward"] for row in rows]
     assert sorted(sidecar.name for sidecar in store.sidecars) == ["logprobs", "reward", "step"]
-
-
-def test_logprobs_per_sampled_token_are_spread(tmp_path: Path) -> None:
-    row = rollouts(1)[0]
-    taken = [value for value, bit in zip(row["logprobs"], row["loss_mask"], strict=True) if bit]
-    path = write_rows(tmp_path / "a.jsonl", [{**row, "logprobs": taken}])
-    store = tm.from_rollouts(path, **CALL)
-    assert np.allclose(store.sidecar("logprobs")[0], row["logprobs"])
 
 
 def test_slices_parquet_and_a_second_run_hold_the_same(

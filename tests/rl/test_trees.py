@@ -1,8 +1,6 @@
 """Trees to rows: every sampled token is trained exactly once, after exactly what the sampler saw.
 
-The oracle knows the tree: it names every sampled token by its node and place, and by the ids on the
-way to it. A row trains a token where its mask is 1; what stands before it in the row must be that
-way. Trees come as ``tree`` and, where siblings differ in their first id, as ``trajectories``.
+Trees come as ``tree`` and, where siblings differ in their first id, as ``trajectories``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Clean rollouts raise no alarm, and every injected fault is found, named and placed.
 
-The rollouts are `simulated`, the faults those of `faults`. Under our own append-only template,
-class, kind and turn must be exactly those of the fault; under released templates, some of which
-fold turns into each other, the class must be. A part of them is tried here, all by the soak.
+Under our own append-only template, class, kind and turn must be those of the fault; under released
+templates, some of which fold turns into each other, the class must be.
 """
 
 from __future__ import annotations
@@ -18,24 +17,24 @@ import pytest
 
 from tests.chat.conversations import ODD
 from tests.rl.faults import INJECTIONS, TOOLS, Injected, conversation
-from tests.rl.simulated import Row, encode
-from tests.rl.worlds import appending, bundled, released, world_of
+from tests.rl.simulated import Row, appending, bundled, encode, released, world_of
 from tokenmill.chat import ChatSpec
 from tokenmill.errors import RowError
 from tokenmill.rl.formats import read_rollouts
 from tokenmill.rl.verdict import Judge, Verdict
 
+# Templates of which only the prompts, turn by turn, say what a sampler saw.
 ASKED = ("models/tencent-Hy3", "models/meta-llama-Llama-3.2-3B-Instruct", "tokenizers/phi-3-mini")
-"""Templates of which only the prompts, asked for turn by turn, say what a sampler saw."""
+# Templates that print more after the last turn than in history, a second end of text or the next
+# header. It is unknown whether that was sampled, so a mask that misses it is no fault.
 ENDED_TWICE = (
     "models/microsoft-Phi-3.5-mini-instruct", "trl/phi3", "tokenizers/phi-3-mini",
     "models/fireworks-ai-llama-3-firefunction-v2",
 )  # fmt: skip
-"""Templates that print more behind the last turn than it has in history, a second end of text or
-the next header. Nobody can say whether that was sampled, so a mask that misses it is no fault."""
 
 
-def judged(judge: Judge, *rows: Row) -> list[Verdict | RowError]:
+def judged(judge: Judge, *rows: Row | None) -> list[Any]:
+    """A `Verdict` or `RowError` per row."""
     return judge.judge([read_rollouts(row).trajectories[0] for row in rows])
 
 
@@ -52,10 +51,10 @@ def conversations_for(seed: str, count: int) -> list[tuple[random.Random, list[R
 def found_in(verdict: Verdict | RowError, fault: Injected) -> bool:
     if isinstance(verdict, RowError) or verdict.drift != fault.drift:
         return False
-    if not fault.kinds:
+    if fault.kind is None:
         return not verdict.notes
     return any(
-        note.kind in fault.kinds and (fault.turn is None or note.turn == fault.turn)
+        note.kind == fault.kind and (fault.turn is None or note.turn == fault.turn)
         for note in verdict.notes
     )
 
@@ -75,34 +74,26 @@ def test_fault_is_named_by_class_kind_and_turn(name: str) -> None:
         tried += 1
         [verdict] = judged(judge, fault.row)
         assert found_in(verdict, fault), (fault, verdict)
-        if fault.drift != "equal":
-            assert not isinstance(verdict, RowError)
-            assert all(note.token is None or note.token < len(fault.row["token_ids"])
-                       for note in verdict.notes)  # fmt: skip
+        size = len(fault.row["token_ids"])
+        assert all(note.token is None or note.token < size for note in verdict.notes)
     assert tried >= 3
 
 
 def test_clean_rollouts_are_equal_or_retokenized() -> None:
     world, judge = appending()
-    for rng, messages, tools in conversations_for("clean", 20):
+    for _, messages, tools in conversations_for("clean", 20):
         plain, split = world.sample(messages, tools), world.sample(messages, tools, share=0.4)
-        assert plain is not None
-        assert split is not None
         first, second = judged(judge, plain, split)
-        assert isinstance(first, Verdict)
-        assert isinstance(second, Verdict)
         assert (first.drift, first.notes) == ("equal", [])
         changed = split["token_ids"] != plain["token_ids"]
         assert second.drift == ("retokenized" if changed else "equal")
         assert [role for role, _ in first.turns] == [message["role"] for message in messages]
-        del rng
 
 
 def test_first_differing_token_has_both_sides_in_view() -> None:
     world, judge = appending()
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "hello there"}]
-    row = world.sample(messages, None)
-    assert row is not None
+    row = world.sample(messages)
     start = row["loss_mask"].index(1)
     pieces = [bundled().table.piece(number) for number in row["token_ids"]]
     letters = [encode(bundled(), letter)[0] for letter in pieces[start].decode()]
@@ -111,7 +102,6 @@ def test_first_differing_token_has_both_sides_in_view() -> None:
                          ("logprobs", [-1.0] * len(letters))):  # fmt: skip
         other[name][start : start + 1] = values
     [verdict] = judged(judge, other)
-    assert isinstance(verdict, Verdict)
     [note] = verdict.notes
     assert (note.drift, note.turn, note.token) == ("retokenized", 1, start)
     assert note.expected == f"{row['token_ids'][start]} {pieces[start].decode()!r}"
@@ -128,12 +118,8 @@ def test_thought_in_the_text_is_missed_like_one_beside_it() -> None:
         {"role": "user", "content": "Second?"},
         {"role": "assistant", "content": f"{thought}Two."},
     ]
-    seen = copy.deepcopy(messages)
-    seen[1]["content"] = "One."
-    row = world.sample(seen, None)
-    assert row is not None
-    [verdict] = judged(judge, {**row, "messages": messages})
-    assert isinstance(verdict, Verdict)
+    seen = [messages[0], {**messages[1], "content": "One."}, *messages[2:]]
+    [verdict] = judged(judge, {**world.sample(seen), "messages": messages})
     assert [(note.kind, note.turn) for note in verdict.notes] == [("thought_dropped", 1)]
 
 
@@ -147,19 +133,12 @@ def test_history_of_the_prompt_needs_no_mask() -> None:
             {"role": roles[1], "content": "Second?"},
             {"role": "assistant", "content": "Two."},
         ]
-        row = world.sample(messages, None)
-        assert row is not None
+        row = world.sample(messages)
         mask = row["loss_mask"]
         last = len(mask) - mask[::-1].index(0)
         row = {**row, "loss_mask": [0] * last + mask[last:], "logprobs": None}
-        stated = {**row, "prompt_length": last}
-        first, second = judged(judge, row, stated)
-        assert isinstance(first, Verdict)
-        assert isinstance(second, Verdict)
+        first, second = judged(judge, row, {**row, "prompt_length": last})
         assert (first.drift, second.drift) == (drift, "equal")
-
-
-# Templates that rewrite history
 
 
 FIRST = "<think>\namber thoughts on it\n</think>\n\nOne.<|im_end|>"
@@ -183,9 +162,7 @@ BETWEEN = "\n<|im_start|>user\nSecond?<|im_end|>\n<|im_start|>assistant\n"
 def test_history_that_the_template_rewrites(
     pieces: list[tuple[str, int]], drift: str, notes: list[tuple[str, int]]
 ) -> None:
-    template = bundled().template
-    assert isinstance(template, str)
-    world, _ = world_of(template)
+    world, _ = world_of(bundled().template)
     judge = Judge(world.tokenizer, ChatSpec(format="messages"))
     messages = [
         {"role": "user", "content": "First?"},
@@ -199,12 +176,8 @@ def test_history_that_the_template_rewrites(
         part = encode(world.tokenizer, text)
         ids, mask = ids + part, mask + [sampled] * len(part)
     [verdict] = judged(judge, {"messages": messages, "token_ids": ids, "loss_mask": mask})
-    assert isinstance(verdict, Verdict)
     assert verdict.drift == drift
     assert [(note.kind, note.turn) for note in verdict.notes] == notes
-
-
-# Released templates
 
 
 SOAK = [pytest.mark.soak, pytest.mark.timeout(1800)]

@@ -21,7 +21,7 @@ from tests.chat.templates import ALL, HABITS
 from tests.rl.rollouts import Play, judge_rows, renderer_of
 from tokenmill.tokenizers.loading import load
 
-TEMPLATES, ROWS = 4, 9  # of each, `make test` plays one in so many
+TEMPLATES, ROWS = 8, 9  # of each, `make test` plays one in so many
 SHORT = {case: row for case, row in ODD.items() if "long" not in case}
 CORPORA = ("drone_tool_calls", "glaive_tools_sharegpt", "tau_bench_trajectories", "think_traces",
            "reason_tool_use", "smilechat_zh")  # fmt: skip
@@ -30,7 +30,6 @@ CORPORA = ("drone_tool_calls", "glaive_tools_sharegpt", "tau_bench_trajectories"
 def judge(
     templates: Mapping[str, str], rows: Callable[[int], dict[str, Any]], equal: int, refused: int
 ) -> None:
-    """Nothing wrong, and enough of each to have been judged."""
     plays = []
     judged = 0
     for number, (name, source) in enumerate(templates.items()):
@@ -52,7 +51,7 @@ def judge(
 def test_zoo_goes_on_as_it_prints_or_is_refused(shared: Path) -> None:
     rows = list(SHORT.items())
     some = {n: source for n, source in zoo(shared).items() if crc32(n.encode()) % TEMPLATES == 1}
-    judge(some, lambda number: dict(rows[number % ROWS :: ROWS]), equal=60, refused=25)
+    judge(some, lambda number: dict(rows[number % ROWS :: ROWS]), equal=50, refused=20)
 
 
 @pytest.mark.soak
@@ -93,7 +92,6 @@ TEXTS = st.one_of(
 
 @st.composite
 def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """Turns in any order that agents have: calls and results, thinking, several users."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": draw(TEXTS)}]
     if draw(st.booleans()):
         messages.insert(0, {"role": "system", "content": draw(TEXTS)})

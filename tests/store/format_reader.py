@@ -1,10 +1,7 @@
 """A reader of stores that knows docs/format.md and nothing else: no module of ours, no Arrow.
 
-It is what a stranger would write from that page with Python's standard library and numpy: plain,
-and careful rather than fast. `StoreFiles` reads a store's directory, believes nothing that a digest
-does not cover and raises `Refused` where the page is not kept; `rows` gives what every row holds,
-`check_sources` goes on to the files that the rows came from. ``test_format_page`` holds it against
-the library. Where this file needs to know what the page does not say, the page is to be mended.
+`StoreFiles` reads a store's directory and raises `Refused` where it is not what the page describes.
+Where this file needs to know what the page does not say, the page is to be completed.
 """
 
 from __future__ import annotations
@@ -40,17 +37,15 @@ KINDS = ("preference", "kto", "ranked", "single")
 
 
 class Refused(Exception):
-    """The store is not what the page describes."""
+    pass
 
 
 def require(holds: bool, told: str) -> None:
-    """Refuse a store of which something does not hold."""
     if not holds:
         raise Refused(told)
 
 
 def canonical(value: Any) -> str:
-    """Canonical JSON."""
     if isinstance(value, dict):
         members = sorted(value.items())
         return "{" + ",".join(f"{canonical(n)}:{canonical(v)}" for n, v in members) + "}"
@@ -71,12 +66,10 @@ def _double(value: float) -> str:
 
 
 def key(document: Any) -> str:
-    """The key of a document."""
     return hashlib.blake2b(canonical(document).encode(), digest_size=20).hexdigest()
 
 
 def checksum(data: bytes) -> str:
-    """The checksum of a whole file or record."""
     return xxh3_128_hexdigest(data)
 
 
@@ -93,7 +86,6 @@ def read_document(data: bytes, name: str) -> dict[str, Any]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """A file that must be there."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -102,8 +94,6 @@ def read_bytes(path: Path) -> bytes:
 
 @dataclass
 class Row:
-    """What a store says of one row."""
-
     input_ids: list[int]
     loss_mask: list[int]
     weights: list[float]
@@ -249,15 +239,12 @@ def _guarded(path: Path, stated: dict[str, Any]) -> bytes:
 
 
 def mask_of(runs: np.ndarray, length: int) -> np.ndarray:
-    """The mask that changes at some tokens."""
     changes = np.zeros(length, np.int64)
     changes[runs] = 1
     return np.cumsum(changes) % 2
 
 
 class StoreFiles:
-    """A store's directory."""
-
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.manifest = manifest = read_document(
@@ -329,18 +316,13 @@ class StoreFiles:
         has_media = "pictures.bin" in self.files
         require(has_media == any(data.has_media for data in slices), "media")
         if has_media:
-            none = [[0] * data.rows for data in slices]
             for name in MEDIA_COLUMNS:
-                of_slices = [
-                    data.columns[name].tolist() if data.has_media else zeros
-                    for data, zeros in zip(slices, none, strict=True)
-                ]
-                joined = [value for values in of_slices for value in values]
-                require(self.array(f"{name}.bin", "<i4") == joined, f"{name}.bin")
+                require(self.array(f"{name}.bin", "<i4") == self._joined(name), f"{name}.bin")
             require(totals["pictures"] == sum(self.array("pictures.bin", "<i4")), "pictures")
 
     def _joined(self, column: str) -> list[Any]:
-        return [value for data in self.slices for value in data.columns[column].tolist()]
+        columns = [data.columns.get(column, np.zeros(data.rows, int)) for data in self.slices]
+        return [value for values in columns for value in values.tolist()]
 
     def _check_masks(self) -> None:
         ends, runs = self.array("mask_run_ends.bin", "<i8"), self.array("mask_runs.bin", "<i4")
@@ -379,7 +361,6 @@ class StoreFiles:
         require(self.array("weight_run_ends.bin", "<i8") == np.cumsum(sizes).tolist(), "ends")
 
     def rows(self) -> Iterator[Row]:
-        """Every row in order."""
         for entry, data in zip(self.table, self.slices, strict=True):
             for number in range(data.rows):
                 yield self._row(entry, data, number)
@@ -446,18 +427,8 @@ class StoreFiles:
             require(found == row.digest, "digest of a source row")
 
 
-@dataclass
-class Attached:
-    """A sidecar."""
-
-    name: str
-    made_by: str
-    values: list[float]  # of rows
-    of_tokens: list[list[float]]  # or of each row's tokens
-
-
-def read_sidecar(directory: Path, store: StoreFiles) -> Attached:
-    """What is attached to a store, in a directory that bears its key."""
+def read_sidecar(directory: Path, store: StoreFiles) -> tuple[str, str, list[Any]]:
+    """Name, made_by and values of rows, or of each row's tokens."""
     summary = read_document(read_bytes(directory / "sidecar.json"), "sidecar.json")
     record = summary.get("record")
     require(summary.get("checksum") == checksum(canonical(record).encode()), "sidecar.json")
@@ -473,12 +444,8 @@ def read_sidecar(directory: Path, store: StoreFiles) -> Attached:
     require([record["low"], record["high"]] == [finite.min(), finite.max()], "range of values")
     lengths = store.array("lengths.bin", "<i4")
     require(record["rows"] == len(lengths), "rows of the sidecar")
-    of_tokens: list[list[float]] = []
-    if record["per"] == "token":
-        ends = np.cumsum(lengths)
-        of_tokens = [part.tolist() for part in np.split(values, ends[:-1])]
-        values = values[:0]
-    return Attached(document["name"], document["made_by"], values.tolist(), of_tokens)
+    parts = np.split(values, np.cumsum(lengths)[:-1]) if record["per"] == "token" else values
+    return document["name"], document["made_by"], [part.tolist() for part in parts]
 
 
 ORIGIN = ("row_in_slice", "line_in_slice", "offset_in_slice", "raw_length")

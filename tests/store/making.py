@@ -62,27 +62,48 @@ def make_store(
     root: Path, slices: Sequence[SliceColumns], *, name: str = "fake", pad_id: int | None = 0
 ) -> Store:
     """Publish the slices under one source and commit a store of them."""
-    cache = CacheLayout(root)
-    placements, row, offset = [], 0, 0
+    placements, row = [], 0
     for number, columns in enumerate(slices):
-        key = fingerprint.key([name, number])
-        publish_slice(cache, encode_slice(key, columns))
-        placements.append(Placement(key, 0, row, row + 1, offset))
+        key = publish(root, columns, name, number)
+        placements.append(Placement(key, 0, row, row + 1, 100 * row))
         row += columns.source_rows
-        offset += 100 * columns.source_rows
+    return commit(root, placements, name, pad_id)
+
+
+def publish(root: Path, columns: SliceColumns, *name: object) -> str:
+    key = fingerprint.key(list(name))
+    publish_slice(CacheLayout(root), encode_slice(key, columns))
+    return key
+
+
+def commit(
+    root: Path, placements: Sequence[Placement], name: str = "fake", pad_id: int | None = 0
+) -> Store:
+    """Commit a store of published slices."""
     document = {"format": 1, "recipe": {"name": name}, "sources": [{"digest": name}]}
     tokenizer = {"identity": fingerprint.key(name), "pad_id": pad_id, "eos_id": 1}
-    layout = commit_store(cache, document, placements, tokenizer, {"paths": [f"{name}.jsonl"]})
-    return Store(layout.directory)
+    proof = {"paths": [f"{name}.jsonl"]}
+    return Store(commit_store(CacheLayout(root), document, placements, tokenizer, proof).directory)
 
 
 def damage_slice(root: Path) -> None:
     """Flip a bit in the middle of the only slice of a cache."""
     (file,) = (path for path in (root / "slices").rglob("*.arrow") if ".meta." not in path.name)
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.chmod(0o644)
-    file.write_bytes(data)
+    flip(file, 4 * file.stat().st_size)
+
+
+def flip(path: Path, bit: int) -> bytes:
+    """Flip one bit of a file and return what was there."""
+    whole = path.read_bytes()
+    data = bytearray(whole)
+    data[bit // 8] ^= 1 << bit % 8
+    path.chmod(0o644)
+    path.write_bytes(data)
+    return whole
+
+
+def mtimes(*roots: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for root in roots for path in root.rglob("*")}
 
 
 def make_group_columns(

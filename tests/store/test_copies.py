@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.making import make_columns, make_store
+from tests.store.making import commit, make_columns, make_store, mtimes, publish
 from tokenmill import CacheError, Store, UsageError, open_store
 from tokenmill._core import publish as publishing
+from tokenmill.store.commit import Placement
 from tokenmill.store.record import RejectedRow
 from tokenmill.store.transfer import copy_store
 
@@ -63,9 +64,9 @@ def test_target_may_be_empty_or_the_same_copy_but_nothing_else(
     empty = tmp_path / "empty"
     empty.mkdir()
     copy_store(store, empty)
-    before = {path: path.stat().st_mtime_ns for path in empty.rglob("*")}
+    before = mtimes(empty)
     copy_store(store, empty)
-    assert {path: path.stat().st_mtime_ns for path in empty.rglob("*")} == before
+    assert mtimes(empty) == before
     other = make_store(tmp_path / "other", [make_columns([2])], name="other")
     with pytest.raises(UsageError, match="not " + other.key[:12]):
         copy_store(other, empty)
@@ -112,20 +113,9 @@ def test_disk_that_is_full_leaves_no_target(
 
 
 def test_equal_slices_are_copied_once(tmp_path: Path) -> None:
-    from tokenmill._core import fingerprint
-    from tokenmill.store import CacheLayout
-    from tokenmill.store.commit import Placement, commit_store
-
-    store = make_store(tmp_path / "cache", [make_columns([3, 4])])
-    key = next(store.slice_keys())
-    layout = commit_store(
-        CacheLayout(tmp_path / "cache"),
-        {"format": 1, "sources": [{"digest": "twice"}]},
-        [Placement(key, 0, 0, 1, 0), Placement(key, 0, 2, 3, 200)],
-        {"identity": fingerprint.key("t"), "pad_id": 0, "eos_id": 1},
-        {"paths": ["a.jsonl"]},
-    )
-    twice = open_store(layout.directory)
+    key = publish(tmp_path / "cache", make_columns([3, 4]), "once")
+    placements = [Placement(key, 0, 0, 1, 0), Placement(key, 0, 2, 3, 200)]
+    twice = commit(tmp_path / "cache", placements)
     copy = open_store(copy_store(twice, tmp_path / "copy"))
     assert len(copy) == 4
     assert len(list((tmp_path / "copy" / "slices").rglob("*.json"))) == 1

@@ -1,8 +1,4 @@
-"""docs/format.md is enough to read a store: `format_reader`, written from it, reads what we wrote.
-
-That reader shares no line with the library. Stores of every format come out of it as they do out of
-`tokenmill.open_store`, and a bit that is flipped in any file of them is noticed.
-"""
+"""docs/format.md is enough to read a store: `format_reader`, written from it, reads ours."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ import tokenmill as tm
 from tests.build.making import EXAMPLES, INLINE, TOKENIZER, conversation, small_cuts, write_rows
 from tests.store import format_reader
 from tests.store.format_reader import Refused, StoreFiles, canonical, read_sidecar
-from tests.store.making import make_columns, make_store
+from tests.store.making import flip, make_columns, make_store
 from tokenmill._core import fingerprint
 from tokenmill.store import Store
 from tokenmill.store.transfer import copy_store
@@ -68,19 +64,6 @@ def columnar(root: Path) -> Store:
     return prepare(root / "rows.parquet", root / "cache", template_kwargs={"x": [1e16, 0.00001]})
 
 
-def groups(root: Path) -> Store:
-    rows = [pair(n) if n % 3 else conversation(n) for n in range(40)]
-    return of_rows(root, [*rows, *map(conversation, range(60, 90))])
-
-
-def weights(root: Path) -> Store:
-    return of_rows(root, [*map(weighted, range(30)), *map(conversation, range(60, 90)), "{"])
-
-
-def groups_and_weights(root: Path) -> Store:
-    return of_rows(root, [pair(n, weight=1 + n % 2) for n in range(12)], max_length=120)
-
-
 def made(root: Path) -> Store:
     """Rows without tokens or trained from the first on, a slice without rows, too many roles."""
     texts = ['"é"', "null", "2", '{"b":[1.5]}']
@@ -88,10 +71,6 @@ def made(root: Path) -> Store:
     names = tuple(f"role {number}" for number in range(200))
     many = replace(columns, roles=names, turn_roles=np.arange(12, dtype=np.int16) * 16)
     return make_store(root / "cache", [columns, make_columns([]), many])
-
-
-def copied(root: Path) -> Store:
-    return Store(copy_store(of_rows(root, [conversation(1)]), root / "copy"))
 
 
 def seen(root: Path, rows: list[Document]) -> Store:
@@ -109,29 +88,30 @@ def seen(root: Path, rows: list[Document]) -> Store:
     return tm.prepare(str(source), processor=processors.make("llava"), **how)
 
 
-def media(root: Path) -> Store:
-    return seen(root, [conversation(n) for n in range(60)])
+def mixed(root: Path) -> Store:
+    rows = [pair(n) if n % 3 else conversation(n) for n in range(40)]
+    return of_rows(root, [*rows, *map(conversation, range(60, 90))])
 
 
-def media_groups(root: Path) -> Store:
-    return seen(root, [pair(n) for n in range(12)])
-
-
-def media_weights(root: Path) -> Store:
-    return seen(root, [weighted(n) for n in range(12)])
-
-
-def media_groups_and_weights(root: Path) -> Store:
-    return seen(root, [pair(n, weight=1 + n % 2) for n in range(12)])
+def weighted_pairs() -> list[Document]:
+    return [pair(n, weight=1 + n % 2) for n in range(12)]
 
 
 KINDS: dict[str, Callable[[Path], Store]] = {
-    maker.__name__: maker
-    for maker in (
-        plain, columnar, groups, weights, groups_and_weights, made, copied,
-        media, media_groups, media_weights, media_groups_and_weights,
-    )
-}  # fmt: skip
+    "plain": plain,
+    "columnar": columnar,
+    "groups": mixed,
+    "weights": lambda root: of_rows(
+        root, [*map(weighted, range(30)), *map(conversation, range(60, 90)), "{"]
+    ),
+    "groups_and_weights": lambda root: of_rows(root, weighted_pairs(), max_length=120),
+    "made": made,
+    "copied": lambda root: Store(copy_store(of_rows(root, [conversation(1)]), root / "copy")),
+    "media": lambda root: seen(root, [conversation(n) for n in range(60)]),
+    "media_groups": lambda root: seen(root, [pair(n) for n in range(12)]),
+    "media_weights": lambda root: seen(root, [weighted(n) for n in range(12)]),
+    "media_groups_and_weights": lambda root: seen(root, weighted_pairs()),
+}
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +122,6 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Store]:
 
 
 def served(store: Store) -> list[format_reader.Row]:
-    """The rows as the library serves them, in the reader's words."""
     parts, digests, answers = [], [], []
     names = ("label", "score", "margin", "prompt_tokens")
     for at, (_, columns) in enumerate(store.columns(["part", "digest", *names])):
@@ -230,12 +209,10 @@ def test_reader_of_the_page_reads_what_is_attached(
     values = np.random.default_rng(4).normal(size=count).astype(np.float32)
     values[3] = np.inf
     sidecar = store.attach(f"of_{per}", values, made_by="a seed", per=per)
-    found = read_sidecar(sidecar.path, StoreFiles(store.path))
-    assert (found.name, found.made_by) == (sidecar.name, "a seed")
-    if per == "row":
-        assert found.values == values.tolist()
-    else:
-        assert found.of_tokens == [part.tolist() for part in sidecar.batch(range(len(store)))]
+    name, made_by, found = read_sidecar(sidecar.path, StoreFiles(store.path))
+    assert (name, made_by) == (sidecar.name, "a seed")
+    served = values if per == "row" else sidecar.batch(range(len(store)))
+    assert found == [value.tolist() for value in served]
     for name in ("values.f32", "sidecar.json"):
         shutil.copytree(sidecar.path, tmp_path / name / sidecar.path.name)
         flip(tmp_path / name / sidecar.path.name / name, 77)
@@ -243,25 +220,12 @@ def test_reader_of_the_page_reads_what_is_attached(
             read_sidecar(tmp_path / name / sidecar.path.name, StoreFiles(store.path))
 
 
-def flip(path: Path, bit: int) -> bytes:
-    """Turn one bit over; gives what was there."""
-    whole = path.read_bytes()
-    data = bytearray(whole)
-    data[bit // 8] ^= 1 << bit % 8
-    path.chmod(0o644)
-    path.write_bytes(data)
-    return whole
-
-
 @pytest.mark.parametrize("kind", ["groups_and_weights", "copied"])
 def test_damage_to_any_file_is_noticed(stores: dict[str, Store], kind: str, tmp_path: Path) -> None:
     path = stores[kind].path
-    if kind != "copied":
-        shutil.copytree(path.parent.parent, tmp_path / "cache")
-        path = tmp_path / "cache" / "stores" / path.name
-    else:
-        path = Path(shutil.copytree(path, tmp_path / "copy"))
     root = path if kind == "copied" else path.parent.parent
+    copy = Path(shutil.copytree(root, tmp_path / "copy"))
+    root, path = copy, copy / path.relative_to(root)
     StoreFiles(path)
     rng = random.Random(kind)
     damaged = [*path.glob("*.*"), *(root / "slices").rglob("*.*")]

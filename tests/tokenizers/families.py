@@ -1,8 +1,7 @@
 """Small tokenizers of every family, trained here, and the slow oracle for masks.
 
-Each builder gives the JSON of a tokenizer; together they hold what decides masks: byte-level with
-a normal form (Qwen), byte fallback with an invented space before every stretch (Phi-3) or without
-one (Gemma), Unigram with a normalising Metaspace (T5), WordPiece that lowers case (BERT).
+Byte-level with a normal form (Qwen), byte fallback with an added space (Phi-3) or without one
+(Gemma), Unigram with a normalising Metaspace (T5), WordPiece that lowers case (BERT).
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -26,34 +26,31 @@ CORPUS = [
 Spans = Sequence[tuple[int, int]]
 
 
-def _trained(tokenizer: Tokenizer, trainer: Any) -> dict[str, Any]:
-    tokenizer.train_from_iterator(CORPUS, trainer)
+def _trained(
+    model: Any, trainer: type, size: int, special: Sequence[str] = (), *, parts: dict[str, Any],
+    **options: Any,
+) -> dict[str, Any]:  # fmt: skip
+    tokenizer = Tokenizer(model)
+    for name, part in parts.items():
+        setattr(tokenizer, name, part)
+    options |= {"special_tokens": [*SPECIAL, *special], "show_progress": False}
+    tokenizer.train_from_iterator(CORPUS, trainer(vocab_size=size, **options))
     document: dict[str, Any] = json.loads(tokenizer.to_str())
     return document
 
 
 def byte_level() -> dict[str, Any]:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    parts = {
+        "normalizer": normalizers.NFC(),
+        "pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=False),
+        "decoder": decoders.ByteLevel(),
+    }
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    return _trained(
-        tokenizer,
-        trainers.BpeTrainer(
-            vocab_size=600, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
-        ),
-    )
+    return _trained(models.BPE(), trainers.BpeTrainer, 600, parts=parts, initial_alphabet=alphabet)
 
 
-def _with_byte_fallback(normalizer: Any = None, pre_tokenizer: Any = None) -> dict[str, Any]:
-    tokenizer = Tokenizer(models.BPE())
-    if normalizer is not None:
-        tokenizer.normalizer = normalizer
-    if pre_tokenizer is not None:
-        tokenizer.pre_tokenizer = pre_tokenizer
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=SPECIAL, show_progress=False)
-    document = _trained(tokenizer, trainer)
+def _with_byte_fallback(**parts: Any) -> dict[str, Any]:
+    document = _trained(models.BPE(), trainers.BpeTrainer, 400, parts=parts)
     vocab = document["model"]["vocab"]
     first = 1 + max(vocab.values())
     vocab.update({f"<0x{byte:02X}>": first + byte for byte in range(256)})
@@ -64,12 +61,12 @@ def _with_byte_fallback(normalizer: Any = None, pre_tokenizer: Any = None) -> di
 
 def fallback_prepend() -> dict[str, Any]:
     steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    return _with_byte_fallback(normalizers.Sequence(steps))
+    return _with_byte_fallback(normalizer=normalizers.Sequence(steps))
 
 
 def fallback_gemma() -> dict[str, Any]:
     split = pre_tokenizers.Split(" ", "merged_with_previous")
-    return _with_byte_fallback(normalizers.Replace(" ", "▁"), split)
+    return _with_byte_fallback(normalizer=normalizers.Replace(" ", "▁"), pre_tokenizer=split)
 
 
 def metaspace_first() -> dict[str, Any]:
@@ -78,34 +75,26 @@ def metaspace_first() -> dict[str, Any]:
 
 
 def unigram() -> dict[str, Any]:
-    tokenizer = Tokenizer(models.Unigram())
-    tokenizer.normalizer = normalizers.NFKC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Metaspace()
+    space = pre_tokenizers.Metaspace()
+    parts = {"normalizer": normalizers.NFKC(), "pre_tokenizer": space}
+    parts["decoder"] = decoders.Metaspace()
     return _trained(
-        tokenizer,
-        trainers.UnigramTrainer(
-            vocab_size=300, special_tokens=[*SPECIAL, "<unk>"], unk_token="<unk>",
-            show_progress=False,
-        ),
-    )  # fmt: skip
-
-
-def word_piece() -> dict[str, Any]:
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    return _trained(
-        tokenizer,
-        trainers.WordPieceTrainer(
-            vocab_size=400, special_tokens=[*SPECIAL, "[UNK]"], show_progress=False
-        ),
+        models.Unigram(), trainers.UnigramTrainer, 300, ["<unk>"], parts=parts, unk_token="<unk>"
     )
 
 
+def word_piece() -> dict[str, Any]:
+    parts = {
+        "normalizer": normalizers.BertNormalizer(lowercase=True),
+        "pre_tokenizer": pre_tokenizers.BertPreTokenizer(),
+        "decoder": decoders.WordPiece(),
+    }
+    model = models.WordPiece(unk_token="[UNK]")
+    return _trained(model, trainers.WordPieceTrainer, 400, ["[UNK]"], parts=parts)
+
+
 def stripping() -> dict[str, Any]:
-    """Byte-level, with added tokens that swallow the white space around them."""
+    """Byte-level, with added tokens that strip the white space around them."""
     document = byte_level()
     for token in document["added_tokens"]:
         token["rstrip"] = token["content"] == "<|im_start|>"
@@ -116,27 +105,27 @@ def stripping() -> dict[str, Any]:
 
 FAMILIES: dict[str, Callable[[], dict[str, Any]]] = {
     builder.__name__: builder
-    for builder in (
-        byte_level,
-        fallback_prepend,
-        fallback_gemma,
-        metaspace_first,
-        unigram,
-        word_piece,
-        stripping,
-    )
-}
+    for builder in (byte_level, fallback_prepend, fallback_gemma, metaspace_first, unigram,
+                    word_piece, stripping)
+}  # fmt: skip
 
 
 @cache
 def family_json(name: str) -> bytes:
-    """tokenizer.json of a family."""
     return json.dumps(FAMILIES[name](), ensure_ascii=False).encode()
+
+
+def write_directory(path: Path, config: Any, name: str = "byte_level", **changes: Any) -> Path:
+    """A tokenizer's directory, with other members of the family's tokenizer.json."""
+    path.mkdir(parents=True, exist_ok=True)
+    document = {**json.loads(family_json(name)), **changes}
+    (path / "tokenizer.json").write_text(json.dumps(document))
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    return path
 
 
 @cache
 def family(name: str) -> OurTokenizer:
-    """A loaded tokenizer of a family."""
     return OurTokenizer(
         family_json(name), special_tokens={"eos_token": "<|im_end|>", "pad_token": "<pad>"}
     )

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-import tokenmill
+from tests.programs import python
 from tests.tokenizers.families import FAMILIES, family
 from tokenmill.errors import TokenizerError, UsageError
 from tokenmill.tokenizers import encoder as encoder_module
@@ -21,8 +16,6 @@ from tokenmill.tokenizers import engines
 from tokenmill.tokenizers.encoder import Encoder
 from tokenmill.tokenizers.engines import HfEngine, choose_engine, first_difference
 from tokenmill.tokenizers.parity_texts import parity_texts, probe_text
-
-SOURCE_ROOT = str(Path(tokenmill.__path__[0]).parent)
 
 
 def random_texts(added: Sequence[str], seed: int) -> list[str]:
@@ -32,16 +25,7 @@ def random_texts(added: Sequence[str], seed: int) -> list[str]:
         points = [generator.choice((0x80, 0x800, 0x3000, 0xD7FF, 0x1FFFF)) for _ in range(40)]
         text = "".join(chr(generator.randrange(1, most)) for most in points)
         texts.append(text.encode("utf-8", "ignore").decode())  # without halves of surrogate pairs
-    pool = [
-        *generator.sample(list(added), min(40, len(added))),
-        " ",
-        "\n",
-        "  ",
-        "\t",
-        "x",
-        "é",
-        "1",
-    ]
+    pool = [*generator.sample(list(added), min(40, len(added))), " ", "\n", "  ", "\t", *"xé1"]
     texts += ["".join(generator.choices(pool, k=30)) for _ in range(120)]
     return texts
 
@@ -88,8 +72,6 @@ def test_battery_and_probe_hold_every_kind_of_text_and_never_change() -> None:
 
 
 class _Wrapped:
-    """An engine around the reference that misbehaves as told."""
-
     name = "fastokens"
 
     def __init__(self, inner: HfEngine, spoil: str | None = None, fail: str | None = None) -> None:
@@ -146,19 +128,12 @@ def test_difference_in_a_row_that_needs_offsets_is_found_without_being_sampled()
 
 def _sample(encoder: Encoder, texts: list[str]) -> list[int]:
     seen: list[str] = []
-    real = encoder.reference.encode
-
-    class Spy:
-        name = "fastokens"
-
-        def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-            return real(texts)
-
-    encoder_engine, encoder.engine = encoder.engine, Spy()
+    real, engine = encoder.reference.encode, encoder.engine
+    encoder.engine = _Wrapped(HfEngine(encoder.tokenizer))
     encoder.reference.encode = lambda texts: (seen.extend(texts), real(texts))[1]  # type: ignore[method-assign]
     encoder.encode(texts)
     del encoder.reference.encode  # type: ignore[method-assign]
-    encoder.engine = encoder_engine
+    encoder.engine = engine
     return sorted(texts.index(text) for text in seen)
 
 
@@ -194,8 +169,7 @@ def test_engine_that_fails_the_battery_is_not_chosen(monkeypatch: pytest.MonkeyP
 
 
 FORK = """
-import os, sys, json
-sys.path[:0] = json.loads(sys.argv[1])
+import os
 from tests.tokenizers.families import family
 from tokenmill.tokenizers.encoder import Encoder
 parent = Encoder(family("byte_level"))
@@ -214,16 +188,14 @@ print(os.waitstatus_to_exitcode(status))
 """
 
 
-@pytest.mark.parametrize("parallelism", ["true", ""])
-def test_forked_child_encodes_alike_and_does_not_hang(parallelism: str) -> None:
-    roots = [SOURCE_ROOT, str(Path(__file__).resolve().parents[2])]
-    environment = {**os.environ, "TOKENIZERS_PARALLELISM": parallelism}
-    if not parallelism:
-        environment.pop("TOKENIZERS_PARALLELISM")
-    done = subprocess.run(
-        [sys.executable, "-c", FORK, json.dumps(roots)],
-        env=environment, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+@pytest.mark.parametrize("parallelism", ["true", None])
+def test_forked_child_encodes_alike_and_does_not_hang(
+    parallelism: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    if parallelism:
+        monkeypatch.setenv("TOKENIZERS_PARALLELISM", parallelism)
+    done = python(FORK)
     assert (done.stdout.strip(), done.returncode) == ("0", 0), done.stderr
 
 

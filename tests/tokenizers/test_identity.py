@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,15 +10,14 @@ from typing import Any
 
 import pytest
 
-import tokenmill
-from tests.tokenizers.families import family_json
+from tests.programs import python
+from tests.tokenizers.families import family_json, write_directory
 from tokenmill.tokenizers import cache
 from tokenmill.tokenizers.cache import recall
 from tokenmill.tokenizers.loading import identify, load
 
 PreTrainedTokenizerFast = pytest.importorskip("transformers").PreTrainedTokenizerFast
 
-SOURCE_ROOT = str(Path(tokenmill.__path__[0]).parent)
 CONFIG = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "eos_token": "<|im_end|>",
@@ -31,15 +28,10 @@ CONFIG = {
 Document = dict[str, Any]
 
 
-def make(path: Path, document: Document, config: Document, indent: int | None = None) -> Path:
-    path.mkdir(parents=True)
-    (path / "tokenizer.json").write_text(json.dumps(document, indent=indent))
-    (path / "tokenizer_config.json").write_text(json.dumps(config))
-    return path
-
-
 def key_of(path: Path, document: Document, config: Document, indent: int | None = None) -> str:
-    return load(make(path, document, config, indent), backend="file").key
+    write_directory(path, config)
+    (path / "tokenizer.json").write_text(json.dumps(document, indent=indent))
+    return load(path, backend="file").key
 
 
 def _swap(entries: Any, one: Any, other: Any) -> None:
@@ -83,12 +75,8 @@ def test_key_stays_whatever_the_name_spelling_or_use(tmp_path: Path) -> None:
     merges = old["model"]["merges"]  # which old versions of tokenizers write as one text each
     old["model"]["merges"] = [m if isinstance(m, str) else " ".join(m) for m in merges]
     old["model"] = {name: value for name, value in old["model"].items() if value is not None}
-    old["truncation"] = {
-        "max_length": 4,
-        "stride": 0,
-        "strategy": "LongestFirst",
-        "direction": "Right",
-    }
+    old["truncation"] = {"max_length": 4, "stride": 0, "strategy": "LongestFirst",
+                         "direction": "Right"}  # fmt: skip
     old["padding"] = {"strategy": "BatchLongest", "direction": "Right", "pad_id": 0,
                       "pad_type_id": 0, "pad_token": "<pad>"}  # fmt: skip
     old["post_processor"] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}
@@ -97,7 +85,7 @@ def test_key_stays_whatever_the_name_spelling_or_use(tmp_path: Path) -> None:
 
 
 def test_key_of_an_object_stays_after_use_with_truncation_and_padding(tmp_path: Path) -> None:
-    path = make(tmp_path / "a", json.loads(family_json("byte_level")), CONFIG)
+    path = write_directory(tmp_path / "a", CONFIG)
     fast = PreTrainedTokenizerFast.from_pretrained(path, pad_token="<pad>")
     before = load(fast)
     key, ids = before.key, before.reference.encode("Hello world", add_special_tokens=False).ids
@@ -119,9 +107,6 @@ def test_key_of_every_real_tokenizer_is_that_of_its_object(shared: Path) -> None
         assert other.key == tokenizer.key, name
 
 
-# Facts in the cache.
-
-
 def test_cache_that_cannot_be_written_only_costs_time(directory: Path, tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("a file where the cache should be")
@@ -133,14 +118,13 @@ def test_cache_that_cannot_be_written_only_costs_time(directory: Path, tmp_path:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    return make(tmp_path / "model", json.loads(family_json("byte_level")), CONFIG)
+    return write_directory(tmp_path / "model", CONFIG)
 
 
 RECALL = """
 import sys, json
-sys.path.insert(0, sys.argv[1])
 from tokenmill.tokenizers.cache import recall
-card = recall(sys.argv[2], cache_dir=sys.argv[3])
+card = recall(sys.argv[1], cache_dir=sys.argv[2])
 heavy = [m for m in ("tokenizers", "transformers", "fastokens", "torch", "pyarrow", "numpy")
          if m in sys.modules]
 print(json.dumps([card and card.as_dict(), heavy]))
@@ -152,11 +136,7 @@ def test_recalled_card_equals_the_found_one_and_loads_no_engine(
 ) -> None:
     assert recall(directory, cache_dir=own_cache) is None
     card = identify(directory, cache_dir=own_cache).card
-    done = subprocess.run(
-        [sys.executable, "-c", RECALL, SOURCE_ROOT, str(directory), str(own_cache)],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    recalled, heavy = json.loads(done.stdout)
+    recalled, heavy = json.loads(python(RECALL, directory, own_cache).stdout)
     assert recalled == json.loads(json.dumps(card.as_dict()))
     assert heavy == []
     assert card == identify(directory, cache_dir=own_cache).card

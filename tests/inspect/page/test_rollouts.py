@@ -20,7 +20,7 @@ from tests.inspect.page.browsing import Visit, go_to, title, wait_for_status, wa
 from tests.inspect.page.conftest import ATTACK, STEERING, own_page_and_server
 from tests.inspect.page.test_document import data_of
 from tests.rl.faults import INJECTIONS, conversation
-from tests.rl.worlds import APPENDING, appending
+from tests.rl.simulated import APPENDING, appending
 from tokenmill.inspect.page.document import MAX_STEPS, overview
 from tokenmill.inspect.page.serve import Viewer
 from tokenmill.inspect.row import MAX_GROUP_ROWS, RowFacts, RowGroups, findings_of
