@@ -1,7 +1,4 @@
-"""What runs the hosts: drivers keep one contract, stand-ins give way, pytest's reports are counted.
-
-The hosts themselves are no part of the tests; a driver of our own stands for them.
-"""
+"""Drivers keep one contract, stand-ins give way, pytest's reports are counted."""
 
 from __future__ import annotations
 
@@ -97,7 +94,6 @@ CLASSES = "class RolloutDataSource:\n    pass\nclass RolloutDataSourceWithBuffer
 
 
 def write_host(hosts: Path, **files: str) -> None:
-    """A host of our own with the class that is replaced, and without the real transformers."""
     checkout = hosts / "host"
     empty = ("slime/__init__", "slime/rollout/__init__", "transformers/__init__",
              "transformers/utils/__init__", "transformers/utils/import_utils")  # fmt: skip
@@ -109,7 +105,6 @@ def write_host(hosts: Path, **files: str) -> None:
 
 
 def run_host(hosts: Path, path: str, *, replace: bool = True, **chosen: Any) -> dict[str, set[str]]:
-    """Outcome → the names of the tests, without their file's."""
     file = File("host", "host", path, "", "slime_data_source", **chosen)
     found = run_file(file, hosts, hosts, replace=replace)
     assert isinstance(found, dict)
@@ -119,7 +114,6 @@ def run_host(hosts: Path, path: str, *, replace: bool = True, **chosen: Any) -> 
 def test_replacement_comes_before_conftest_and_tests_that_reach_it_are_known(
     tmp_path: Path,
 ) -> None:
-    """The host's ``conftest.py`` takes the class before any test is collected."""
     tests = (
         "import pytest\n"
         "import tests.helpers_of_the_host\n"

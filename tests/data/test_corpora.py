@@ -9,18 +9,13 @@ from typing import Any
 
 import pytest
 
-import tokenmill
 from tests.data.eager import Eager, eager
+from tests.data.making import TOKENIZER, open_prompts
 from tokenmill import PromptDataset
-from tokenmill.integrations.miles import MilesOrder
-
-DATE = "2026-11-15"
-TOKENIZER = Path(tokenmill.__file__).parent / "examples" / "tokenizer"
 
 
 @pytest.fixture(scope="module")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache for the module: a tokenizer is looked at once."""
     return tmp_path_factory.mktemp("prompts-cache")
 
 
@@ -43,7 +38,7 @@ def test_golden_prompts_of_miles_are_given_exactly(
             "prompt_key": golden["prompt_key"],
             "label_key": golden["label_key"],
             "apply_chat_template": golden["apply_chat_template"],
-            "date": DATE,
+            "date": "2026-11-15",
             "num_workers": 0,
             "cache_dir": warm,
         }
@@ -66,30 +61,6 @@ def test_golden_prompts_of_miles_are_given_exactly(
     assert measured == [golden["rows"], 0]
 
 
-def test_golden_shuffles_of_miles_are_given_exactly(shared: Path, tmp_path: Path) -> None:
-    path = shared / "golden" / "miles" / "shuffle.jsonl"
-    cases = [json.loads(line) for line in path.read_text().splitlines()]
-    source = tmp_path / "rows.jsonl"
-    largest = max(case["n"] for case in cases)
-    source.write_text("".join(json.dumps({"text": str(n)}) + "\n" for n in range(largest)))
-    opened: dict[tuple[int, int], PromptDataset] = {}
-    for case in cases:
-        key = case["n"], case["seed"]
-        if key not in opened:
-            opened[key] = PromptDataset(
-                f"{source}@[0:{case['n']}]",
-                TOKENIZER,
-                seed=case["seed"],
-                order=MilesOrder,
-                num_workers=0,
-            )
-        prompts = opened[key]
-        prompts.shuffle(case["epoch"])
-        assert [int(str(p.prompt)) for p in prompts.batch(range(case["n"]))] == case["permutation"]
-        assert int(str(prompts[0].prompt)) == case["permutation"][0]
-    assert len(cases) > 4
-
-
 CORPORA: dict[str, dict[str, Any]] = {
     "alpaca_eval_en": {"prompt_key": "messages", "rows": 150},
     "alpaca_zh": {"prompt_key": "instruction", "label_key": "output", "rows": 400},
@@ -103,6 +74,21 @@ CORPORA: dict[str, dict[str, Any]] = {
     "toy_chat": {"prompt_key": "messages"},
     "math_vision/math_vision": {"prompt_key": "problem", "label_key": "answer"},
 }
+VARIANTS: dict[str, dict[str, Any]] = {
+    **{name: {**columns, "apply_chat_template": True} for name, columns in CORPORA.items()},
+    "gsm8k_prompts not thinking": {
+        "prompt_key": "prompt", "rows": 200, "apply_chat_template": True,
+        "kwargs": {"enable_thinking": False},
+    },
+    "codealpaca as it is": {"prompt_key": "instruction", "rows": 300},
+    "glaive_tools_sharegpt as it is": {
+        "prompt_key": "conversations", "tool_key": "tools", "rows": 300
+    },
+    "toy_chat as it is": {"prompt_key": "messages", "tool_key": "tools"},
+    "math_vision/math_vision with images": {
+        "prompt_key": "problem", "label_key": "answer", "multimodal_keys": {"image": "images"}
+    },
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -131,76 +117,34 @@ def compare(prompts: PromptDataset, wanted: Eager) -> None:
         assert prompt.tools == sample["tools"]
         if isinstance(prompt.prompt, str):
             assert prompt.length == wanted.lengths[prompt.row]
-    # Refused by the framework, and with us accounted for.
+    # Refused by the framework, and counted by us.
     lost = sum(count for reason, count in prompts.rejected.items() if reason != "overlong")
     assert lost == len(wanted.refused)
     assert prompts.source_rows == len(served) + sum(prompts.rejected.values())
 
 
-def opened(path: Path, rows: int | None, template: str, cache: Path, **given: Any) -> PromptDataset:
-    source = str(path) if rows is None else f"{path}@[0:{rows}]"
-    return PromptDataset(
-        source, TOKENIZER, chat_template=template, num_workers=0, cache_dir=cache, **given
-    )
-
-
-@pytest.mark.parametrize("corpus", CORPORA)
-def test_corpus_rendered_and_filtered_equals_the_eager_way(
-    shared: Path, warm: Path, template: str, reference: Any, corpus: str
-) -> None:
-    columns = {**CORPORA[corpus], "apply_chat_template": True}
-    rows = columns.pop("rows", None)
-    path = shared / "corpora" / f"{corpus}.jsonl"
-    everything = eager(path, reference, rows=rows, **columns)
-    lengths = sorted(everything.lengths.values())
-    # Qwen3's template fails on contents that are lists of parts, here as in the eager way.
-    assert bool(lengths) == (corpus != "reason_tool_use")
-    for max_length in (None, lengths[2 * len(lengths) // 3] if lengths else 9):
-        prompts = opened(path, rows, template, warm, max_length=max_length, **columns)
-        assert prompts.hit == (max_length is not None)
-        compare(prompts, everything.limited(max_length))
-
-
-UNRENDERED = {
-    "codealpaca": "instruction",
-    "glaive_tools_sharegpt": "conversations",
-    "toy_chat": "messages",
-}
-
-
-@pytest.mark.parametrize("corpus", UNRENDERED)
-def test_corpus_without_template_is_served_as_it_stands(
-    shared: Path, warm: Path, template: str, reference: Any, corpus: str
-) -> None:
-    columns: dict[str, Any] = {"prompt_key": UNRENDERED[corpus], "tool_key": "tools"}
-    path = shared / "corpora" / f"{corpus}.jsonl"
-    prompts = opened(path, 300, template, warm, max_length=12, **columns)
-    compare(prompts, eager(path, reference, rows=300, **columns).limited(12))
-    assert len(prompts) > 0
-
-
-@pytest.mark.parametrize("name", ["apply_chat_template_kwargs", "template_kwargs"])
-def test_template_kwargs_change_prompts_as_with_transformers(
+@pytest.mark.parametrize("name", VARIANTS)
+def test_corpus_equals_the_eager_way(
     shared: Path, warm: Path, template: str, reference: Any, name: str
 ) -> None:
-    path = shared / "corpora" / "gsm8k_prompts.jsonl"
-    kwargs = {"enable_thinking": False}
-    columns: dict[str, Any] = {"prompt_key": "prompt", "apply_chat_template": True}
-    wanted = eager(path, reference, kwargs=kwargs, rows=200, **columns).limited(120)
-    prompts = opened(path, 200, template, warm, max_length=120, **{name: kwargs}, **columns)
-    compare(prompts, wanted)
-    assert "<think>\n\n</think>" in str(prompts[0].prompt)
-
-
-def test_media_placeholders_become_parts_as_in_the_eager_way(
-    shared: Path, warm: Path, template: str, reference: Any
-) -> None:
-    path = shared / "corpora" / "math_vision" / "math_vision.jsonl"
-    columns: dict[str, Any] = {
-        "prompt_key": "problem", "label_key": "answer", "multimodal_keys": {"image": "images"}
-    }  # fmt: skip
-    prompts = opened(path, None, template, warm, **columns)
-    compare(prompts, eager(path, reference, **columns))
-    parts = prompts[0].prompt[0]["content"]  # type: ignore[index]
-    assert [part["type"] for part in parts] == ["text", "image"]
-    assert parts[1]["image"] == "images/1.jpg"
+    columns = dict(VARIANTS[name])
+    rows, kwargs = columns.pop("rows", None), columns.pop("kwargs", {})
+    path = shared / "corpora" / f"{name.split()[0]}.jsonl"
+    everything = eager(path, reference, rows=rows, kwargs=kwargs, **columns)
+    lengths = sorted(everything.lengths.values())
+    # Qwen3's template fails on contents that are lists of parts, here as in the eager way.
+    assert bool(everything.samples) == (name != "reason_tool_use")
+    for max_length in (None, lengths[2 * len(lengths) // 3] if lengths else 9):
+        prompts = open_prompts(
+            path if rows is None else f"{path}@[0:{rows}]",
+            max_length=max_length,
+            chat_template=template,
+            tokenizer_backend="auto",
+            cache_dir=warm,
+            apply_chat_template_kwargs=kwargs,
+            **columns,
+        )
+        assert prompts.hit == (max_length is not None)
+        compare(prompts, everything.limited(max_length))
+    if kwargs:
+        assert "<think>\n\n</think>" in str(prompts[0].prompt)

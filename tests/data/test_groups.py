@@ -1,8 +1,4 @@
-"""Groups stay whole in every view (P21).
-
-The model is a list of groups, each a list of (store, row); whatever is done to a view is done to
-the list, group by group, and both must show the same.
-"""
+"""Groups stay whole in every view, against a list of groups."""
 
 from __future__ import annotations
 
@@ -21,8 +17,7 @@ from tokenmill.data.view import View, as_view, concat
 from tokenmill.errors import UsageError
 from tokenmill.store import Store
 
-Model = list[list[tuple[int, ...]]]
-"""Groups, each the token ids of its rows."""
+Model = list[list[tuple[int, ...]]]  # groups, each the token ids of its rows
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +37,8 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Store]:
 
 
 def model_of(view: View | Store) -> Model:
-    """By rows alone: a group goes on as long as parts do."""
     found: Model = []
-    rows = view.batch(range(len(view)))
-    for row in rows:
+    for row in view.batch(range(len(view))):
         if row.part == 0:
             found.append([])
         found[-1].append(tuple(row.input_ids.tolist()))
@@ -53,7 +46,6 @@ def model_of(view: View | Store) -> Model:
 
 
 def shown(view: View) -> Model:
-    """By groups."""
     count = view.group_count
     rows, bounds = view.row_index.rows_of_groups(np.arange(count, dtype=np.int64))
     assert rows.tolist() == list(range(len(view)))

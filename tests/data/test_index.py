@@ -6,7 +6,6 @@ import gc
 import pickle
 import shutil
 import signal
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import pytest
 from tests.data.making import PROMPTS, TOKENIZER, open_prompts, write_rows
 from tests.programs import python
 from tokenmill import CacheError, CorruptionError, NonDeterminismError
-from tokenmill.data import prompt_lengths
 from tokenmill.data.prompt_lengths import (
     NO_LENGTH,
     PAGE,
@@ -141,48 +139,12 @@ def test_workers_and_inline_publish_the_same_bytes(tmp_path: Path) -> None:
     assert len(seen) == 1
 
 
-def test_every_flipped_byte_and_cut_is_refused_before_a_prompt_is_served(tmp_path: Path) -> None:
-    rows = write_rows(tmp_path / "r.jsonl", [{"text": "a"}, {"text": "b c d"}, "bad"])
-    place = open_prompts(rows, apply_chat_template=True).path
-    random = np.random.default_rng(0)
-    for path in sorted(place.iterdir()):
-        good = path.read_bytes()
-        places = range(len(good)) if len(good) < 64 else random.integers(0, len(good), 60).tolist()
-        damages = [good[:n] + bytes([good[n] ^ 1]) + good[n + 1 :] for n in places]
-        damages += [good[:-1], good + b"\0", b""]
-        for damage in damages:
-            path.write_bytes(damage)
-            with pytest.raises(CorruptionError) as caught:
-                open_prompts(rows, apply_chat_template=True)
-            assert str(caught.value.path).startswith(str(place))
-        path.unlink()
-        with pytest.raises(CorruptionError):
-            open_prompts(rows, apply_chat_template=True)
-        path.write_bytes(good)
-    assert len(open_prompts(rows, apply_chat_template=True)) == 2
-
-
 def test_index_of_other_rows_under_a_key_is_refused(tmp_path: Path) -> None:
     one, other = open_prompts(f"{PROMPTS}@[:5]").path, open_prompts(f"{PROMPTS}@[5:10]").path
     for path in one.iterdir():
         path.write_bytes((other / path.name).read_bytes())
     with pytest.raises(CorruptionError, match="something else"):
         open_prompts(f"{PROMPTS}@[:5]")
-
-
-def test_link_out_of_the_cache_is_followed_nowhere(tmp_path: Path) -> None:
-    rows = many_rows(tmp_path / "r.jsonl", 20)
-    place, outside = Path(open_prompts(rows).path), tmp_path / "outside"
-    parts = [place, *sorted(place.iterdir())]
-    for part in parts:
-        shutil.move(part, outside)
-        part.symlink_to(outside)
-        with pytest.raises(CacheError, match="symbolic link leads out of the cache"):
-            open_prompts(rows)
-        part.unlink()
-        shutil.move(outside, part)
-    assert len(parts) == 4
-    assert len(open_prompts(rows)) == 20
 
 
 def test_damaged_part_is_measured_again(tmp_path: Path, counted: list[int]) -> None:
@@ -208,16 +170,6 @@ def test_builders_with_different_bytes_are_told(tmp_path: Path) -> None:
     assert LengthIndex(place).lengths.tolist() == [1, 2]
 
 
-def test_concurrent_builders_all_succeed_with_one_index(tmp_path: Path) -> None:
-    rows = many_files(tmp_path / "files", files=8, rows=200)
-    with ThreadPoolExecutor(4) as threads:
-        made = list(threads.map(lambda _: open_prompts(rows), range(4)))
-    assert len({prompts.key for prompts in made}) == 1
-    assert len({prompts.lengths.tobytes() for prompts in made}) == 1
-    assert sum(prompts.measured for prompts in made) >= 1600
-    assert not list((made[0].path.parent.parent / "staging").glob("*-*"))
-
-
 PROGRAM = """
 import os, signal, sys
 from tokenmill import PromptDataset
@@ -236,7 +188,7 @@ PromptDataset(sys.argv[1], sys.argv[2], tokenizer_backend="file", num_workers=0)
 """
 
 
-@pytest.mark.parametrize("blocks", [0, 2, 5])
+@pytest.mark.parametrize("blocks", [2, 5])
 def test_killed_builder_leaves_nothing_to_clean_and_its_parts_are_used(
     tmp_path: Path, own_cache: Path, counted: list[int], blocks: int
 ) -> None:
@@ -251,25 +203,17 @@ def test_killed_builder_leaves_nothing_to_clean_and_its_parts_are_used(
     assert len(counted) == 5 - blocks
 
 
-def test_cache_that_cannot_be_written_is_worked_around(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prompts = open_prompts(PROMPTS, cache_dir=tmp_path / "cache")
-    monkeypatch.setattr(prompt_lengths, "_is_writable", lambda root: False)
-    find = prompt_lengths._find_or_build
-    calls: list[Path] = []
-
-    def first_refused(wanted: Any, root: Path, executor: Any) -> Any:
-        calls.append(root)
-        if len(calls) == 1:
-            raise CacheError("read-only", path=root)
-        return find(wanted, root, executor)
-
-    monkeypatch.setattr(prompt_lengths, "_find_or_build", first_refused)
-    private = open_prompts(PROMPTS, cache_dir=tmp_path / "cache")
-    assert private.lengths.tolist() == prompts.lengths.tolist()
+def test_cache_that_cannot_be_written_is_worked_around(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    lengths = open_prompts(PROMPTS, cache_dir=cache).lengths.tolist()
+    for place in cache.glob("rows/*/prompts.json"):
+        shutil.rmtree(place.parent)
+    shutil.rmtree(cache / "staging")
+    (cache / "staging").write_text("not a directory")  # root ignores modes
+    private = open_prompts(PROMPTS, cache_dir=cache)
+    assert private.lengths.tolist() == lengths
     home = private.path.parent.parent
-    assert home == calls[1] != calls[0]
+    assert home != cache
     del private
     gc.collect()  # Python 3.12 makes a cycle of the error and its frames
     assert not home.exists()

@@ -1,7 +1,4 @@
-"""Batches of groups: whole, in our order, the same under any geometry, and resumed to the group.
-
-The oracle walks a list of groups in the order that `sampling` states and lays out what it finds.
-"""
+"""Batches of groups: whole, in our order, the same under any geometry, and resumed to the group."""
 
 from __future__ import annotations
 
@@ -177,7 +174,6 @@ def test_resumed_anywhere_it_goes_on_with_the_next_group(
 @pytest.mark.parametrize("how", ["sides", "interleaved", "packed"])
 @pytest.mark.parametrize("world", [2, 3])
 def test_ranks_share_whole_groups(stores: dict[str, Store], how: str, world: int) -> None:
-    """Step by step, the ranks' rows one after the other are those of one rank with all samples."""
     given = dict(HOW[how])
     alone = tm.Loader(stores["preference"], **given)
     ranks = [
@@ -263,12 +259,6 @@ def test_a_rank_without_groups_gets_padding(stores: dict[str, Store]) -> None:
         assert batch[f"{name}input_ids"].shape == (1, 1)
         assert (batch[f"{name}labels"] == -100).all()
         assert batch["prompt_tokens"].tolist() == [-1]
-
-
-def test_hosts_that_take_rows_one_by_one_refuse_groups(stores: dict[str, Store]) -> None:
-    torch = pytest.importorskip("tokenmill.integrations.torch")
-    with pytest.raises(UsageError, match="belong to groups"):
-        torch.Dataset(stores["preference"])
 
 
 @pytest.mark.parametrize("kind", ["preference", "kto", "ranked"])

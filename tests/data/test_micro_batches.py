@@ -177,19 +177,21 @@ def test_what_cannot_be_is_refused_by_name(
 @pytest.mark.parametrize(
     ("kind", "values"),
     [
-        (MicroBatches, {"max_tokens": 0}),
-        (MicroBatches, {"max_tokens": True}),
-        (MicroBatches, {"max_tokens": 8, "balance": "rows"}),
-        (MicroBatches, {"max_tokens": 8, "layout": "wide"}),
-        (MicroBatches, {"max_tokens": 8, "shards": "spiral"}),
-        (MicroBatches, {"max_tokens": 8, "align": 16}),
-        (MicroBatches, {"max_tokens": 8, "align": Align(slab=16)}),
-        (MicroBatches, {"max_tokens": 8, "context_parallel": 0}),
-        (MicroBatches, {"max_tokens": 8, "max_patches": 0}),
-        (Align, {"sequence": 0}),
-        (Align, {"slab": 1.5}),
+        *((Pack, {"length": wrong}) for wrong in (0, 8.5, True)),
+        *((Pack, {"length": 8, **wrong})
+          for wrong in ({"method": "magic"}, {"window": 0}, {"oversize": "ignore"})),
+        *((MicroBatches, {"max_tokens": wrong}) for wrong in (0, True)),
+        *((MicroBatches, {"max_tokens": 8, **wrong})
+          for wrong in ({"balance": "rows"}, {"layout": "wide"}, {"shards": "spiral"},
+                        {"align": 16}, {"context_parallel": 0}, {"max_patches": 0})),
+        *((Align, wrong) for wrong in ({"sequence": 0}, {"slab": 1.5})),
     ],
-)
-def test_wish_that_means_nothing_is_refused_where_it_is_made(kind: Any, values: Any) -> None:
-    with pytest.raises(UsageError, match=r"MicroBatches\.|Align\.|max_tokens"):
+)  # fmt: skip
+def test_option_that_means_nothing_is_refused_where_it_is_made(kind: Any, values: Any) -> None:
+    with pytest.raises(UsageError, match=f"{list(values)[-1]} (is|must be) "):
         kind(**values)
+
+
+def test_slab_larger_than_the_budget_is_refused() -> None:
+    with pytest.raises(UsageError, match="max_tokens=8 allows 8"):
+        MicroBatches(8, align=Align(slab=16))

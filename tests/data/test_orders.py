@@ -31,14 +31,6 @@ def lengths_at(rows: np.ndarray) -> np.ndarray:
     return LENGTHS[rows]
 
 
-def test_miles_order_small_vectors_are_those_of_its_eager_dataset() -> None:
-    expected = {0: [7, 3, 2, 8, 5, 6, 9, 4, 0, 1], 1: [8, 1, 5, 6, 9, 7, 3, 2, 4, 0]}
-    order = MilesOrder(10, 42)
-    for epoch, indices in expected.items():
-        assert order.indices(epoch, np.arange(10)).tolist() == indices
-        assert [order.index(epoch, p) for p in range(10)] == indices
-
-
 def test_miles_order_golden_shuffles_are_reproduced(shared: Path) -> None:
     lines = (shared / "golden" / "miles" / "shuffle.jsonl").read_text().splitlines()
     assert lines

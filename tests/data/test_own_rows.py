@@ -1,8 +1,6 @@
-"""What a rank opens and fetches, and what it counts of the whole global batch.
+"""A rank reads the rows it serves and no others, and counts those of the whole global batch.
 
-A rank reads the rows it serves and no others. ``num_trained_tokens`` and ``weight_sum`` are those
-of all ranks. Weights are compared with a sidecar of the same values, whose layouts have tests of
-their own.
+Weights are compared with a sidecar of the same values, whose layouts have tests of their own.
 """
 
 from __future__ import annotations
@@ -62,7 +60,6 @@ def slices(seed: int, *, weighted: bool) -> list[SliceColumns]:
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Store]:
-    """One with weights and one without, both with a sidecar of what is expected."""
     root: Path = tmp_path_factory.mktemp("stores")
     made = []
     for seed, weighted in ((1, True), (2, False)):

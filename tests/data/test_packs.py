@@ -143,13 +143,3 @@ def test_take_and_join_keep_packs_whole() -> None:
     assert contents(taken) == [whole[2], whole[0]]
     assert contents(Packs.join([taken, packs])) == [whole[2], whole[0], *whole]
     assert contents(packs.take(np.zeros(0, int))) == []
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"length": 0}, {"length": 8.5}, {"length": True}, {"length": 8, "method": "magic"},
-     {"length": 8, "window": 0}, {"length": 8, "oversize": "ignore"}],
-)  # fmt: skip
-def test_pack_impossible_wish_is_refused_where_it_is_made(wrong: dict[str, object]) -> None:
-    with pytest.raises(UsageError, match=f"^{list(wrong)[-1]} is "):
-        Pack(**wrong)  # type: ignore[arg-type]

@@ -62,8 +62,9 @@ def test_key_seed_and_epoch_do_not_add_up() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("draws", [2000, pytest.param(20_000, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("n", [2, 3, 4, 5])
+@pytest.mark.parametrize(
+    ("n", "draws"), [(2, 1000), (5, 2000), pytest.param(4, 20_000, marks=pytest.mark.soak)]
+)
 def test_permutation_tiny_sizes_give_every_order_equally_often(n: int, draws: int) -> None:
     counts = Counter(
         tuple(Permutation(n, derive_key(k)).indices(np.arange(n)).tolist()) for k in range(draws)
@@ -77,7 +78,7 @@ def test_permutation_tiny_sizes_give_every_order_equally_often(n: int, draws: in
 @pytest.mark.parametrize("n", [97, 1000, 1024, 4096, 100_003])
 def test_permutation_statistics_look_like_a_shuffle(n: int) -> None:
     """Four things a shuffle must not show: place, neighbours, cycles of epochs, serial order."""
-    epochs = max(4, 200_000 // n)
+    epochs = max(4, 100_000 // n)
     positions = np.arange(n)
     tables = np.stack([Permutation(n, derive_key(42, e)).indices(positions) for e in range(epochs)])
     # 1. Where a position lands is uniform: a chi-square over an 8 × 8 grid.

@@ -35,12 +35,11 @@ KEYS = {"image": "images"}
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twenty prompts with one to three pictures of every kind, in files and in the rows."""
     home = tmp_path_factory.mktemp("prompts")
     rng = random.Random(16)
     (home / "art").mkdir()
     made: list[dict[str, Any]] = [{"text": "no picture", "images": []}]
-    for number in range(20):
+    for number in range(12):
         images: list[Any] = []
         for part in range(rng.randint(1, 3)):
             data, name = any_picture(rng, 200)

@@ -108,28 +108,15 @@ def test_count_mismatch_of_media_names_both_counts(
 
 
 def test_rows_that_are_no_prompts_are_counted_with_reason_and_origin(tmp_path: Path) -> None:
-    rows = write_rows(
-        tmp_path / "r.jsonl",
-        [
-            {"text": "one"},
-            '{"text": ',
-            "",
-            {"other": 1},
-            {"text": 5},
-            {"text": [{"from": "human", "value": "hi"}]},
-            {"text": "two", "tools": "not json"},
-            {"text": "three", "metadata": [1]},
-            {"text": []},
-            "[1]",
-            {"text": "a very long prompt " * 20},
-            {"text": "four"},
-        ],
-    )
+    lines = [
+        {"text": "one"}, '{"text": ', "", {"other": 1}, {"text": 5},
+        {"text": [{"from": "human", "value": "hi"}]}, {"text": "two", "tools": "not json"},
+        {"text": "three", "metadata": [1]}, {"text": []}, "[1]",
+        {"text": "a very long prompt " * 20}, {"text": "four"},
+    ]  # fmt: skip
+    rows = write_rows(tmp_path / "r.jsonl", lines)
     prompts = open_prompts(rows, tool_key="tools", apply_chat_template=True, max_length=60)
-    assert [prompt.messages[0]["content"] for prompt in prompts if prompt.messages] == [
-        "one",
-        "four",
-    ]
+    assert [(prompt.messages or [])[0]["content"] for prompt in prompts] == ["one", "four"]
     assert sum(prompts.rejected.values()) + len(prompts) == prompts.source_rows == 11
     found = list(prompts.rejected_rows())
     assert [origin.line for origin, _, _ in found] == [2, 4, 5, 6, 7, 8, 9, 10, 11]
@@ -185,21 +172,9 @@ def test_conventions_differ_only_in_calls_and_tools() -> None:
     ]
     row = {"text": messages, "tools": [{"name": "add", "parameters": {}, "description": "adds"}]}
     plain = json.dumps(row["tools"])
-    served = json.dumps(
-        [
-            {
-                "type": "function",
-                "function": {
-                    "description": "adds", "name": "add", "parameters": {}, "strict": False,
-                },
-            }
-        ]
-    )  # fmt: skip
-    wanted = {
-        "": "{'a': 1}|" + plain,
-        SLIME: '{"a":1}|' + plain,
-        MILES: "{'a': 1}|" + served,
-    }
+    function = {"description": "adds", "name": "add", "parameters": {}, "strict": False}
+    served = json.dumps([{"type": "function", "function": function}])
+    wanted = {"": f"{{'a': 1}}|{plain}", SLIME: f'{{"a":1}}|{plain}', MILES: f"{{'a': 1}}|{served}"}
     for convention, text in wanted.items():
         spec = PromptSpec(tool_key="tools", apply_chat_template=True, convention=convention)
         maker = PromptMaker(spec, template, {})
@@ -230,22 +205,14 @@ def test_miles_convention_tries_bare_functions_where_wrapped_ones_are_refused() 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"order": "random"},
-        {"max_length": 0},
-        {"max_length": True},
-        {"seed": -1},
-        {"prompt_key": ""},
-        {"multimodal_keys": {"smell": "x"}},
-        {"convention": "verl"},
-        {"date": "today"},
-        {"apply_chat_template_kwargs": {"add_generation_prompt": False}},
+        {"order": "random"}, {"max_length": 0}, {"max_length": True}, {"seed": -1},
+        {"prompt_key": ""}, {"multimodal_keys": {"smell": "x"}}, {"convention": "verl"},
+        {"date": "today"}, {"apply_chat_template_kwargs": {"add_generation_prompt": False}},
         {"apply_chat_template_kwargs": {"a": 1}, "template_kwargs": {"a": 1}},
-        {"num_workers": -1},
-        {"executor": "carrier pigeon"},
-        {"on_bad_row": "ignore"},
+        {"num_workers": -1}, {"executor": "carrier pigeon"}, {"on_bad_row": "ignore"},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_wrong_argument_is_a_usage_error(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         open_prompts(PROMPTS, **wrong)
@@ -269,21 +236,14 @@ class Camera:
 
 def test_processor_measures_prompts_with_media_and_serves_their_inputs(tmp_path: Path) -> None:
     template = "{% for p in messages[0].content %}{{ p.text or '<|image|>' }}{% endfor %}"
-    rows = write_rows(
-        tmp_path / "r.jsonl",
-        [
-            {"text": "see <image>", "images": ["1.png"]},
-            {"text": "plain", "images": []},
-            {"text": "<image>", "images": ["broken.png"]},
-            {"text": "<image><image>", "images": ["1.png", "2.png"]},
-        ],
-    )
+    images = {"see <image>": ["1.png"], "plain": [], "<image>": ["broken.png"],
+              "<image><image>": ["1.png", "2.png"]}  # fmt: skip
+    lines = [{"text": text, "images": own} for text, own in images.items()]
+    rows = write_rows(tmp_path / "r.jsonl", lines)
     arguments: dict[str, Any] = {
-        "processor": Camera(),
-        "multimodal_keys": {"image": "images"},
-        "apply_chat_template": True,
-        "chat_template": template,
-    }
+        "processor": Camera(), "multimodal_keys": {"image": "images"},
+        "apply_chat_template": True, "chat_template": template,
+    }  # fmt: skip
     prompts = open_prompts(rows, max_length=150, **arguments)
     assert [prompt.row for prompt in prompts] == [0, 1]
     assert prompts[0].length == len("see <|image|>") + 100
@@ -293,13 +253,3 @@ def test_processor_measures_prompts_with_media_and_serves_their_inputs(tmp_path:
     again = open_prompts(rows, max_length=1000, **arguments)
     assert (again.hit, again.measured, len(again)) == (True, 0, 3)
     assert not open_prompts(rows, **{**arguments, "processor": None}).hit
-
-
-def test_examples_are_served(own_cache: Path) -> None:
-    prompts = open_prompts(PROMPTS, label_key="label", apply_chat_template=True)
-    assert len(prompts) == prompts.source_rows
-    assert prompts.rejected == {}
-    assert prompts[0].origin.line == 1
-    assert prompts[-1].row == len(prompts) - 1
-    with pytest.raises(IndexError):
-        prompts[len(prompts)]

@@ -1,8 +1,4 @@
-"""Slabs and shards: where every token stands, and that attention over them is attention per row.
-
-The oracle of the arrays is a list of (row, place in the row) per position. The oracle of the
-attention runs torch's `scaled_dot_product_attention` on every row alone.
-"""
+"""Slabs and shards: where every token is, and that attention over them is attention per row."""
 
 from __future__ import annotations
 
@@ -93,7 +89,6 @@ def test_no_rows_give_a_slab_of_padding() -> None:
 def test_shards_of_all_ranks_are_the_batch(
     lengths: list[int], ranks: int, kind: str, padded: bool
 ) -> None:
-    """Every place goes to the rank that plain slicing says, and the following token's label too."""
     pieces, multiple = pieces_of(lengths), 2 * ranks
     if padded:
         batch = fill_rows(pieces, PAD, multiple=multiple)
@@ -111,14 +106,10 @@ def test_shards_of_all_ranks_are_the_batch(
         wanted: list[int] = []
         for first, stop in pairwise(cuts):
             places = list(range(first, stop))
-            if kind == "contiguous":
-                each = len(places) // ranks
-                wanted += places[rank * each : (rank + 1) * each]
-            else:
-                each = len(places) // (2 * ranks)
-                wanted += places[rank * each : (rank + 1) * each]
-                mirror = 2 * ranks - 1 - rank
-                wanted += places[mirror * each : (mirror + 1) * each]
+            parts = [rank] if kind == "contiguous" else [rank, 2 * ranks - 1 - rank]
+            each = len(places) // (len(parts) * ranks)
+            for part in parts:
+                wanted += places[part * each : (part + 1) * each]
         own = shard(batch, rank, ranks, kind)
         assert own["input_ids"].shape[1] * ranks == width
         for name in ("input_ids", "labels", "loss_mask"):

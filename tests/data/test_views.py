@@ -20,7 +20,7 @@ from tokenmill.data.choices import filtered, split, split_points
 from tokenmill.data.mixture import mix
 from tokenmill.data.order import Permutation, derive_key
 from tokenmill.data.view import View, as_view, concat
-from tokenmill.errors import CacheError, CorruptionError, UsageError
+from tokenmill.errors import CacheError, UsageError
 from tokenmill.store import Row, Store
 from tokenmill.store.record import META_COLUMNS
 
@@ -77,7 +77,7 @@ def test_views_composed_at_random_equal_lists(stores: tuple[Store, Store]) -> No
         points = split_points(digests, 5).tolist()
         return list(zip(everything(store), masks, masks, points, strict=True))
 
-    @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
     @given(data=st.data())
     def compare(data: st.DataObject) -> None:
         view: Store | View = one
@@ -379,23 +379,6 @@ def test_kept_rows_are_published_once_and_found_again(
     assert isinstance(again.row_index._numbers, np.memmap)
 
 
-@pytest.mark.parametrize("name", ["index.bin", "kept.json"])
-@pytest.mark.parametrize("damage", ["flip", "cut", "missing"])
-def test_kept_rows_damaged_index_is_refused(tmp_path: Path, name: str, damage: str) -> None:
-    store = make_store(tmp_path, [make_columns([3, 4, 5])])
-    view = filtered(store, "length > 3")
-    file = tmp_path / "rows" / view.key / name
-    data = bytearray(file.read_bytes())
-    file.unlink()
-    if damage == "flip":
-        data[len(data) // 2] ^= 1
-        file.write_bytes(data)
-    elif damage == "cut":
-        file.write_bytes(data[:-1])
-    with pytest.raises(CorruptionError, match=view.key):
-        filtered(store, "length > 3")
-
-
 def test_kept_rows_without_any_writable_cache_live_in_a_temporary_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -447,15 +430,6 @@ def test_mixture_key_changes_with_every_part(stores: tuple[Store, Store]) -> Non
     ]
     assert len({mixture.key for mixture in mixtures}) == len(mixtures)
     assert len(pickle.dumps(mixtures[0])) < 16 << 10
-
-
-def test_pad_id_is_taken_only_where_stores_agree(tmp_path: Path) -> None:
-    one = make_store(tmp_path / "a", [make_columns([3])], pad_id=7)
-    two = make_store(tmp_path / "b", [make_columns([4])], name="two", pad_id=8)
-    none = make_store(tmp_path / "c", [make_columns([5])], name="none", pad_id=None)
-    assert as_view(one).pad_id == 7
-    assert as_view(none).pad_id == 1  # the end-of-sequence token
-    assert concat([one, two]).pad_id is None
 
 
 OWN = [*META_COLUMNS, "source", "file", "carried", "carried.length"]

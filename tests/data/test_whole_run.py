@@ -47,7 +47,7 @@ def served(loader: Loader, epochs: int) -> list[list[tuple[int, int, int]]]:
     return found
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     epochs=st.integers(1, 4),
     seed=st.integers(0, 2**64 - 1),

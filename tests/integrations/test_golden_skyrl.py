@@ -42,7 +42,6 @@ def golden_rows(path: Path) -> list[dict[str, Any]]:
 def prepared(
     shared: Path, tmp_path: Path, name: str, mode: str, limit: int | None
 ) -> tuple[list[dict[str, Any]], dict[int, tm.Row], dict[int, str]]:
-    """Golden rows, our rows by number, and our rejections by number."""
     golden = golden_rows(shared / "golden" / "skyrl" / f"{name}.jsonl")
     source = tmp_path / "rows.jsonl"
     with open(source, "w") as file:

@@ -90,7 +90,8 @@ def test_other_threads_notice_nothing() -> None:
     found = []
 
     def work() -> None:
-        found.append(made.image_processor([[picture]], return_tensors="np"))
+        size = {"longest_edge": 728}  # fewer tiles than by default
+        found.append(made.image_processor([[picture]], size=size, return_tensors="np"))
 
     work()
     with asking._without_pixels():
@@ -170,13 +171,10 @@ def test_answers_may_depend_on_neighbours() -> None:
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    processor = Processor(raw("llava"))
     monkeypatch.setattr(room, "MOST_REMEMBERED", 20_000)
-    for side in range(20, 40):
-        processor.learned([(side, 30)])
-    assert len(processor._known) < 6
-    known = processor._known.values()
-    assert processor._weight == sum(one.answers.weight for one in known) <= 20_000
+    processor = Processor(raw("llava"))
+    weights = [processor.learned([(side, 30)]).answers.weight for side in range(20, 40)]
+    assert sum(weights) > 20_000 >= processor._known.bytes > 0
 
 
 # What others learned

@@ -175,7 +175,7 @@ def test_features_of_a_batch(name: str) -> None:
     require_same_features(given, found)
     alone = [processor.features([row]) for row in rows if row]
     for feature, value in found.items():
-        if feature in processor.joined:
+        if feature in processor.layout.joined:
             assert np.array_equal(np.concatenate([one[feature] for one in alone]), value)
     assert processor.features([[], []]) == {}
 

@@ -1,8 +1,8 @@
 """Keys and checksums.
 
 A *key* names a document: canonical JSON (sorted members, no spaces, UTF-8), hashed with BLAKE2b to
-160 bits, 40 hex digits. A *checksum* guards bytes: xxh3, 128 bits as 32 hex digits or 64 bits as an
-integer. Nothing here depends on hash seeds, locale, insertion order or the version of a library.
+160 bits. A *checksum* guards bytes: xxh3. Nothing here depends on hash seeds, locale, insertion
+order or the version of a library.
 """
 
 from __future__ import annotations
@@ -26,12 +26,10 @@ _as_it_stands = msgspec.json.Encoder()
 
 
 def canonical(document: Any) -> bytes:
-    """Encode a document of plain values as canonical JSON.
+    """Encode plain values, and structs as the dict of their fields, as canonical JSON.
 
-    Plain are None, bool, int, float, str, lists or tuples of them, dicts with text keys, and
-    structs, which stand for the dict of their fields. Whatever would share its encoding with a
-    different document is refused: NaN and infinities (``null``), bytes (their base64 text), keys
-    that are numbers.
+    Whatever would share its encoding with a different document is a ValueError: NaN and infinities
+    (``null``), bytes (their base64 text), keys that are numbers.
     """
     _require_plain(document)
     return _encoder.encode(document)
@@ -64,8 +62,8 @@ def plain(value: Any, name: str, depth: int = 0) -> Any:
     """Return a value of the caller's as plain values, with tuples as lists.
 
     Whatever could not go into a key, or would go into it as something that a template prints
-    differently, is a `UsageError` that says where: NaN, bytes, names that are not text, lone
-    surrogates, integers beyond 64 bits, subclasses of str, int or float.
+    differently, is a `UsageError`: NaN, bytes, names that are not text, lone surrogates, integers
+    beyond 64 bits, subclasses of str, int or float.
     """
     if depth > MOST_NESTED:
         raise UsageError(f"{name} is nested deeper than {MOST_NESTED} levels")
@@ -99,10 +97,9 @@ def plain(value: Any, name: str, depth: int = 0) -> Any:
 
 
 def own_order(document: Mapping[str, Any]) -> str | None:
-    """Return a document whose nested mappings are not in the order of their names, as JSON.
+    """Return a document as JSON if sorting its nested mappings changes it, else None.
 
-    The canonical encoding sorts every mapping, but a template prints a nested one in its own order
-    (``tojson``). None where sorting changes nothing.
+    The canonical encoding sorts every mapping, but a template prints one in its own order.
     """
     top = {name: document[name] for name in sorted(document)}
     stands = _as_it_stands.encode(top)
@@ -110,20 +107,15 @@ def own_order(document: Mapping[str, Any]) -> str | None:
 
 
 def key(document: Any) -> str:
-    """Return the 40 hex digits that name a document."""
     return key_of_pieces((canonical(document),))
 
 
 def canonical_of_parsed(document: Any) -> bytes:
-    """`canonical` of parsed JSON, which is plain and need not be checked.
-
-    Checking a vocabulary of half a million members costs half a second.
-    """
+    """`canonical` of parsed JSON, unchecked: of a large vocabulary, checks cost half a second."""
     return _encoder.encode(document)
 
 
 def key_of_parsed(document: Any) -> str:
-    """`key` of parsed JSON."""
     return key_of_pieces((canonical_of_parsed(document),))
 
 
@@ -136,17 +128,14 @@ def key_of_pieces(pieces: Iterable[bytes]) -> str:
 
 
 def checksum(data: bytes | bytearray | memoryview) -> str:
-    """Return the 128-bit checksum of bytes, as 32 hex digits."""
     return xxhash.xxh3_128_hexdigest(data)
 
 
 def checksum64(data: bytes | bytearray | memoryview) -> int:
-    """Return the 64-bit checksum of bytes, as an unsigned integer."""
     return xxhash.xxh3_64_intdigest(data)
 
 
 def block_checksums(data: bytes | bytearray | memoryview, block_bytes: int) -> list[str]:
-    """Return 64-bit checksums (16 hex digits) of blocks; the last one may be short."""
     view = memoryview(data).cast("B")
     return [
         xxhash.xxh3_64_hexdigest(view[start : start + block_bytes])

@@ -1,9 +1,6 @@
 """Optional libraries: imported where they are needed, or refused by name.
 
-    with optional("torch", "verl's datasets"): import torch
-
-`first_use` defers imports until a name is used, `transformers_muted` silences that library, and
-`installed_version` gives a version without an import.
+with optional("torch", "verl's datasets"): import torch
 """
 
 from __future__ import annotations
@@ -41,14 +38,12 @@ LIBRARIES: dict[str, tuple[str, str | None]] = {
 
 
 def install_line(package: str) -> str:
-    """Return the command that installs a package of `LIBRARIES`."""
     wanted = LIBRARIES[package][1]
     return f"pip install '{wanted}'" if "[" in str(wanted) else f"pip install {wanted}"
 
 
 @functools.cache  # milliseconds each, and what is installed stays so while a process runs
 def installed_version(package: str) -> str | None:
-    """Return the version of an installed package, or None."""
     from importlib import metadata  # which loads a parser of e-mails
 
     try:
@@ -67,11 +62,7 @@ def optional(
 ) -> Iterator[None]:
     """Import a package of `LIBRARIES`, or modules that import it, inside this context.
 
-    Args:
-        package: Its top-level name.
-        purpose: What it is needed for, as the subject of "needs".
-        raises: The error where it cannot be imported.
-        path: File that the error is about.
+    ``purpose`` is the subject of "needs" in the error, ``path`` the file that it is about.
     """
     try:
         yield
@@ -90,10 +81,7 @@ _muting = threading.RLock()
 
 @contextmanager
 def transformers_muted() -> Iterator[None]:
-    """Mute what transformers logs and warns.
-
-    One thread at a time: two that restore each other's filters would leave the wrong ones.
-    """
+    """Mute what transformers logs and warns, for one thread at a time."""
     import logging  # which a process that only reads does without
 
     logger = logging.getLogger("transformers")
@@ -111,9 +99,7 @@ def transformers_muted() -> Iterator[None]:
 def first_use(package: str, **homes: str) -> Callable[[str], Any]:
     """Return the ``__getattr__`` of a package that imports a name's module on first use.
 
-    Args:
-        package: Its ``__name__``.
-        homes: Module of the package → its names, separated by spaces.
+    ``homes`` maps a module of the package to its names, separated by spaces.
     """
     home_of = {name: module for module, names in homes.items() for name in names.split()}
 

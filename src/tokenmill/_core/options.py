@@ -3,11 +3,6 @@
 An option is a field of an `Options` struct. Its type says what is allowed: ``Literal`` for a
 choice, ``Meta(ge=1)`` for a bound, with ``Meta(title=…)`` for how a message calls it. Its help is
 its entry under "Args" of a docstring: `tokenmill.prepare`'s, or the struct's own.
-
-A struct checks its values where it is made; a wrong one is a `UsageError` with the option's name,
-its value and what is allowed. `ChatSpec`, `Recipe`, `RunOptions` and `PromptSpec` are such structs.
-The command line makes its flags of them (`declared`). `tokenmill.prepare` repeats names and types
-in its signature, for editors and type checkers; a test compares them.
 """
 
 from __future__ import annotations
@@ -36,7 +31,7 @@ _CALLED = {bool: "true or false", str: "a text", int: "a whole number"}
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Options that belong together, checked when they are put together."""
+    """Options that belong together; a wrong value is a `UsageError` that says what is allowed."""
 
     def __post_init__(self) -> None:
         for name, hint in _hints(type(self)).items():
@@ -53,20 +48,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Option(NamedTuple):
-    """One declared option.
-
-    Attributes:
-        name: Of the argument.
-        type: Without None and without constraints; of several kinds, text.
-        default: `msgspec.NODEFAULT` where there is none.
-        choices: Those that are allowed, or known by name; empty where any value may be.
-        help: As it stands in the docstring.
-    """
-
     name: str
-    type: Any
-    default: Any
-    choices: tuple[str, ...]
+    type: Any  # without None and without constraints; of several kinds, text
+    default: Any  # `msgspec.NODEFAULT` where there is none
+    choices: tuple[str, ...]  # allowed, or known by name; empty where any value may be
     help: str
 
 
@@ -90,11 +75,7 @@ def declared(struct: type[Options], documented: Any = None) -> dict[str, Option]
 def refuse_unknown(names: Iterable[str], known: Collection[str], what: str, **place: Any) -> None:
     """Raise a `UsageError` for names that are no options, with the likeliest that was meant.
 
-    Args:
-        names: That were given.
-        known: The names of all options.
-        what: How the given ones are called in the message.
-        place: Further arguments of the error, such as the path.
+    ``what`` says how the message calls the names; ``place`` are further arguments of the error.
     """
     said = []
     for name in sorted(set(names) - set(known)):

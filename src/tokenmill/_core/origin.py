@@ -1,9 +1,4 @@
-"""Where a row comes from.
-
-An `Origin` accompanies every served row, rejection and error. For text formats, offset and length
-describe the row's own bytes in the decompressed file: the line without its end and without a byte
-order mark, or an array's element. Parquet and Arrow rows have neither line nor offset.
-"""
+"""Where a row comes from."""
 
 from __future__ import annotations
 
@@ -20,8 +15,8 @@ class Origin(NamedTuple):
         path: The file, as the caller named it; None when it is not known.
         row: Row number within the file, from 0.
         line: Physical line within the file, from 1; None for formats without lines.
-        offset: Byte offset of the row in the decompressed file; None for formats without one.
-        length: Bytes of the row.
+        offset: Byte offset of the row in the decompressed file; None for Parquet and Arrow.
+        length: Bytes of the row, without the end of its line.
     """
 
     path: str | None
@@ -37,7 +32,6 @@ class Origin(NamedTuple):
 
     @property
     def location(self) -> dict[str, Any]:
-        """Arguments of an error about this row."""
         return {"path": self.path, "row": self.row, "line": self.line, "offset": self.offset}
 
 
@@ -47,13 +41,9 @@ def nothing_left(
     rows: Iterable[tuple[Origin, str, str]],
     path: str | None,
 ) -> SourceError:
-    """Return the error for a source of which every row was rejected.
+    """Return the error for a source of which every row was rejected; it names the first.
 
-    Args:
-        what: ``row`` or ``prompt``.
-        rejected: How many, by reason.
-        rows: Origin, reason and detail of each; only the first is used.
-        path: The source, when nothing was rejected because there was nothing.
+    ``what`` is ``row`` or ``prompt``, ``path`` the source, where there was nothing to reject.
     """
     for origin, reason, detail in rows:
         counts = ", ".join(f"{number:,} {why}" for why, number in rejected.items() if number)

@@ -38,10 +38,7 @@ NETWORK_KINDS = frozenset((
     "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "panfs", "pvfs2", "smb3", "smbfs", "vboxsf",
     "virtiofs", "wekafs",
 ))  # fmt: skip
-"""Kinds on which another machine can change or remove a file that is mapped here.
-
-Plain ``fuse`` is what a mounted bucket that names no subtype calls itself; ``fuseblk`` is a disk.
-"""
+# Plain ``fuse`` is a mounted bucket that names no subtype; ``fuseblk`` is a disk.
 
 _MOUNTS = "/proc/self/mountinfo"
 
@@ -64,10 +61,7 @@ def filesystem_kind(path: str | os.PathLike[str]) -> str:
 
 
 def is_network(path: str | os.PathLike[str]) -> bool:
-    """Whether mapping a file is unsafe: on a network or FUSE file system.
-
-    A mapped file that vanishes there ends its reader with SIGBUS.
-    """
+    """Whether mapping a file is unsafe: where it can vanish, it ends its reader with SIGBUS."""
     kind = filesystem_kind(path)
     return kind in NETWORK_KINDS or kind.startswith("fuse.")
 

@@ -1,8 +1,4 @@
-"""Objects that belong to one process and what a forked child does with them.
-
-A forked child inherits clean-ups and locks of its parent. `at_end` and `PrivateDirectory` clean up
-in the process that created them only. `ProcessLock` and `RecentValues` are usable in every child.
-"""
+"""Objects of one process: a forked child neither cleans them up nor waits for their locks."""
 
 from __future__ import annotations
 
@@ -30,8 +26,7 @@ def _if_ours(process: int, function: Callable[..., object], *arguments: Any) -> 
 class PrivateDirectory:
     """A temporary directory, removed when this object is collected.
 
-    As a context it is removed at once by an error that passes: the error's traceback keeps this
-    object alive.
+    As a context it is removed at once by an error, whose traceback keeps this object alive.
     """
 
     def __init__(self, prefix: str = "tokenmill-") -> None:
@@ -89,7 +84,6 @@ _sharing = ProcessLock()
 
 
 def process_directory() -> Path:
-    """Return this process's own temporary directory, removed at its end."""
     with _sharing:
         if not has_process_directory():
             _shared.append(PrivateDirectory())
@@ -97,7 +91,6 @@ def process_directory() -> Path:
 
 
 def has_process_directory() -> bool:
-    """Whether this process, not a parent of it, has one."""
     return bool(_shared) and _shared[-1].process == os.getpid()
 
 

@@ -1,12 +1,9 @@
 """Write, stage and publish files.
 
-`write_file` and `NewFile` sync, close (a network file system may report lost data only then) and
-compare the size. `publish_file` links a staged file to its final name, which fails when something
-is there; file systems without hard links get a rename that does not replace. `publish_directory`
-renames. Both recognise a lost reply: the step was done, yet an error came back.
-
-File modes come from the cache root, not from the umask: a root that its group may write gives files
-that the group may write.
+`publish_file` links a staged file to its final name, which fails when something is there; file
+systems without hard links get a rename that does not replace. `publish_directory` renames. Both
+recognise a lost reply: the step was done, yet an error came back. File modes come from the cache
+root, not from the umask: a root that its group may write gives files that the group may write.
 """
 
 from __future__ import annotations
@@ -27,11 +24,10 @@ import xxhash
 from tokenmill._core.paths import require_inside
 from tokenmill.errors import CacheError, TokenmillError
 
-_UNSUPPORTED = (
+_UNSUPPORTED = (  # what linking a file can raise where hard links do not work
     errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EACCES,
     errno.EINVAL,
 )  # fmt: skip
-"""What linking a file can raise where hard links do not work."""
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
 _REMEDIES = {
@@ -50,7 +46,6 @@ Buffer = bytes | bytearray | memoryview
 
 @contextlib.contextmanager
 def writing_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Translate an OSError into a `CacheError` that says what to do."""
     try:
         yield
     except TokenmillError:
@@ -72,7 +67,10 @@ def write_file(path: Path, chunks: Buffer | Iterable[Buffer]) -> NewFile:
 
 
 class NewFile:
-    """A file written piece by piece; small pieces are buffered. Leaving it syncs and checks it."""
+    """A file written piece by piece. Leaving it syncs, closes and checks the size.
+
+    A network file system may report lost data only on closing.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -115,30 +113,24 @@ class NewFile:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            self._abandon()
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)
             return
         with writing_errors(self.path):
             try:
                 self._flush()
                 os.fsync(self._descriptor)
-            except BaseException:
-                self._abandon()
-                raise
-            os.close(self._descriptor)
+            finally:
+                os.close(self._descriptor)
             size = os.stat(self.path).st_size
         if size != self.size:
             raise CacheError(f"wrote {self.size} bytes, but the file has {size}", path=self.path)
-
-    def _abandon(self) -> None:
-        with contextlib.suppress(OSError):
-            os.close(self._descriptor)
 
 
 def make_directory(path: Path, root: Path) -> None:
     """Create a directory and its parents below ``root`` with the mode of the root.
 
-    The root itself is created with the caller's umask. A symbolic link out of the root is a
-    `CacheError`.
+    The root itself gets the caller's umask. A symbolic link out of it is a `CacheError`.
     """
     if path == root or root not in path.parents:
         path.mkdir(parents=True, exist_ok=True)
@@ -162,7 +154,6 @@ def _apply_mode(path: Path, root: Path, *, directory: bool) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -177,12 +168,9 @@ def sync_directory(path: Path) -> None:
 class Staging:
     """A private directory ``<root>/staging/<host>-<pid>-<random>``, removed on leaving.
 
-    Host and process id let a later collection prove its owner dead.
-
-    Args:
-        root: The cache directory that will receive what is staged.
-        beside: A target outside of any cache. The staging directory is then its hidden sibling, so
-            that the last rename stays within one file system, and the caller's umask applies.
+    Host and process id let a later collection prove its owner dead. ``beside`` is a target outside
+    of any cache: the staging directory is then its hidden sibling, so that the last rename stays
+    within one file system, and the caller's umask applies.
     """
 
     def __init__(self, root: Path, *, beside: Path | None = None) -> None:
@@ -200,7 +188,6 @@ class Staging:
         return self
 
     def make(self, directory: Path) -> None:
-        """Make a directory for what is staged, or for what will be published."""
         with writing_errors(directory):
             if self._own_modes:
                 make_directory(directory, self.root)
@@ -219,11 +206,7 @@ class Staging:
         return path
 
     def publish(self, staged: Path, target: Path, *, durable: bool = True) -> bool:
-        """Publish a staged file or directory; return whether ours is now visible.
-
-        Without ``durable`` the name is not synced: for a file whose directory is synced later
-        anyway.
-        """
+        """Publish a staged file or directory; return whether ours is now visible."""
         self.make(target.parent)
         with writing_errors(target):
             is_directory = staged.is_dir()
@@ -236,11 +219,7 @@ class Staging:
 
 
 def publish_file(staged: Path, target: Path, *, durable: bool = True) -> bool:
-    """Make a staged file visible under its final name if that name is free.
-
-    Returns whether the visible file is the staged one. Without ``durable`` the caller syncs the
-    name.
-    """
+    """Make a staged file visible if its name is free; return whether the visible one is ours."""
     before = os.stat(staged)
     ours = True
     for step in (os.link, _rename_without_replacing, _rename_if_free):
@@ -250,7 +229,7 @@ def publish_file(staged: Path, target: Path, *, durable: bool = True) -> bool:
         except (FileExistsError, FileNotFoundError):
             # A repeated request finds the target there, or nothing to rename, because the first
             # one was carried out.
-            ours = target.exists() and _is_ours(target, before)
+            ours = target.exists() and os.path.samestat(before, os.stat(target))
             if not ours and not (target.exists() and staged.exists()):
                 raise
             break
@@ -268,11 +247,6 @@ def replace_file(staged: Path, target: Path) -> None:
     """Replace a file of the user by a staged one, in one step; nothing in a cache is replaced."""
     os.replace(staged, target)
     sync_directory(target.parent)
-
-
-def _is_ours(target: Path, before: os.stat_result) -> bool:
-    """Whether the visible file is the staged one, so that a reported failure was a lost reply."""
-    return os.path.samestat(before, os.stat(target))
 
 
 def _rename_without_replacing(staged: Path, target: Path) -> None:
@@ -296,10 +270,7 @@ def _rename_if_free(staged: Path, target: Path) -> None:
 
 
 def publish_directory(staged: Path, target: Path) -> bool:
-    """Make a staged directory visible by one rename if its final name is free.
-
-    Returns whether the visible directory is the staged one.
-    """
+    """Make a staged directory visible by one rename; return whether the visible one is ours."""
     before = os.stat(staged)
     for directory, _, _ in os.walk(staged):
         sync_directory(Path(directory))
@@ -311,7 +282,7 @@ def publish_directory(staged: Path, target: Path) -> bool:
             raise
         if not target.is_dir():
             raise
-        ours = _is_ours(target, before)
+        ours = os.path.samestat(before, os.stat(target))
         if not ours and not staged.is_dir():  # what we staged is gone and nobody has it
             raise
     sync_directory(target.parent)
@@ -321,10 +292,7 @@ def publish_directory(staged: Path, target: Path) -> bool:
 def copy_or_link(
     source: Path, target: Path, pieces: Callable[[], Iterable[Buffer]] | None = None
 ) -> None:
-    """Give a published file a second name: a hard link where possible, else a synced copy.
-
-    ``pieces`` reads the source for a copy, say with checks.
-    """
+    """Link a published file, or copy it; ``pieces`` reads the source for a copy, with checks."""
     try:
         os.link(source, target)
         return

@@ -1,12 +1,12 @@
 """Read a remote object like a file: any offset, any thread, few requests.
 
-A `RemoteFile` reads blocks of 256 KiB; all files of the process share a cache of recent blocks. A
-sequential reader gets windows that double up to 8 MiB, and then the next window is prefetched. Long
-reads are not cached. `RangedStream` has a position, for libraries that want a file object.
+All files of the process share a cache of recent blocks. A sequential reader gets windows that
+double up to 8 MiB, and then the next window is prefetched. Long reads are not cached.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import os
@@ -24,41 +24,31 @@ DIRECT = 4 << 20  # bytes; a longer read is not cached
 POOLED = 64 << 20  # bytes of blocks kept by a process, over all files
 
 
-recent = RecentValues(POOLED)
-"""The newest blocks of all files of this process, and of the stores that it reads by ranges."""
+recent = RecentValues(POOLED)  # of all files of this process, and of stores read by ranges
 
 _serials = itertools.count()
 
 
-class _Ahead:
-    """A window that is fetched while its predecessor is read."""
+class _Ahead(threading.Thread):
+    """Fetches a window while its predecessor is read."""
 
     def __init__(self, file: RemoteFile, first: int, count: int) -> None:
+        super().__init__(daemon=True, name="tokenmill-ahead")
         self.first = first
         self.count = count
         self.pid = os.getpid()
+        self.data: bytes | None = None
         self._file = file
-        self._data: bytes | None = None
-        self._thread = threading.Thread(target=self._work, daemon=True, name="tokenmill-ahead")
-        self._thread.start()
+        self.start()
 
-    def _work(self) -> None:
+    def run(self) -> None:
         # What goes wrong here is met again by whoever needs the bytes.
-        try:
-            self._data = self._file.fetch_blocks(self.first, self.count)
-        except (TokenmillError, RuntimeError):
-            self._data = None
-
-    def result(self) -> bytes | None:
-        self._thread.join()
-        return self._data
+        with contextlib.suppress(TokenmillError, RuntimeError):
+            self.data = self._file.fetch_blocks(self.first, self.count)
 
 
 class RemoteFile:
-    """Bytes by offset of one version of an object: ``expected``, or the present one.
-
-    Unless ``shared`` is false, files of the same version share blocks.
-    """
+    """Bytes by offset of one version of an object: ``expected``, or the present one."""
 
     def __init__(self, url: str, expected: Version | None = None, *, shared: bool = True) -> None:
         self._object = RemoteObject(url)
@@ -74,7 +64,6 @@ class RemoteFile:
         self._ahead: _Ahead | None = None
 
     def pread(self, length: int, offset: int) -> bytes:
-        """Return up to ``length`` bytes from ``offset``; fewer only at the end."""
         stop = min(offset + length, self.size)
         if offset >= stop:
             return b""
@@ -88,14 +77,7 @@ class RemoteFile:
         parts[0] = parts[0][offset - first * BLOCK :]
         return b"".join(parts)
 
-    def read_into(self, target: memoryview, offset: int) -> int:
-        """Fill a buffer from ``offset``; return how many bytes were there."""
-        data = self.pread(len(target), offset)
-        target[: len(data)] = data
-        return len(data)
-
     def check(self) -> None:
-        """Raise `SourceChanged` when the object is no longer the version that was opened."""
         require_version(self._object.look(), self.version, self.path, None)
 
     def _long(self, start: int, stop: int) -> bytes:
@@ -117,7 +99,8 @@ class RemoteFile:
         ahead, self._ahead = self._ahead, None
         data = None
         if ahead is not None and ahead.pid == os.getpid() and ahead.first == number:
-            data, count = ahead.result(), ahead.count
+            ahead.join()
+            data, count = ahead.data, ahead.count
         if data is None:
             goes_on = number == self._after
             count = min(2 * self._blocks, WINDOW // BLOCK) if goes_on else 1
@@ -161,6 +144,6 @@ class RangedStream(io.RawIOBase):
         return data
 
     def readinto(self, target: Any) -> int:
-        count = self._file.read_into(target, self._position)
-        self._position += count
-        return count
+        data = self.read(len(target))
+        target[: len(data)] = data
+        return len(data)

@@ -1,9 +1,7 @@
-"""Remote objects: look at them and fetch ranges, with bounded retries.
+"""Remote objects of any protocol that fsspec knows: look at them and fetch ranges.
 
-A `RemoteObject` is one URL of any protocol that fsspec knows. ``look`` returns its `Version`: size
-and ETag, generation, commit or time. ``fetch`` returns a range and refuses it when the object is no
-longer that version. Whatever a driver raises is translated here: transient errors are retried up to
-`ATTEMPTS` times, then raised as `SourceError` with URL and byte.
+Whatever a driver raises is translated here: transient errors are retried up to `ATTEMPTS` times,
+then raised as `SourceError` with URL and byte.
 """
 
 from __future__ import annotations
@@ -48,28 +46,20 @@ _T = TypeVar("_T")
 
 
 class Version(NamedTuple):
-    """One state of an object.
+    """One state of an object."""
 
-    Attributes:
-        size: Bytes.
-        token: ETag or the like; empty where the server gives none.
-        settled: Whether an equal token proves equal bytes.
-    """
-
-    size: int
-    token: str
-    settled: bool
+    size: int  # bytes
+    token: str  # ETag, generation, commit or time; empty where the server gives none
+    settled: bool  # whether an equal token proves equal bytes
 
 
 def protocol_of(path: str) -> str:
-    """Return the protocol of a URL; empty for a local path."""
     match = _URL.match(path)
     name = match[1].lower() if match else ""
     return "" if name in _LOCAL else name
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
-    """Whether a source or store is a URL of another place."""
     return isinstance(path, str) and bool(protocol_of(path))
 
 
@@ -116,7 +106,6 @@ def filesystem(url: str) -> tuple[Any, str]:
 
 
 def version_of(info: Mapping[str, Any], url: str = "") -> Version:
-    """Return the version in a driver's description of an object."""
     size = info.get("size")
     if size is None:
         raise ValueError("the place does not say how large the object is")
@@ -148,12 +137,7 @@ class RemoteObject:
         return self.retrying(lambda: self._connected().look(), None)
 
     def fetch(self, start: int, stop: int, expected: Version | None = None) -> bytes:
-        """Return the bytes ``start:stop``, all of them.
-
-        Raises:
-            SourceChanged: The object is no longer the expected version.
-            SourceError: It could not be read, after `ATTEMPTS` tries.
-        """
+        """Return all bytes ``start:stop``; `SourceChanged` if the object is another version."""
 
         def once() -> bytes:
             data = self._connected().fetch(start, stop, expected)
@@ -208,7 +192,6 @@ CHANGED = "the object changed since it was opened; open it again"
 
 
 def require_version(now: Version, expected: Version | None, path: str, offset: int | None) -> None:
-    """Refuse an object that is no longer the expected version."""
     if expected is not None and now[:2] != expected[:2]:
         raise SourceChanged(
             f"{CHANGED} ({expected.size} bytes, {expected.token or 'no ETag'}; now {now.size} "
@@ -219,7 +202,6 @@ def require_version(now: Version, expected: Version | None, path: str, offset: i
 
 
 def status_of(error: Exception) -> int | None:
-    """Return the HTTP status of an error, if any."""
     status = getattr(error, "status", None)
     if status is None:
         status = getattr(getattr(error, "response", None), "status_code", None)
@@ -241,11 +223,7 @@ def _transport_of(url: str) -> HttpTransport | FileSystemTransport:
 
 
 class FileSystemTransport:
-    """Any fsspec file system.
-
-    S3 is asked for a range of one ETag, a commit of the hub never changes; any other object is
-    looked at again after each range.
-    """
+    """Any fsspec file system. Except on S3 and the hub, each range is followed by a look."""
 
     def __init__(self, fs: Any, path: str, url: str) -> None:
         self._fs = fs
@@ -285,35 +263,36 @@ class FileSystemTransport:
 class HttpTransport:
     """One object on an HTTP server.
 
-    It uses the session of fsspec's HTTP file system, but sends its own requests: every answer to a
-    range states ETag, time and total size, so a change is noticed in the same request; a server
-    that ignores ranges is refused before its body is read; and looking is a request for one byte,
-    which signed URLs allow where HEAD is forbidden.
+    It sends its own requests, not fsspec's: every answer to a range states ETag, time and total
+    size, so a change is noticed in the same request; a server that ignores ranges is refused before
+    its body is read; and looking is a request for one byte, which signed URLs allow unlike HEAD.
     """
 
     def __init__(self, fs: Any, url: str) -> None:
         self._fs = fs
         self._url = url
 
-    def look(self) -> Version:
-        return self._ask(0, 1)[0]
-
-    def fetch(self, start: int, stop: int, expected: Version | None) -> bytes:
-        now, data = self._ask(start, stop)
-        require_version(now, expected, shown(self._url), start)
-        return data
-
-    def read(self) -> bytes:
+    def _run(self, method: Callable[..., Any], *arguments: int) -> Any:
         from fsspec.asyn import sync
 
-        data: bytes = sync(self._fs.loop, self._get_all)
-        return data
+        return sync(self._fs.loop, method, *arguments)
 
-    async def _get_all(self) -> bytes:
+    def look(self) -> Version:
+        version: Version = self._run(self._get, 0, 1)[0]
+        return version
+
+    def fetch(self, start: int, stop: int, expected: Version | None) -> bytes:
+        now, data = self._run(self._get, start, stop)
+        require_version(now, expected, shown(self._url), start)
+        return bytes(data)
+
+    def read(self) -> bytes:
+        return bytes(self._run(self._get_all))
+
+    async def _get_all(self) -> Any:
         async with await self._request({}) as answer:
             answer.raise_for_status()
-            data: bytes = await answer.read()
-            return data
+            return await answer.read()
 
     async def _request(self, headers: dict[str, str]) -> Any:
         """Return an answer, its body not yet read."""
@@ -328,12 +307,6 @@ class HttpTransport:
         # Ranges of a compressed transfer would be ranges of other bytes.
         headers = {**options.pop("headers", {}), **headers, "Accept-Encoding": "identity"}
         return await session.get(self._fs.encode_url(self._url), headers=headers, **options)
-
-    def _ask(self, start: int, stop: int) -> tuple[Version, bytes]:
-        from fsspec.asyn import sync
-
-        answer: tuple[Version, bytes] = sync(self._fs.loop, self._get, start, stop)
-        return answer
 
     async def _get(self, start: int, stop: int) -> tuple[Version, bytes]:
         async with await self._request({"Range": f"bytes={start}-{stop - 1}"}) as answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 from collections.abc import Callable, Iterable
@@ -28,9 +29,8 @@ def _most_bytes() -> int:
 class BlockCache:
     """The ``blocks/`` directory of one cache: small files named by their content.
 
-    Readers check what they take. Files may vanish at any time, a full or read-only disk keeps
-    nothing, and the least recently used ones go first when the bound is exceeded: `MOST_BYTES`, or
-    ``TOKENMILL_BLOCK_CACHE_BYTES`` (0 keeps nothing).
+    Readers check what they take. Files may vanish at any time, and a full or read-only disk keeps
+    nothing. Beyond ``TOKENMILL_BLOCK_CACHE_BYTES`` (0: keep nothing) the longest unused ones go.
     """
 
     def __init__(self, root: Path) -> None:
@@ -59,10 +59,7 @@ class BlockCache:
         self.put_pieces(name, (data,))
 
     def put_pieces(self, name: str, pieces: Iterable[bytes | memoryview]) -> Path | None:
-        """Keep a file that comes in pieces; None when it could not be kept.
-
-        Errors raised by the pieces pass, and nothing is kept.
-        """
+        """Keep a file that comes in pieces; None when it could not be kept."""
         if not self._most:
             return None
         path = self.place(name)
@@ -118,15 +115,11 @@ class BlockCache:
 
 
 class RemotePath:
-    """A directory or file by URL, with the part of `Path` that reading a store needs.
-
-    ``blocks`` keeps what is read. Reading raises `SourceError`, an OSError.
-    """
+    """A directory or file by URL, with the part of `Path` that reading a store needs."""
 
     def __init__(self, url: str, blocks: BlockCache) -> None:
         self.url = url.rstrip("/")
         self.blocks = blocks
-        self._object: RemoteObject | None = None
 
     def __truediv__(self, name: str) -> RemotePath:
         return RemotePath(f"{self.url}/{name}", self.blocks)
@@ -148,11 +141,9 @@ class RemotePath:
     def __repr__(self) -> str:
         return f"RemotePath({shown(self.url)!r})"
 
-    @property
+    @functools.cached_property
     def object(self) -> RemoteObject:
-        if self._object is None:
-            self._object = RemoteObject(self.url)
-        return self._object
+        return RemoteObject(self.url)
 
     def read_bytes(self) -> bytes:
         return self.object.read()
@@ -174,5 +165,4 @@ class RemotePath:
 
 
 def as_remote(path: object) -> RemotePath | None:
-    """Return the path as a remote one, if it is."""
     return path if isinstance(path, RemotePath) else None

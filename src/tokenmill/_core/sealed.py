@@ -1,10 +1,7 @@
 """Checksummed cache artifacts: write once, verify on open.
 
 An artifact is a directory of data files and one *summary*, which holds a *record* (what this is,
-counts, checksums of the data files) and its own checksum; or a summary alone. Packages declare a
-`SealedKind`. `SealedKind.stage` gives a `Draft`, whose `publish` writes the summary last and makes
-the whole visible by one rename; an existing artifact stays unless it is damaged. `SealedKind.admit`
-verifies the summary and gives a `Sealed`, whose methods compare data files with the record.
+counts, checksums of the data files) and its own checksum; or a summary alone.
 """
 
 from __future__ import annotations
@@ -47,8 +44,8 @@ _DAMAGE = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.ESTALE)
 def reading_errors(path: os.PathLike[str], remedy: str) -> Iterator[None]:
     """Translate an OSError met while reading what was published.
 
-    A file that is missing, is not a file or fails to be read is corrupt, and may be rebuilt.
-    Missing permission or too many open files say nothing about it: that is a `CacheError`.
+    A file that is missing or damaged is corrupt, and may be rebuilt. Missing permission or too many
+    open files say nothing about it: that is a `CacheError`.
     """
     try:
         yield
@@ -66,7 +63,6 @@ def reading_errors(path: os.PathLike[str], remedy: str) -> Iterator[None]:
 
 
 def file_checksum(path: Path) -> str:
-    """`fingerprint.checksum` of a file of any size."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
@@ -82,7 +78,6 @@ def require_file(path: Path, size: int | None, checksum: str | None, remedy: str
 
 
 def require_size(path: os.PathLike[str], actual: int, expected: int, remedy: str) -> None:
-    """Refuse a file of another size than stated."""
     if actual != expected:
         raise CorruptionError(
             f"{actual} bytes, expected {expected}; {remedy}",
@@ -92,7 +87,6 @@ def require_size(path: os.PathLike[str], actual: int, expected: int, remedy: str
 
 
 def require_checksum(path: os.PathLike[str], actual: str, expected: str, remedy: str) -> None:
-    """Refuse a file with another checksum than stated."""
     if actual != expected:
         raise CorruptionError(f"checksum is {actual}, expected {expected}; {remedy}", path=path)
 
@@ -122,18 +116,13 @@ def quarantine(root: Path, path: Path) -> None:
 class SealedKind:
     """A kind of artifact.
 
-    Attributes:
-        name: For messages.
-        summary: File name of the summary; "" where that is all there is, without a directory.
-        files: Names of its data files.
-        remedy: What to do about a damaged one.
-        raw: Whether the record is bytes. The summary is then its checksum, a line feed and the
-            record, else canonical JSON ``{"checksum": …, "record": …}`` and a line feed.
+    The summary is canonical JSON ``{"checksum": …, "record": …}`` and a line feed. Where the record
+    is bytes (``raw``), it is the checksum, a line feed and the record.
     """
 
-    name: str
-    summary: str
-    files: tuple[str, ...] = ()
+    name: str  # for messages
+    summary: str  # file name; "" where that is all there is, without a directory
+    files: tuple[str, ...] = ()  # names of its data files
     remedy: str = "remove the directory to have it made again"
     raw: bool = False
 
@@ -172,15 +161,13 @@ class SealedKind:
         except CorruptionError:
             return True
         except CacheError:
-            return False
+            pass
         return False
 
     def admit(self, place: Path, root: Path | None = None) -> Sealed:
         """Verify the summary at a place; ``root`` is the cache, None: two above.
 
-        Raises:
-            CorruptionError: It is damaged.
-            CacheError: It is not there, cannot be read, or a link leads out of the cache.
+        A damaged one is a `CorruptionError`, an absent one or a link out of the cache a CacheError.
         """
         self._require_inside(place, root)
         return self._admitted(place)
@@ -260,8 +247,6 @@ class Sealed:
 
 @dataclass(frozen=True)
 class Draft:
-    """An artifact that is being written, and the checksums of its data files so far."""
-
     kind: SealedKind
     staging: Staging
     checksums: dict[str, str] = field(default_factory=dict)

@@ -120,8 +120,8 @@ class Pixels:
         self._given = given
         self._loaded: Processor | None = None
         processor = self.processor  # loaded now, so that errors are raised now
-        own = processor.token_types_name or TOKEN_TYPES
-        self._types = tuple({TOKEN_TYPES: 1, own: 1}) if processor.tells_token_types else ()
+        own = processor.layout.types_name or TOKEN_TYPES
+        self._types = tuple({TOKEN_TYPES: 1, own: 1}) if processor.layout.tells_types else ()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_loaded": None}

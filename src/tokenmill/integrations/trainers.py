@@ -205,7 +205,7 @@ def image_features(row: Row, processor: Processor, trainer: str) -> dict[str, Ar
         pictures.open(row.picture(number), one.reference) for number, one in enumerate(row.media)
     ]
     found = processor.features([opened])
-    apart = sorted(set(found) - processor.joined)
+    apart = sorted(set(found) - processor.layout.joined)
     if apart:
         raise UsageError(
             f"{trainer} joins what a processor gives for single pictures, and {', '.join(apart)} "

@@ -1,14 +1,5 @@
 """Images that rows refer to, and the processor that turns them into tokens and pixels.
 
-A `Reference` says where an image is; `reference_of` parses what a row says. `Pictures` reads
-references within `Limits`: ``read`` gives the bytes, ``facts`` digest and size, ``open`` the
-pixels. A `Processor` wraps the user's processor of transformers. Sizes are (width, height), of all
-images of a row, in order.
-
-An unusable image is a `RowError` with reason ``bad_media``; a number of images that differs from
-the number of image tokens has ``media_mismatch``. A server that does not answer, or a file that is
-being written, is a `SourceError`. Videos are refused; frames of a video are images like others.
-
 Importing this package loads neither Pillow nor transformers; using it needs the extra ``vision``.
 """
 

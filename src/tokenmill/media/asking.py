@@ -1,20 +1,9 @@
 """Find out what a processor makes of images of certain sizes, and keep the answers.
 
-The processor itself runs, on a text of image tokens between marks, and is stopped where it passes
-the text to its tokenizer: the text between the marks are the expansions. It is given images of the
-sizes in question, in one of two ways:
-
-- *hollow*: images without pixels (`tokenmill.media.hollow`). The processor computes shapes and
-  cannot read a pixel, so its answer holds for every image of these sizes. A millisecond.
-- *blank*: black images, processed whole. As slow as the processor, and valid only if it does not
-  depend on pixels, which audits with real images check (`Processor.reference`).
-
-Hollow images are used where both ways gave the same answers to `BATTERY`, and only for rows that
-raise nothing. Blank ones are used everywhere else, also for the processor's own error messages.
-
-Answers are kept in ``<cache_dir>/processors/answers/<question>/``, where *question* names a
-processor by its class, code, configuration and options: one file for the battery, and one for each
-row of sizes that needed blank images. A damaged or unwritable cache only costs time.
+The processor runs on a text of image tokens between marks, and is stopped where it passes the text
+to its tokenizer: the text between the marks are the expansions. It gets *hollow* images, without
+pixels (`tokenmill.media.hollow`), where these and *blank* (black) ones gave the same answers to
+`BATTERY` and the row raises nothing; else blank ones, which take as long as the processor does.
 """
 
 from __future__ import annotations
@@ -38,11 +27,10 @@ from tokenmill.media.hollow import WithoutPixels, hollow_pictures, hollowed
 Size = tuple[int, int]  # width, height
 Row = tuple[Size, ...]  # the pictures of a row, in order
 
-BATTERY: tuple[Row, ...] = (
+BATTERY: tuple[Row, ...] = (  # rows whose answers are part of a processor's identity
     ((97, 61),), ((640, 480),), ((333, 1000),), ((1280, 960),), ((1400, 40),),
     ((97, 61), (640, 480)),
 )  # fmt: skip
-"""Rows whose answers are part of a processor's identity."""
 
 _MARK = "\ue0f1\ue0f2"  # private characters, which no expansion contains
 _MEMO = SealedKind("memo", "", raw=True)
@@ -65,7 +53,6 @@ class Answers(msgspec.Struct, frozen=True):
 
     @property
     def weight(self) -> int:
-        """About its bytes in memory."""
         return 200 + sum(len(answer.text) + 100 for answer in self.pictures)
 
 
@@ -106,8 +93,6 @@ class _Watched:
 
 
 class Asking:
-    """Runs one processor of transformers on images of given sizes."""
-
     def __init__(self, processor: Any, token: str, options: dict[str, Any]) -> None:
         self._processor = processor
         self._token = token
@@ -186,8 +171,6 @@ def _tiles(pixels: Any) -> int:
 
 
 class Battery(msgspec.Struct, frozen=True):
-    """The answers to `BATTERY`, and whether hollow images gave the same ones."""
-
     answers: tuple[Answers, ...]
     hollow: bool
 
@@ -196,7 +179,11 @@ Kept = TypeVar("Kept", Battery, Answers)
 
 
 class Memory:
-    """The answers of one processor in a cache directory; None keeps nothing."""
+    """The answers of one processor in a cache directory; None keeps nothing.
+
+    One file for the battery, and one for each row of sizes that needed blank images. ``question``
+    names the processor by its class, code, configuration and options.
+    """
 
     def __init__(self, cache_dir: str | os.PathLike[str] | None, question: str) -> None:
         self._root = None if cache_dir is None else Path(cache_dir)

@@ -1,17 +1,9 @@
 """Arrays with a shape and no pixels, and how an image processor runs on them.
 
-A processor finds the expansion of an image by processing it: it resizes, cuts, normalizes and
-stacks, and uses the shape of the result. `Hollow` arrays go through the same code at the cost of
-the shapes: numpy's functions and operators give hollow arrays of the shape and type that they would
-have given, and whatever would read a pixel raises `PixelsWanted`. So an answer for hollow images is
-computed from their sizes alone and holds for every image of these sizes.
-
-`hollowed` copies an image processor so that it starts from hollow arrays; `WithoutPixels` is the
-context in which the copy runs. Functions that leave numpy (resizing uses Pillow) or lose the type
-of an array (``np.array``, ``np.asarray``, ``np.zeros``) are replaced there, in the modules of the
-image processor, by ones that pass hollow arrays on and otherwise do the same; other threads are not
-affected. Other code that reads the memory of an array would see zeros, as in a blank image, which
-the battery and the audits detect.
+Numpy's functions and operators give hollow arrays of the shape and type that they would have given,
+and whatever would read a pixel raises `PixelsWanted`. So the processor's answer is computed from
+sizes alone, and holds for every image of these sizes. Code that reads the memory of an array
+directly would see zeros, as in a blank image, which the battery and the audits detect.
 """
 
 from __future__ import annotations
@@ -181,7 +173,6 @@ _numpy = _Numpy("numpy")
 
 
 def _resizing(resize: Callable[..., Any]) -> Callable[..., Any]:
-    """``image_transforms.resize`` that also takes hollow arrays."""
     from transformers.image_utils import ChannelDimension, infer_channel_dimension_format
 
     def resized(image: Any, size: Any, *args: Any, **kwargs: Any) -> Any:
@@ -203,7 +194,6 @@ def _resizing(resize: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _each(change: Callable[[Any], Any], value: Any) -> Any:
-    """Apply a function to a value, or to the members of nested lists and tuples."""
     if isinstance(value, list | tuple):
         return type(value)([_each(change, member) for member in value])
     return change(value)
@@ -299,7 +289,12 @@ def hollowed(image_processor: Any) -> Any | None:
 
 
 class WithoutPixels:
-    """The context in which the hollow copy of an image processor runs."""
+    """The context in which the hollow copy of an image processor runs.
+
+    Functions that leave numpy (resizing uses Pillow) or lose the type of an array (``np.array``,
+    ``np.zeros``) are replaced, in the modules of the image processor, by ones that pass hollow
+    arrays on and otherwise do the same. Other threads are not affected.
+    """
 
     _lock = threading.RLock()
     thread = 0  # the thread that is inside

@@ -1,20 +1,8 @@
 """`Pictures`: read the images that rows refer to, and their sizes, within limits.
 
-Reading. A file is looked up under each *root* in turn, or beside the row's file where no roots are
-given. After all links are followed, it must be below one of them, also where the row gives an
-absolute path; ``media_root="/"`` allows every file. URLs are read only where allowed
-(`tokenmill.media.web`), members only of archives (ZIP, and TAR without compression) that are
-themselves allowed files.
-
-Opening. The reference is ``transformers.image_utils.load_image``: the first frame, transposed by
-its EXIF orientation, converted to RGB. `Pictures.open` does exactly that. `Pictures.facts` gives
-the size of the result, from the header alone where that is certain: JPEG, PNG and WebP files whose
-structure is complete. Every other file is decoded, so that a truncated file is refused here and not
-during training. Pillow reads the headers, except of plain JPEG files (`_plain_jpeg`), of which
-there are most.
-
-An unusable image is a `RowError` with reason ``bad_media`` that names it. A server that does not
-answer is a `SourceError`: transient errors never reject rows.
+The reference is ``transformers.image_utils.load_image``: the first frame, transposed by its EXIF
+orientation, converted to RGB. An unusable image is a `RowError` with reason ``bad_media``; a server
+that does not answer is a `SourceError`, because transient errors never reject rows.
 """
 
 from __future__ import annotations
@@ -30,23 +18,23 @@ import tarfile
 import threading
 import zipfile
 import zlib
-from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tokenmill._core import fingerprint
 from tokenmill._core.optional import optional
+from tokenmill._core.process import RecentValues
 from tokenmill.errors import RowError, SourceChanged, SourceError, UsageError
 from tokenmill.media.reference import Reference, bad_media, missing, require_size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+# What is read, where Pillow was built with it. Other formats of Pillow may start programs.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF")
-"""What is read, where Pillow was built with it. Other formats of Pillow may start programs."""
 
 _VIDEO = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".flv", ".wmv")
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
@@ -56,8 +44,6 @@ _PERMANENT = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Bounds of one image."""
-
     size: int = 128 << 20  # bytes of its file
     pixels: int = 89_478_485  # width × height; the default is where Pillow warns of a bomb
     seconds: float = 60.0  # of silence from a server, and of one fetch in all
@@ -78,7 +64,6 @@ class PictureFacts(msgspec.Struct, frozen=True):
 
     @property
     def unturned(self) -> tuple[int, int]:
-        """Width and height before its orientation is applied."""
         return (self.height, self.width) if self.turned else (self.width, self.height)
 
 
@@ -86,8 +71,8 @@ class Pictures:
     """Opens the images that rows refer to.
 
     Args:
-        roots: Directories that images may come from, searched in this order. None: the directory
-            of each row's file.
+        roots: Directories that images may come from, searched in this order; after all links are
+            followed, a file must be below one of them. None: the directory of each row's file.
         urls: Whether ``http://`` and ``https://`` are opened.
         private: Whether addresses inside this network or machine are, too.
         limits: Bounds of one image.
@@ -124,9 +109,7 @@ class Pictures:
     def read(self, reference: Reference, base: str | os.PathLike[str] | None = None) -> bytes:
         """The bytes of an image; ``base`` is the directory of the row's file.
 
-        Raises:
-            RowError: It is missing, not allowed, or too large (``bad_media``).
-            SourceError: A server or a disk failed, or the file is being written.
+        SourceError means that a server or a disk failed, or the file is being written.
         """
         if reference.kind == "inline":
             if reference.data is None:
@@ -203,17 +186,16 @@ class Pictures:
     def facts(
         self, data: bytes, name: str = "the picture", digest: str | None = None
     ) -> PictureFacts:
-        """Describe an image from the bytes of its file.
+        """Describe an image from its bytes; errors call it ``name``.
 
-        Raises:
-            RowError: It cannot be used (``bad_media``); ``name`` is what the message calls it.
+        The header is enough where the structure of the file shows that it is complete. Every other
+        file is decoded, so that a truncated one is refused here and not during training.
         """
         digest = digest or fingerprint.checksum(data)
         plain = _plain_jpeg(data)
-        if plain is not None and self._is_allowed(plain.width, plain.height):
-            return PictureFacts(
-                digest, len(data), plain.width, plain.height, "JPEG", plain.mode, animated=False
-            )
+        if plain is not None and self._is_allowed(*plain[:2]):
+            width, height, mode = plain
+            return PictureFacts(digest, len(data), width, height, "JPEG", mode, animated=False)
         image = self._header(data, name)
         try:
             animated = bool(getattr(image, "is_animated", False))
@@ -234,11 +216,7 @@ class Pictures:
         )
 
     def open(self, data: bytes, name: str = "the picture") -> Image:
-        """Decode an image as ``load_image`` does: oriented, first frame, RGB.
-
-        Raises:
-            RowError: It cannot be used (``bad_media``).
-        """
+        """Decode an image as ``load_image`` does: oriented, first frame, RGB."""
         image = self._header(data, name)
         try:
             return _loaded(image).convert("RGB")
@@ -247,7 +225,6 @@ class Pictures:
 
     @staticmethod
     def blank(width: int, height: int) -> Image:
-        """A black image of a size."""
         with optional("PIL", "asking about pictures"):
             from PIL import Image
         return Image.new("RGB", (width, height))
@@ -327,14 +304,8 @@ def _is_whole(data: bytes, image: Any) -> bool:
     return False
 
 
-class _PlainJpeg(NamedTuple):
-    width: int
-    height: int
-    mode: str
-
-
-def _plain_jpeg(data: bytes) -> _PlainJpeg | None:
-    """Size and mode of a complete JPEG file, as Pillow reads them; None unless it is plain.
+def _plain_jpeg(data: bytes) -> tuple[int, int, str] | None:
+    """Width, height and mode of a complete JPEG file, as Pillow reads them, if it is plain.
 
     Plain is one frame of 8 bits in grey or three colours, tables, a JFIF header and a comment; not
     EXIF, XMP, profiles, Adobe's marks, further frames, or any error.
@@ -356,7 +327,7 @@ def _plain_jpeg(data: bytes) -> _PlainJpeg | None:
             height, width, layers = struct.unpack_from(">HHB", data, at + 5)
             if layers not in (1, 3) or size != 8 + 3 * layers or not width * height:
                 return None
-            found = _PlainJpeg(width, height, "L" if layers == 1 else "RGB")
+            found = width, height, "L" if layers == 1 else "RGB"
         elif marker == 0xDB:
             table = at + 4
             while table < end:
@@ -387,14 +358,12 @@ def _jpeg_is_whole(data: bytes) -> bool:
 
 
 def _png_is_whole(data: bytes, width: int, height: int) -> bool:
-    """Whether all chunks are complete, none but the end follows the pixels, and these suffice.
-
-    An image needs at least one bit for each pixel.
-    """
+    """Whether all chunks are complete, none but the end follows the pixels, and these suffice."""
     at, length, pixels = 8, len(data), 0
     while at + 12 <= length:
         size, kind = struct.unpack_from(">I4s", data, at)
         if kind == b"IEND":
+            # An image needs at least one bit for each pixel.
             return pixels > 0 and pixels * _MOST_DEFLATED >= width * height // 8
         if kind == b"IDAT":
             pixels += size
@@ -409,33 +378,22 @@ def _png_is_whole(data: bytes, width: int, height: int) -> bool:
 _MAX_ARCHIVES = 8  # whose directories are kept
 _MAX_MEMBERS = 1_000_000  # of one archive: about 200 MB of directory
 
-_DAMAGED = (
+_DAMAGED = (  # what reading a damaged archive raises; bz2 raises an OSError of no number
     zipfile.BadZipFile, zlib.error, lzma.LZMAError, tarfile.TarError, EOFError, RuntimeError,
     ValueError,
 )  # fmt: skip
-"""What reading a damaged archive raises; bz2 raises an OSError of no number."""
 
 _Members = dict[str, tuple[int, int]]
-_Version = tuple[int, int, int, int]
 
 
 class OpenArchives:
-    """Members of archives; the directories of a few archives are kept. Thread-safe.
-
-    In a compressed TAR a member can only be reached by decompressing all before it, so that is
-    refused.
-    """
+    """Members of archives; the directories of a few archives are kept. Thread-safe."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[_Version, _Members | zipfile.ZipFile] = OrderedDict()
+        self._known = RecentValues(_MAX_ARCHIVES)
         self._lock = threading.Lock()
 
     def read(self, file: io.FileIO, reference: Reference, size: int) -> bytes:
-        """The bytes of a member, at most ``size``.
-
-        Raises:
-            RowError: There is no such member, it is too large, or cannot be unpacked.
-        """
         try:
             with self._lock:
                 return self._read(file, reference, size)
@@ -449,14 +407,10 @@ class OpenArchives:
     def _read(self, file: io.FileIO, reference: Reference, size: int) -> bytes:
         status = os.fstat(file.fileno())
         version = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-        members = self._known.get(version)
+        members: _Members | zipfile.ZipFile | None = self._known.get(version)
         if members is None:
             members = _directory(file, reference)
-            self._known[version] = members
-            while len(self._known) > _MAX_ARCHIVES:
-                self._known.popitem(last=False)
-        else:
-            self._known.move_to_end(version)
+            self._known.put(version, members, 1)
         name = reference.member
         if isinstance(members, zipfile.ZipFile):
             try:

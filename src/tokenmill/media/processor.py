@@ -1,15 +1,9 @@
 """`Processor`: the user's processor of transformers, run and never imitated.
 
 A processor replaces each *image token* of a rendered text by an *expansion*: placeholders, and what
-is between and around them, depending on the size of the image. Then it passes the text to its
-tokenizer. `Processor.expand` gives that text and the character range of every expansion from the
-sizes of the images alone. `Processor.reference` runs the whole processor with real pixels; audits
-compare the two. `tokenmill.media.asking` finds out the expansions. They are kept by the sizes of
-all images of a row together, because a processor may treat an image according to its neighbours.
-
-`Processor.features` are the pixels, under the model's own names. Where `Processor.joined` names all
-of them, a batch is the concatenation of its rows, so rows can be processed one by one and ahead of
-time; otherwise the processor pads a batch to one shape, and its rows must be given together.
+is between and around them, depending on the size of the image and of its neighbours in the row.
+`Processor.expand` gives that text from the sizes of the images alone; `Processor.reference` runs
+the whole processor with real pixels, and audits compare the two.
 """
 
 from __future__ import annotations
@@ -19,8 +13,6 @@ import inspect
 import json
 import os
 import sys
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,6 +21,7 @@ import msgspec
 
 from tokenmill._core import fingerprint
 from tokenmill._core.optional import installed_version, optional, transformers_muted
+from tokenmill._core.process import RecentValues
 from tokenmill.errors import RowError, UsageError
 from tokenmill.media.asking import BATTERY, Answers, Asking, Battery, Memory, Row, Size
 from tokenmill.media.reference import bad_media
@@ -52,15 +45,11 @@ class ExpansionDiffers(Exception):
 
 
 class Expanded(msgspec.Struct, frozen=True):
-    """A text whose image tokens are expanded."""
-
     text: str  # what the processor passes to its tokenizer
     pieces: list[tuple[int, int]]  # character range of each expansion
 
 
 class Referenced(msgspec.Struct, frozen=True):
-    """What the whole processor makes of a text and its images."""
-
     ids: list[int]
     features: dict[str, npt.NDArray[Any]]  # other inputs of the model, under its own names
     token_types: list[int] | None  # 0 text, 1 image, if the processor returns them
@@ -71,6 +60,15 @@ class Learned(NamedTuple):
 
     answers: Answers
     computed: bool  # from the sizes alone, so valid for all such images; else with blank ones
+
+
+class Layout(NamedTuple):
+    """How `Processor.features` and `Processor.token_types` of a batch are made of its rows."""
+
+    joined: frozenset[str]  # features that are the concatenation of their rows
+    by_row: bool  # whether any feature counts rows
+    types_name: str | None  # of the token types among the model's inputs
+    tells_types: bool  # whether token types distinguish the tokens of images
 
 
 class Processor:
@@ -106,10 +104,8 @@ class Processor:
         self.image_token = str(token)
         self._asking = Asking(processor, self.image_token, self.options)
         self._memory = Memory(cache_dir, fingerprint.key(self._question))
-        self._known: OrderedDict[Row, Learned] = OrderedDict()
-        self._weight = 0
+        self._known = RecentValues(MOST_REMEMBERED)
         self._distrusted = False
-        self._lock = threading.Lock()
 
     @classmethod
     def load(
@@ -120,11 +116,7 @@ class Processor:
         trust_remote_code: bool = False,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> Processor:
-        """Load the processor of a directory or a hub id, or wrap an object.
-
-        Raises:
-            UsageError: It cannot be loaded, or takes no images.
-        """
+        """Load the processor of a directory or a hub id, or wrap an object."""
         if isinstance(where, Processor):
             return where
         if isinstance(where, str | os.PathLike):
@@ -257,30 +249,19 @@ class Processor:
         return not self._distrusted and self._battery.hollow
 
     def distrust(self) -> None:
-        """Drop the answers of hollow images, and use blank ones from now on."""
-        with self._lock:
-            self._distrusted = True
-            self._known.clear()
-            self._weight = 0
+        self._distrusted = True
+        self._known.clear()
 
     def learned(self, sizes: Sequence[Size]) -> Learned:
         """What the processor makes of the images of a row, each given as (width, height).
 
-        Raises:
-            RowError: It refuses one of them (``bad_media``).
+        Images that it refuses are a RowError (``bad_media``), here and in the methods below.
         """
         row = tuple((int(width), int(height)) for width, height in sizes)
-        with self._lock:
-            found = self._known.get(row)
-            if found is not None:
-                self._known.move_to_end(row)
+        found: Learned | None = self._known.get(row)
         if found is None:
             found = self._learn(row)
-            with self._lock:
-                self._known[row] = found
-                self._weight += found.answers.weight
-                while self._weight > MOST_REMEMBERED and len(self._known) > 1:
-                    self._weight -= self._known.popitem(last=False)[1].answers.weight
+            self._known.put(row, found, found.answers.weight)
         _taken(found.answers, row)
         return found
 
@@ -295,25 +276,15 @@ class Processor:
         return Learned(answers, computed=False)
 
     def ask(self, pictures: Sequence[Any]) -> Answers:
-        """What the processor makes of these images of `Pictures.open`, without kept answers.
-
-        Raises:
-            RowError: It refuses them (``bad_media``).
-        """
+        """What the processor makes of these images of `Pictures.open`, without kept answers."""
         sizes = tuple((int(one.width), int(one.height)) for one in pictures)
         return _taken(self._asking.with_pictures(sizes, list(pictures)), sizes)
 
     def expand(self, text: str, sizes: Sequence[Size], answers: Answers | None = None) -> Expanded:
         """Replace each image token of a rendered text by the expansion of its image.
 
-        Args:
-            text: As the chat template prints it.
-            sizes: (width, height) of the images, as `PictureFacts` has them, in order.
-            answers: Of `ask` or `learned`; None: `learned(sizes)`.
-
-        Raises:
-            RowError: The numbers of image tokens and images differ (``media_mismatch``), or the
-                processor refuses an image (``bad_media``).
+        ``answers`` are those of `ask`, or of `learned` by default. Another number of image tokens
+        than of images is a RowError (``media_mismatch``).
         """
         between = text.split(self.image_token)
         if len(between) != len(sizes) + 1:
@@ -333,11 +304,7 @@ class Processor:
         return Expanded("".join(parts), pieces)
 
     def reference(self, text: str, pictures: Sequence[Any]) -> Referenced:
-        """Run the whole processor on a rendered text and its images; adds no special tokens.
-
-        Raises:
-            RowError: The processor refuses them (``bad_media``).
-        """
+        """Run the whole processor on a rendered text and its images; adds no special tokens."""
         try:
             made = self._run([text], [list(pictures)] if pictures else None)
         except MemoryError:
@@ -354,14 +321,10 @@ class Processor:
     def features(self, rows: Sequence[Sequence[Any]]) -> dict[str, npt.NDArray[Any]]:
         """The pixels of a batch, under the model's own names.
 
-        Args:
-            rows: Images of `Pictures.open`, row by row as they were prepared, also of a pack: the
-                result may depend on the other images of a row.
-
-        Raises:
-            RowError: The processor refuses them (``bad_media``).
+        Images are given row by row as they were prepared, also of a pack: the result may depend on
+        the other images of a row.
         """
-        given = [list(row) for row in rows if row or self._by_row]
+        given = [list(row) for row in rows if row or self.layout.by_row]
         if not any(given):
             return {}
         try:
@@ -384,8 +347,7 @@ class Processor:
         return made
 
     @functools.cached_property
-    def _layout(self) -> tuple[frozenset[str], bool, str | None, bool]:
-        """Joined features, whether any feature counts rows, name and use of token types."""
+    def layout(self) -> Layout:
         import numpy as np
         from PIL import Image
 
@@ -409,26 +371,7 @@ class Processor:
         by_row = any(len(value) == len(rows) for value in together.values())
         ids = _as_list(made["input_ids"])[0]  # of one picture and nothing else
         name = next((name for name in _TYPES if name in made), None)
-        return joined, by_row, name, any(self.token_types(ids, [len(ids)]))
-
-    @property
-    def joined(self) -> frozenset[str]:
-        """Names of `features` that are, for a batch, the concatenation of its rows."""
-        return self._layout[0]
-
-    @property
-    def _by_row(self) -> bool:
-        return self._layout[1]
-
-    @property
-    def token_types_name(self) -> str | None:
-        """Name of `token_types` among the model's inputs; None where it has none."""
-        return self._layout[2]
-
-    @property
-    def tells_token_types(self) -> bool:
-        """Whether `token_types` distinguish the tokens of images."""
-        return self._layout[3]
+        return Layout(joined, by_row, name, any(self.token_types(ids, [len(ids)])))
 
     def token_types(self, ids: Sequence[int], counts: Sequence[int]) -> list[int]:
         """Type of each token of a row, 0 text and 1 image; ``counts`` has those of each image."""
@@ -504,10 +447,7 @@ def _from_files(where: str, trust_remote_code: bool) -> Any:
 
 
 def _without_video(directory: Path) -> Any | None:
-    """A processor without its parts for other media, which may need missing libraries.
-
-    None where these parts are not the problem.
-    """
+    """A processor without its parts for other media, if these may need missing libraries."""
     import transformers
 
     try:

@@ -1,20 +1,8 @@
-"""Parse what a row says of an image: `reference_of`.
+"""Parse what a row says of an image.
 
-A `Reference` says where the bytes of an image are: in a file, in a member of an archive, at a URL,
-or in the row itself. It names files as the row does, so it stays valid in another directory. A
-store keeps its text (`Reference.text`).
-
-======================================================  =========================================
-the row says                                             kind
-======================================================  =========================================
-``"a/b.png"``, ``"/data/b.png"``, ``"file:///b.png"``    file
-``"shard.tar::b.png"``, ``"zip://b.png::shard.zip"``     member
-``"https://host/b.png"``                                 url
-``"data:image/png;base64,…"``, base64 text, bytes        inline
-``{"bytes": …, "path": …}`` (a Parquet image cell)       inline, or file where bytes is null
-``{"url": …}``, ``{"path": …}``, ``{"image": …}``,       what they hold
-``{"image_url": {"url": …}}``
-======================================================  =========================================
+A `Reference` names files as the row does, so it stays valid in another directory. A row gives a
+path, ``file://``, a URL, a member of an archive (``shard.tar::b.png``, ``zip://b.png::shard.zip``),
+bytes, base64, a data URI, or a mapping that holds one of these (such as a Parquet image cell).
 """
 
 from __future__ import annotations
@@ -51,7 +39,6 @@ class Reference(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def name(self) -> str:
-        """What messages call it."""
         if self.kind == "inline":
             return "the picture in the row"
         shown = self.url or (f"{self.path}::{self.member}" if self.member else self.path)
@@ -157,21 +144,18 @@ def _shown(value: Any) -> str:
 
 
 class MissingPicture(RowError):
-    """A picture that is not where the row says it is."""
+    pass
 
 
 def bad_media(message: str) -> RowError:
-    """The error for a picture that cannot be used."""
     return RowError(message, reason="bad_media")
 
 
 def missing(message: str) -> MissingPicture:
-    """The error for one that is not there."""
     return MissingPicture(message, reason="bad_media")
 
 
 def require_size(found: int, most: int, name: str) -> None:
-    """Refuse a picture of too many bytes, or of none."""
     if found > most:
         raise bad_media(f"{name} has {found} bytes or more; {most} are allowed")
     if found == 0:

@@ -4,9 +4,6 @@ The author of a row chooses the URL, and this machine may reach hosts that the a
 host name is resolved once, all its addresses must be public, and the connection goes to the address
 that was checked; a redirect is checked likewise. Proxies and credentials of the environment are not
 used.
-
-A clear refusal of the server (not found, gone, forbidden) rejects the row. No answer, a failing
-server or a name that cannot be resolved is a `SourceError` after some attempts: it ends the run.
 """
 
 from __future__ import annotations
@@ -32,18 +29,11 @@ _REFUSED = (400, 401, 403, 404, 405, 406, 410, 414, 451)
 
 
 def fetch(url: str, *, size: int, seconds: float, redirects: int, private: bool = False) -> bytes:
-    """Fetch a URL.
-
-    Args:
-        url: ``http://`` or ``https://``.
-        size: Maximum bytes.
-        seconds: Longest silence, and longest time of one attempt.
-        redirects: Maximum number.
-        private: Whether addresses that are not public may be opened.
+    """Fetch a URL of at most ``size`` bytes; an attempt takes at most ``seconds``.
 
     Raises:
         RowError: The address is not allowed, nothing is there, or it is too large.
-        SourceError: No answer after some attempts.
+        SourceError: No answer, or a failing server, after some attempts. It ends the run.
     """
     for attempt in range(ATTEMPTS):
         try:

@@ -1,8 +1,8 @@
 """Blocks: the pieces of a source that a build distributes to its workers.
 
-Any process can read a `Block` with `read_block`, without an index: it contains the byte span (or
-row range) and the digest that the bytes must have. `BlockRows` is what is in it, with positions
-relative to the block, so that equal blocks in different files give equal results.
+A block contains its byte span (or row range) and the digest of these bytes, so any process can read
+it without an index. Positions in `BlockRows` are relative to the block: equal blocks in different
+files give equal results.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ class Part(NamedTuple):
 
 
 class Block(SeenFile, frozen=True, kw_only=True):
-    """A run of rows of one file."""
-
     file: int  # position in ``rows.files``
     first_row: int  # within the file
     rows: int  # 0 where a block consists of blank lines
@@ -51,8 +49,6 @@ class Block(SeenFile, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class BlockRows:
-    """The rows of a block."""
-
     raw: list[bytes]  # bytes of each row; empty for a row over the limit
     values: Sequence[Value]  # a dict, or the RowError with its origin
     line: Integers  # within the block, from 0; -1 where the format has none
@@ -100,11 +96,7 @@ class ParsedRows(Sequence[Value]):
 
 
 def read_block(block: Block) -> BlockRows:
-    """Read and parse a block.
-
-    Raises:
-        SourceChanged: The file no longer holds the bytes that the block was made of.
-    """
+    """Read and parse a block; `SourceChanged` if the file no longer holds these bytes."""
     if block.kind in ("parquet", "arrow"):
         from tokenmill.sources.columnar import read_columnar_block
 
@@ -117,8 +109,6 @@ def read_block(block: Block) -> BlockRows:
     if xxhash.xxh3_128_hexdigest(data) != block.digest:
         raise changed(block)
     raw, lines, starts = _split_lines(data, offset)
-    if len(raw) != block.rows:
-        raise changed(block)  # cannot happen while digest and rule are the same
     if block.first_line is None:
         lines = np.full(len(raw), -1, np.int64)
     lengths = np.fromiter(map(len, raw), np.int64, len(raw))
@@ -157,7 +147,6 @@ def _open(block: Block) -> SourceBytes:
 
 
 def changed(block: Block) -> SourceChanged:
-    """The error for a block whose file has other bytes."""
     return SourceChanged(
         "the file changed since it was opened: these bytes are not what was planned; start again",
         path=block.path,
@@ -168,7 +157,6 @@ def changed(block: Block) -> SourceChanged:
 
 
 def _split_lines(data: bytes, offset: int) -> tuple[list[bytes], Integers, Integers]:
-    """The bytes, line and start of each row of a block, by the same rule as the scan."""
     rows = data.split(b"\n")
     starts = np.zeros(len(rows), np.int64)
     np.cumsum(np.fromiter(map(len, rows[:-1]), np.int64, len(rows) - 1) + 1, out=starts[1:])

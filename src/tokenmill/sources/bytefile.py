@@ -1,13 +1,6 @@
-"""Source files: bytes by offset, the state in which they were seen, what is known about each.
+"""Source files: bytes by offset, and the state in which a file was seen.
 
-A `SourceBytes` reads at an offset without a shared position, so threads and forked processes need
-no lock. A `Signature` is what a stat says about a file. Two equal ones mean "the same bytes" only
-when the file was last written some time before it was read, which `settled` decides as git does for
-its index. Remote objects are read through `tokenmill._core.ranged.RemoteFile`.
-
-A `SeenFile` says where a file is and which state of it was seen. A `FileEntry` adds its row index
-and seekable copy; notes and pickles contain it, so a worker neither scans nor lists again. A
-`SourceFile` is the part that callers see.
+Reads carry their offset, so threads and forked processes share a file without a lock.
 """
 
 from __future__ import annotations
@@ -17,7 +10,6 @@ import stat
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 from weakref import ref
 
@@ -32,7 +24,7 @@ from tokenmill.sources.limits import MIB, OPEN_FILES, RACY_COARSE_NS, RACY_NS
 
 
 class SourceBytes(Protocol):
-    """Anything that gives bytes by offset."""
+    """Bytes by offset; `check` raises `SourceChanged` if the file is no longer what was opened."""
 
     path: str
     size: int
@@ -41,18 +33,10 @@ class SourceBytes(Protocol):
         """Up to ``length`` bytes from ``offset``; fewer only at the end."""
         ...
 
-    def read_into(self, target: memoryview, offset: int) -> int:
-        """Fill a buffer from ``offset``; how many bytes were there."""
-        ...
-
-    def check(self) -> None:
-        """Raise `SourceChanged` unless this is still the file that was opened."""
-        ...
+    def check(self) -> None: ...
 
 
 class Signature(NamedTuple):
-    """What a stat says about the state of a file."""
-
     size: int
     mtime_ns: int
     ctime_ns: int
@@ -65,7 +49,7 @@ class Signature(NamedTuple):
     def settled(self, now_ns: int) -> bool:
         """Whether any write after ``now_ns``, when reading began, changes the signature.
 
-        A file can be written twice within one tick of its clock, without a trace.
+        A file can be written twice within one tick of its clock (git's racy rule).
         """
         coarse = self.mtime_ns % 1_000_000 == 0 and self.ctime_ns % 1_000_000 == 0
         margin = RACY_COARSE_NS if coarse else RACY_NS
@@ -114,24 +98,18 @@ class LocalFile:
                     break
                 data += more
         except OSError as error:
-            raise SourceError(
-                f"cannot be read: {error.strerror}", path=self.path, offset=offset
-            ) from error
+            raise self._unreadable(error, offset) from error
         return data
 
     def read_into(self, target: memoryview, offset: int) -> int:
-        done = 0
+        """Read up to ``len(target)`` bytes; 0 only at the end."""
         try:
-            while done < len(target):
-                step = os.preadv(self.fd, [target[done:]], offset + done)
-                if step == 0:
-                    break
-                done += step
+            return os.preadv(self.fd, [target], offset)
         except OSError as error:
-            raise SourceError(
-                f"cannot be read: {error.strerror}", path=self.path, offset=offset
-            ) from error
-        return done
+            raise self._unreadable(error, offset) from error
+
+    def _unreadable(self, error: OSError, offset: int) -> SourceError:
+        return SourceError(f"cannot be read: {error.strerror}", path=self.path, offset=offset)
 
     def now(self) -> Signature:
         """What the stat of the open file says now; a removed file is `SourceChanged`."""
@@ -180,25 +158,13 @@ class Span(NamedTuple):
 
 
 class SeenFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file in the state that was seen.
-
-    Attributes:
-        path: The file as the caller names it.
-        location: The same as an absolute path, or a URL.
-        kind: "lines", "array", "parquet" or "arrow".
-        signature: Its stat when it was read; of a remote object only the size.
-        settled: Whether an equal signature or version proves equal bytes.
-        version: Version of a remote object.
-        spans: Of a remote Arrow file: where the schema and the batches concerned are.
-    """
-
-    path: str
-    location: str
-    kind: str
-    signature: tuple[int, int, int, int]
-    settled: bool
-    version: str = ""
-    spans: tuple[Span, ...] = ()
+    path: str  # as the caller names it
+    location: str  # the same as an absolute path, or a URL
+    kind: str  # "lines", "array", "parquet" or "arrow"
+    signature: tuple[int, int, int, int]  # its stat when it was read; remote: only the size
+    settled: bool  # whether an equal signature or version proves equal bytes
+    version: str = ""  # of a remote object
+    spans: tuple[Span, ...] = ()  # of a remote Arrow file: the schema and the batches concerned
 
     @property
     def is_remote(self) -> bool:
@@ -219,32 +185,19 @@ class SeenFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileEntry(SeenFile, frozen=True, kw_only=True, omit_defaults=True):
-    """One file of an opened source."""
+    """One file of an opened source; pickled, so that a worker neither scans nor lists again."""
 
     rows: int
     bytes: int  # of the content, decompressed
-    digest: str = ""  # of the content; empty for columnar files until it is needed
+    digest: str = ""  # of the content, not of its path, time or compression; columnar: when needed
     index: str = ""  # key of the row index; empty for columnar files
     copy: str = ""  # key of the seekable copy of a compressed file or an array
-
-
-@dataclass(frozen=True, slots=True)
-class SourceFile:
-    """What `Rows.files` says about a file."""
-
-    path: str
-    kind: str  # "lines", "array", "parquet" or "arrow"
-    bytes: int  # of the content; decompressed for .gz and .zst
-    rows: int
-    digest: str  # 40 hex digits that name the content, whatever its path, time or compression
 
 
 # --- a bound on open files -----------------------------------------------------------------------
 
 
 class Closable(Protocol):
-    """A reader that holds descriptors."""
-
     def close(self) -> None: ...
 
 

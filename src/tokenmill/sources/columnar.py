@@ -1,9 +1,7 @@
 """Rows and blocks of one Parquet or Arrow file, decoded in place.
 
-Nothing is written but notes: how many rows a file has, from its footer, and the hash of the whole
-file, which names its content, taken when blocks or digests are needed. Before rows of a block are
-returned, the file is compared with the state that was planned: by its stat or version, and by its
-content where these prove nothing.
+The hash of the whole file names its content. Before rows of a block are returned, the file is
+compared with the planned state: by stat or version, and by content where these prove nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from tokenmill._core.fingerprint import canonical, checksum, key
@@ -26,7 +25,6 @@ from tokenmill.sources.bytefile import (
     LocalFile,
     SeenFile,
     SourceBytes,
-    SourceFile,
     Span,
     bound_open_files,
     digest_of,
@@ -46,7 +44,6 @@ from tokenmill.sources.tables import (
 
 
 def describe_columnar(found: Found, file: LocalFile | RemoteFile) -> dict[str, Any]:
-    """Describe a columnar file from its footer or metadata."""
     spans: tuple[Span, ...] = ()
     if isinstance(file, LocalFile):
         table = open_table(found.family, file.path, found.path)
@@ -58,20 +55,16 @@ def describe_columnar(found: Found, file: LocalFile | RemoteFile) -> dict[str, A
 
 
 def content_digest(file: SourceBytes, kind: str) -> str:
-    """The digest of a whole file of a kind."""
     content = digest_of(file, 0, file.size)
     file.check()
     return key({"kind": kind, "bytes": file.size, "content": content})
 
 
 def range_digest(content: str, first: int, last: int) -> str:
-    """The digest of a range of rows of a file."""
     return checksum(canonical({"content": content, "first": first, "last": last}))
 
 
 class ColumnReader:
-    """Access to the rows of one Parquet or Arrow file."""
-
     def __init__(self, entry: FileEntry, shelf: Shelf, number: int = 0) -> None:
         self.entry = entry
         self.rows = entry.rows
@@ -82,7 +75,6 @@ class ColumnReader:
         self._settled = entry.settled  # whether an equal signature proves the digest
 
     def close(self) -> None:
-        """Release the file; the next access opens it again."""
         self._opened = None
 
     def _open(self) -> DecodedRows:
@@ -99,11 +91,10 @@ class ColumnReader:
 
     def stream(self, first: int, last: int) -> Iterator[tuple[int, list[Value]]]:
         opened = self._opened or self._open()
-        form = opened.form
         self._check()
         try:
-            for row, batch in opened.table.batches(first, last):
-                values = form.rows(form.checked(batch), row)
+            once = DecodedRows(opened.table, opened.form, RecentValues(0))
+            for row, values in once.batches(first, last):
                 self._check()
                 yield row, values
         except SourceError:
@@ -142,7 +133,6 @@ class ColumnReader:
         return encode(self.value(row))
 
     def origin(self, row: int, value: dict[str, Any] | None = None) -> Origin:
-        """Path, row and length: there are no lines or offsets in a columnar file."""
         try:
             length = len(self.raw(row) if value is None else encode(value))
         except RowError:
@@ -179,12 +169,10 @@ class ColumnReader:
                     raise
         return self._digest
 
-    def source_file(self) -> SourceFile:
-        entry = self.entry
-        return SourceFile(entry.path, entry.kind, entry.bytes, entry.rows, self.digest())
+    def source_file(self) -> FileEntry:
+        return msgspec.structs.replace(self.entry, digest=self.digest())
 
     def blocks(self, part: Part) -> Iterator[Block]:
-        """Ranges of rows of bounded size."""
         table = (self._opened or self._open()).table
         content = self.digest()
         for begin, end, size in plan_ranges(table.groups):
@@ -210,7 +198,6 @@ class ColumnReader:
             )
 
     def _spans_of(self, table: Table, first: int, last: int) -> dict[str, Any]:
-        """What a worker needs to read some rows of a remote Arrow file."""
         if not self.entry.spans:
             return {}
         low, high = bisect_right(table.starts, first) - 1, bisect_right(table.starts, last - 1)
@@ -227,7 +214,6 @@ def _decoded_rows(
 
 
 def has_settled(file: SourceBytes) -> bool:
-    """Whether the signature of a local file proves the content that was read."""
     return isinstance(file, LocalFile) and file.signature.settled(file.opened_ns)
 
 
@@ -258,7 +244,6 @@ _proven: dict[str, tuple[Any, ...]] = {}
 
 
 def _open_unchanged(block: Block) -> LocalFile | RemoteFile:
-    """The file of a block, in the state that was planned."""
     file = block.open()
     file.path = block.path
     state = (block.signature, block.version, block.content)
@@ -278,7 +263,6 @@ def _open_unchanged(block: Block) -> LocalFile | RemoteFile:
 
 
 def read_columnar_block(block: Block) -> BlockRows:
-    """Read a range of rows."""
     file = _open_unchanged(block)
     first, last = block.first_row, block.first_row + block.rows
     if range_digest(block.content, first, last) != block.digest:
@@ -287,7 +271,7 @@ def read_columnar_block(block: Block) -> BlockRows:
     if last > rows.table.rows:
         raise changed(block)
     try:
-        values = list(rows.values(first, last))
+        values = [value for _, part in rows.batches(first, last) for value in part]
     finally:
         if isinstance(file, LocalFile):
             file.check()  # changed rather than damaged? (remote ranges were compared)

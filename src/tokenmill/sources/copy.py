@@ -1,22 +1,15 @@
 """Seekable copies: compressed files and JSON arrays as lines that can be read at any offset.
 
-A copy is a sealed directory of zstd frames of 128 KiB of content each, every frame with its own
-checksum, and a table of where each frame ends. It is a function of the content: .gz and .zst of the
-same lines share a copy and its index. `write_copy` writes one, `CopyFile` reads it.
-
-`decompressed` yields the content of a .gz (isal) or .zst (zstandard) file in pieces of bounded
-size. Several members or frames are one content; zeros after the last gzip member are padding.
-
-`array_lines` yields the content of a JSON array as lines of the same length: bytes between elements
-become line breaks, and line breaks inside an element become tabs, which JSON treats alike (as white
-space, or inside a string as an error). So the offset and length of a row are those of its element.
+A copy is a directory of zstd frames of 128 KiB of content each, every frame with its own checksum,
+and a table of where each frame ends. Its key is the content: .gz and .zst of the same lines share
+a copy and its index.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -51,16 +44,13 @@ from tokenmill.sources.scan import BOM, WHITE_SPACE, Bytes
 _KIND = SealedKind("seekable copy", "copy.json", ("table.bin", "frames.zst"))
 _LEVEL = 1  # the copy is a cache: speed before size
 
-_GZIP_INPUT = 64 * KIB  # bytes fed at once; the output is bounded by the decoder itself
+_GZIP_INPUT = 16 * KIB  # bytes fed at once: a byte can become 1032
 _ZSTD_INPUT = 2 * KIB  # bytes fed at once: a block of 4 bytes can become 128 KiB
-_OUTPUT = 1 * MIB  # bytes asked of the gzip decoder at once
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WBITS = 31  # deflate inside a gzip wrapper, its checksum and length verified
 
 
 class CopyDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """copy.json."""
-
     format: int
     frame: Annotated[int, msgspec.Meta(ge=1)]
     bytes: int
@@ -70,7 +60,6 @@ class CopyDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_copy(content: Iterable[bytes], shelf: Shelf, *, repair: bool = False) -> str:
-    """Write content as a copy and return its key."""
     compressor: Any = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
     hashed = xxhash.xxh3_128()
     size, ends = 0, [0]
@@ -178,16 +167,6 @@ class CopyFile:
         data = b"".join(self._content(number) for number in range(first, last + 1))
         return data[offset - first * self._frame : end - first * self._frame]
 
-    def read_into(self, target: memoryview, offset: int) -> int:
-        done = 0
-        while done < len(target):
-            data = self.pread(min(len(target) - done, self._frame), offset + done)
-            if not data:
-                break
-            target[done : done + len(data)] = data
-            done += len(data)
-        return done
-
     def check(self) -> None:
         """A published copy does not change."""
 
@@ -196,15 +175,14 @@ class CopyFile:
 
 
 def decompressed(file: SourceBytes, compression: str) -> Iterator[bytes]:
-    """Yield the content of a compressed file.
+    """Yield the content of a .gz or .zst file; several members or frames are one content.
 
     Raises:
         SourceError: Truncated, damaged, followed by other data, or beyond the limits. It names the
             byte of the compressed file.
     """
-    pieces = _gzip(file) if compression == "gz" else _zstd(file)
     total = 0
-    for consumed, piece in pieces:
+    for consumed, piece in _pieces(file, compression):
         total += len(piece)
         if total > FREE_EXPANSION and total > MAX_EXPANSION * consumed:
             raise _refused(
@@ -220,35 +198,38 @@ def _refused(file: SourceBytes, offset: int, message: str) -> SourceError:
     return SourceError(f"the compressed file {message}", path=file.path, offset=offset)
 
 
-def _gzip(file: SourceBytes) -> Iterator[tuple[int, bytes]]:
+def _pieces(file: SourceBytes, compression: str) -> Iterator[tuple[int, bytes]]:
     """Yield the number of compressed bytes read and the next piece."""
-    from isal import igzip_lib, isal_zlib
+    new: Callable[[], Any]
+    if compression == "gz":
+        from isal import igzip_lib, isal_zlib
 
-    errors: Any = (isal_zlib.error, igzip_lib.IsalError)
-    decoder: Any = isal_zlib.decompressobj(_GZIP_WBITS)
-    position, begun = 0, False
-    while data := file.pread(_GZIP_INPUT, position):
+        errors: Any = (isal_zlib.error, igzip_lib.IsalError)
+        new, step = partial(isal_zlib.decompressobj, _GZIP_WBITS), _GZIP_INPUT
+    else:  # the library bounds the window at 128 MiB
+        errors, step = zstandard.ZstdError, _ZSTD_INPUT
+        new = zstandard.ZstdDecompressor().decompressobj
+    decoder, position, begun = new(), 0, False
+    while data := file.pread(step, position):
         position += len(data)
         while data:
             begun = True
             try:
-                piece = decoder.decompress(data, _OUTPUT)
+                piece = decoder.decompress(data)
             except errors as error:
                 raise _refused(file, position - len(data), f"is damaged: {error}") from error
             yield position, piece
-            data = decoder.unconsumed_tail
-            while len(piece) == _OUTPUT and not data and not decoder.eof:
-                piece = decoder.decompress(b"", _OUTPUT)
-                yield position, piece
+            data = b""
             if decoder.eof:
-                data, position = _next_member(file, decoder.unused_data, position)
-                decoder, begun = isal_zlib.decompressobj(_GZIP_WBITS), False
+                data, decoder, begun = decoder.unused_data, new(), False
+                if compression == "gz":
+                    data, position = _next_member(file, data, position)
     if begun or position == 0:
         raise _refused(file, position, "is truncated")
 
 
 def _next_member(file: SourceBytes, rest: bytes, position: int) -> tuple[bytes, int]:
-    """Return what follows a member: another one, or padding up to the end of the file."""
+    """Return what follows a gzip member: another one, or zeros up to the end of the file."""
     if not rest or (rest[0] != 0 and len(rest) < len(_GZIP_MAGIC)):
         more = file.pread(_GZIP_INPUT, position)
         rest, position = rest + more, position + len(more)
@@ -263,27 +244,6 @@ def _next_member(file: SourceBytes, rest: bytes, position: int) -> tuple[bytes, 
     raise _refused(file, start, "is followed by other data")
 
 
-def _zstd(file: SourceBytes) -> Iterator[tuple[int, bytes]]:
-    # The window is bounded by the library's default of 128 MiB.
-    decoder: Any = zstandard.ZstdDecompressor().decompressobj()
-    position, begun = 0, False
-    while data := file.pread(_ZSTD_INPUT, position):
-        position += len(data)
-        while data:
-            begun = True
-            try:
-                piece = decoder.decompress(data)
-            except zstandard.ZstdError as error:
-                raise _refused(file, position - len(data), f"is damaged: {error}") from error
-            yield position, piece
-            data = b""
-            if decoder.eof:
-                data = decoder.unused_data
-                decoder, begun = zstandard.ZstdDecompressor().decompressobj(), False
-    if begun or position == 0:
-        raise _refused(file, position, "is truncated")
-
-
 # --- JSON arrays --------------------------------------------------------------------------------
 
 _DEPTH = np.zeros(256, dtype=np.int8)
@@ -296,8 +256,10 @@ _STRUCTURE[[ord(character) for character in "[]{},"]] = True
 def array_lines(pieces: Iterable[bytes], path: str) -> Iterator[bytes]:
     """Yield the content of a JSON array as lines of the same length.
 
-    Brackets are counted, not matched: ``{"a": 1]`` is an element, and a bad row. An empty element
-    is a bad row too, and makes the content one byte longer.
+    Bytes between elements become line breaks, and line breaks inside an element become tabs, which
+    JSON treats alike. So the offset and length of a row are those of its element. Brackets are
+    counted, not matched: ``{"a": 1]`` is an element, and a bad row. An empty element is a bad row
+    too, and makes the content one byte longer.
 
     Raises:
         SourceError: The array is truncated or followed by text, or an element is over the limit.
@@ -341,7 +303,6 @@ def array_lines(pieces: Iterable[bytes], path: str) -> Iterator[bytes]:
 
 
 def _read(pieces: Iterator[bytes], wanted: int) -> bytes:
-    """At least so many bytes, fewer only at the end."""
     read = []
     while wanted > 0 and (piece := next(pieces, b"")):
         read.append(piece)
@@ -376,7 +337,6 @@ def _element_stops(data: Bytes) -> tuple[list[int], bool]:
 
 
 def _quotes(data: Bytes) -> Integers:
-    """Offsets of the quotes that begin or end a string."""
     quotes = np.flatnonzero(data == ord('"'))
     after = quotes[(quotes > 0) & (data[quotes - 1] == ord("\\"))]
     if not len(after):

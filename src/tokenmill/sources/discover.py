@@ -1,23 +1,9 @@
 """Parse addresses, and find their files in a stable order, each with its format.
 
-An *address* is ``path``, ``path@[a:b]``, ``directory@split`` or ``directory@split[a:b]``, where the
-path may be a file, a directory, a glob or a URL of these (``s3://bucket/*.jsonl@[:1000]``). A hub
-dataset is ``owner/name``, optionally with ``@revision`` and ``:split`` or ``:config/split``
-(``owner/name@v1.2:train[:1000]``), or the same after ``hf://datasets/``. A name that exists as it
-stands is that file.
-
-The slice is Python's, of the concatenation of all files. A bound may be a percentage, rounded to
-the closest row as `datasets` does. There are no steps.
-
-The name of a file decides its format: ``.jsonl`` ``.ndjson`` ``.json`` (each also ``.gz``
-``.zst``), ``.parquet``, ``.arrow``. A directory means its data files, sorted by name, without
-hidden ones; one made by ``save_to_disk`` means the files that its state.json lists. Directory and
-glob must lead to one format. A split of a hub dataset, or of a directory that ``save_to_disk`` did
-not make, is resolved by `datasets` (`tokenmill.integrations.hub`).
-
-A remote listing contains sizes and ETags, so a thousand objects need no request each. HTTP servers
-have no reliable listing: there a URL is one file, shown without its query, which may be signed. The
-revision of a hub address is replaced by the commit behind it.
+An *address* is a file, directory, glob or URL, with an optional split and slice:
+``path@[a:b]``, ``directory@split[a:b]``, ``owner/name@revision:config/split[a:b]`` (a hub dataset).
+A slice is Python's, without steps, of the concatenation of all files; a bound may be a percentage,
+rounded as `datasets` does. The revision of a hub address is replaced by the commit behind it.
 """
 
 from __future__ import annotations
@@ -25,7 +11,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -74,18 +60,15 @@ class Bound(NamedTuple):
     is_percent: bool
 
     def rows(self, total: int) -> int:
-        """The bound in rows, possibly negative."""
         return round(self.number * total / 100.0) if self.is_percent else self.number
 
 
 class Selection(NamedTuple):
-    """A slice of a concatenation."""
-
     start: Bound | None
     stop: Bound | None
 
     def resolve(self, total: int) -> tuple[int, int]:
-        """First row and behind the last row, of a number of rows."""
+        """Return the first row and the one behind the last, of ``total`` rows."""
         bounds = (None if bound is None else bound.rows(total) for bound in self)
         first, last, _ = slice(*bounds).indices(total)
         return first, max(first, last)
@@ -93,8 +76,6 @@ class Selection(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A path or hub dataset with its split and slice."""
-
     path: str  # of a hub dataset: the address as it was written
     split: str | None = None
     selection: Selection | None = None
@@ -166,21 +147,17 @@ class Found(NamedTuple):
     path: str
     family: str  # "jsonl", "json", "parquet", "arrow"
     compression: str  # "", "gz", "zst"
-    location: str = ""  # the URL, where the path that is shown leaves something out
+    url: str = ""  # where the path that is shown leaves out a signed query
     version: Version | None = None  # of a remote object, if a listing contains it
 
     @property
-    def place(self) -> str:
-        return self.location or self.path
+    def location(self) -> str:
+        """The URL, or the absolute path."""
+        return self.url or (self.path if is_remote(self.path) else os.path.abspath(self.path))
 
 
 def discover(address: Address) -> list[Found]:
-    """Find the files of an address.
-
-    Raises:
-        SourceMissing: Nothing is there.
-        UsageError: Several formats, an unknown one, or no such split.
-    """
+    """Find the files of an address; SourceMissing if nothing is there."""
     path = address.path
     if address.repo:
         return _hub_split(address)
@@ -201,7 +178,6 @@ def discover(address: Address) -> list[Found]:
 
 
 def form_of(path: str) -> Found | None:
-    """The file and its format; None when the format is unknown."""
     stem, extension = os.path.splitext(path)
     compression = COMPRESSIONS.get(extension.lower(), "")
     if compression:
@@ -331,12 +307,15 @@ def _remote_files(address: Address) -> list[Found]:
     url = address.path
     protocol = protocol_of(url)
     if protocol in ("http", "https"):
-        return [_web_file(address)]
+        _refuse_split(address)
+        if any(mark in shown(url) for mark in "*["):
+            raise UsageError("HTTP servers cannot be searched: name each file", path=shown(url))
+        return [_named(shown(url))._replace(url=url)]
     if protocol == "hf":
         url = _pinned(url)
     if any(mark in url for mark in "*?["):
         _refuse_split(address)
-        listed = _listed(url, _glob)
+        listed = _listed(url, is_glob=True)
         if not listed:
             raise SourceMissing("no object matches", path=url)
         found = [one for one in map(form_of, sorted(listed)) if one is not None]
@@ -345,7 +324,12 @@ def _remote_files(address: Address) -> list[Found]:
     if form_of(url) is not None and not url.endswith("/"):
         _refuse_split(address)
         return [_named(url)]
-    return _remote_directory(url.rstrip("/"), address.split)
+    url = url.rstrip("/")
+    versions = _listed(url, is_glob=False)
+    listed = {os.path.basename(name): version for name, version in versions.items()}
+    if len(listed) == 1 and url.endswith("/" + next(iter(listed))):
+        return [_named(url)]  # an object of this name, of unknown format
+    return _directory(url, address.split, listed)
 
 
 def _refuse_split(address: Address) -> None:
@@ -357,38 +341,21 @@ def _refuse_split(address: Address) -> None:
         )
 
 
-def _web_file(address: Address) -> Found:
-    _refuse_split(address)
-    url = address.path
-    if any(mark in shown(url) for mark in "*["):
-        raise UsageError("HTTP servers cannot be searched: name each file", path=shown(url))
-    return _named(shown(url))._replace(location=url)
+def _listed(url: str, *, is_glob: bool) -> dict[str, Version]:
+    """URL → version of every file that a glob matches or a directory contains.
 
-
-def _listed(url: str, ask: Callable[[Any, str], list[dict[str, Any]]]) -> dict[str, Version]:
-    """URL → version of every file in a listing."""
+    The versions of a thousand objects come with the listing, without a request for each.
+    """
     fs, path = filesystem(url)
-    infos = RemoteObject(url).retrying(lambda: ask(fs, path), None)
+
+    def request() -> list[dict[str, Any]]:
+        fs.invalidate_cache(None if is_glob else path)
+        return list(fs.glob(path, detail=True).values() if is_glob else fs.ls(path, detail=True))
+
+    infos = RemoteObject(url).retrying(request, None)
     before = url[: len(url) - len(path)]  # protocol and host, which names of a listing lack
     files = (info for info in infos if info.get("type") != "directory")
     return {before + fs._strip_protocol(info["name"]): version_of(info, url) for info in files}
-
-
-def _glob(fs: Any, path: str) -> list[dict[str, Any]]:
-    fs.invalidate_cache()
-    return list(fs.glob(path, detail=True).values())
-
-
-def _list(fs: Any, path: str) -> list[dict[str, Any]]:
-    fs.invalidate_cache(path)
-    return list(fs.ls(path, detail=True))
-
-
-def _remote_directory(url: str, split: str | None) -> list[Found]:
-    listed = {os.path.basename(name): version for name, version in _listed(url, _list).items()}
-    if len(listed) == 1 and url.endswith("/" + next(iter(listed))):
-        return [_named(url)]  # an object of this name, of unknown format
-    return _directory(url, split, listed)
 
 
 # --- the Hugging Face hub -----------------------------------------------------------------------
@@ -418,7 +385,6 @@ def _hub_split(address: Address) -> list[Found]:
 
 
 def _pinned(url: str) -> str:
-    """The same URL at a commit."""
     match = _HUB_URL.match(url)
     if match is None:
         raise UsageError(

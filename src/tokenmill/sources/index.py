@@ -1,17 +1,8 @@
 """The row index of a line file, and the cache directory that holds it.
 
-A `Shelf` is the ``rows/`` part of a cache directory: row indexes, seekable copies, and *notes*,
-which say that a file in a given state has a given index. Each is a function of its key. Where the
-cache cannot be written, a private directory of the process takes its place.
-
-An index is a sealed directory (`tokenmill._core.sealed`): ``starts.bin`` (where each row starts,
-and the end of the file, eight bytes each), ``table.bin`` (the blocks, then one xxh3-64 per page of
-starts) and ``index.json``. Its key is the digest of the content alone, so the same lines as .jsonl,
-.jsonl.gz and .jsonl.zst, under any name, share one. The bytes of a row are what stands between its
-start and the next one's, without the line break and the blank lines after it.
-
-Opening reads json and table. Starts are mapped when the first row is read; on network file systems,
-where a map can end the process, they are read instead.
+An index is a directory of ``starts.bin`` (where each row starts, and the end of the file, eight
+bytes each), ``table.bin`` (the blocks, then one xxh3-64 per page of starts) and ``index.json``. Its
+key is the digest of the content alone: .jsonl, .gz and .zst of the same lines share one.
 """
 
 from __future__ import annotations
@@ -22,7 +13,6 @@ import os
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from tokenmill._core.fingerprint import canonical, checksum, key, key_of_pieces
+from tokenmill._core.fingerprint import checksum, key
 from tokenmill._core.paths import is_network, require_inside
 from tokenmill._core.process import has_process_directory, process_directory
 from tokenmill._core.sealed import SealedKind
@@ -60,17 +50,19 @@ BLOCK_TABLE = np.dtype(
     ]
 )
 _LINE = struct.Struct("<6q16s")  # one line of `BLOCK_TABLE`
-_DIGESTS = 4096  # digests written out at once
 
 
 class Shelf:
-    """The ``rows/`` part of one cache directory."""
+    """The ``rows/`` part of one cache directory: indexes, seekable copies and notes.
+
+    A *note* says that a file in a given state has a given index. Where the cache cannot be written,
+    a private directory of the process takes its place (`private_shelf`).
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def place(self, key: str) -> Path:
-        """The directory of a key; CacheError when a link leads out of the cache."""
         if not (len(key) == 40 and set(key) <= set("0123456789abcdef")):
             raise CorruptionError(f"not a key: {key[:60]!r}", path=self.root)
         place = self.root / "rows" / key
@@ -81,22 +73,18 @@ class Shelf:
         return self.place(key).is_dir()
 
     def note(self, key: str) -> dict[str, Any] | None:
-        """The note of a key; None when it is missing or damaged."""
         note: dict[str, Any] | None = _NOTE.admit_or_none(self.place(key), self.root)
         return note
 
     def write_note(self, key: str, note: dict[str, Any]) -> None:
-        """Publish a note, unless an undamaged one exists."""
         _NOTE.write(self.root, self.place(key), note)
 
 
 def private_shelf() -> Shelf:
-    """A shelf that ends with this process."""
     return Shelf(process_directory())
 
 
 def existing_private_shelf() -> Shelf | None:
-    """The private shelf, if this process has one."""
     return private_shelf() if has_process_directory() else None
 
 
@@ -107,8 +95,6 @@ def is_forbidden(error: CacheError) -> bool:
 
 
 class BlockEntry(NamedTuple):
-    """One block of a file."""
-
     offset: int
     length: int
     first_row: int
@@ -118,31 +104,11 @@ class BlockEntry(NamedTuple):
     digest: str
 
 
-@dataclass
-class Blocks:
-    """The table of blocks as it grows, packed: a file may have a million of them."""
-
-    packed: bytearray = field(default_factory=bytearray)
-
-    def append(self, entry: BlockEntry) -> None:
-        self.packed += _LINE.pack(*entry[:6], bytes.fromhex(entry.digest))
-
-    def __len__(self) -> int:
-        return len(self.packed) // _LINE.size
-
-    def digests(self) -> Iterator[list[str]]:
-        """The blocks' digests in order, some thousands at a time."""
-        table = np.frombuffer(bytes(self.packed), dtype=BLOCK_TABLE)["digest"]
-        for first in range(0, len(table), _DIGESTS):
-            digits = table[first : first + _DIGESTS].tobytes().hex()
-            yield [digits[at : at + 32] for at in range(0, len(digits), 32)]
-
-
 class Assembler:
     """Count, hash and cut what a scan finds; `blocks` is complete after `finish`."""
 
     def __init__(self) -> None:
-        self.blocks = Blocks()
+        self.blocks: list[BlockEntry] = []
         self.rows = 0
         self._offset = 0  # of the open block
         self._first_row = 0
@@ -153,14 +119,10 @@ class Assembler:
     def feed(
         self, data: memoryview, base: int, starts: Integers, lines: Integers, cuts: Sequence[int]
     ) -> None:
-        """Take the next portion of the file.
+        """Take the next portion of the file, which begins at ``base``.
 
-        Args:
-            data: The bytes of the portion; every byte of the file is fed once.
-            base: Offset of the portion.
-            starts: Offset of each row that starts here, ascending.
-            lines: Offset of each line that starts here, blank ones included.
-            cuts: Offsets at which a block begins.
+        ``starts``, ``lines`` and ``cuts`` are the offsets in the file of the rows, lines (also
+        blank ones) and blocks that begin in the portion, ascending.
         """
         before = self.rows
         self.rows += len(starts)
@@ -195,27 +157,11 @@ class Assembler:
         self._hash = xxhash.xxh3_128()
 
 
-def lines_digest(blocks: Blocks) -> str:
-    """The digest of the lines of a file: the key of ``{"blocks": [digest, …]}``, in pieces."""
-
-    def document() -> Iterator[bytes]:
-        before = b'{"blocks":['
-        for digests in blocks.digests():
-            yield before + canonical(digests)[1:-1]
-            before = b","
-        yield (b"" if len(blocks) else before) + b"]}"
-
-    return key_of_pieces(document())
-
-
 def index_key(digest: str) -> str:
-    """The key of the index of some lines."""
     return key({"what": "row index", "format": INDEX_FORMAT, "digest": digest})
 
 
 class IndexDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """index.json."""
-
     format: int
     bytes: int
     rows: int
@@ -225,21 +171,20 @@ class IndexDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_index(shelf: Shelf, scan: Any, *, repair: bool = False) -> IndexDocument:
-    """Run a `LineScan` and publish its index.
-
-    With ``repair``, an existing index is checked, and replaced if it is damaged.
-    """
+    """Run a `LineScan` and publish its index; with ``repair``, also in place of a damaged one."""
     assembler: Assembler = scan.assembler
     checks = array("Q")
     with _KIND.stage(shelf.root) as draft:
         draft.write("starts.bin", _paged(scan.starts(), checks))
-        table = assembler.blocks.packed + np.array(checks, dtype="<u8").tobytes()
+        blocks = assembler.blocks
+        lines = [_LINE.pack(*block[:6], bytes.fromhex(block.digest)) for block in blocks]
+        table = b"".join(lines) + np.array(checks, dtype="<u8").tobytes()
         document = IndexDocument(
             format=INDEX_FORMAT,
             bytes=scan.bytes,
             rows=assembler.rows,
-            blocks=len(assembler.blocks),
-            digest=lines_digest(assembler.blocks),
+            blocks=len(blocks),
+            digest=key({"blocks": [block.digest for block in blocks]}),
             table=checksum(table),
         )
         draft.write("table.bin", table)

@@ -1,9 +1,7 @@
 """Every constant of this package, with its unit and its reason.
 
-Three groups. The *cut* constants decide where blocks of a file begin: they are part of the disk
-format, because a block's bytes are part of a slice's key; changing one rebuilds everybody's
-cache. The *bounds* keep hostile input harmless: a row, its nesting and what a compressed file
-may grow to. The *working sizes* only trade memory for speed and may change at any time.
+The *cut* constants are part of the disk format: changing one rebuilds everybody's cache. The
+*bounds* keep hostile input harmless. The *working sizes* only trade memory for speed.
 """
 
 from __future__ import annotations
@@ -41,5 +39,4 @@ STARTS_PER_PAGE = 8 * KIB  # starts of rows guarded by one checksum: 64 KiB (par
 OPEN_FILES = 128  # sources whose descriptors and maps are kept open at once, per process
 RACY_NS = 100_000_000  # a stat is trusted when it is older than this at the time of reading ...
 RACY_COARSE_NS = 2_500_000_000  # ... on file systems whose clock ticks in (two) seconds
-EMBEDDED_FILES = 24  # files described inside a pickle; more are published as a list beside it
-"""A pickled view stays under 16 KiB: 24 entries with long paths are about 12 KiB."""
+EMBEDDED_BYTES = 12_000  # of file entries inside a pickle; more are published in the cache

@@ -1,16 +1,9 @@
 """Rows of one indexed file by number: lines, or the lines of a seekable copy.
 
-A `LineReader` opens nothing until a row is read, and closes when too many files are open. What it
-has open is a `LineHandle`: the file (or its copy) with its `Index`. Any thread and any forked
-process may use them: reads carry their offset, and what is open is replaced, never changed.
-
-The index knows where a row starts. The bytes up to the start of the next row are its *stretch*: the
-row, its line break, and blank lines.
-
-A file that changes while it is open is noticed by its stat: when a page of the index (8,192 rows)
-is first used, after each batch or portion of a stream, and before a row is called bad. Another size
-or a removed file is `SourceChanged`. If only the times differ, the blocks concerned are hashed: a
-touch, a chmod or a new hard link is no change.
+The bytes from the start of a row to the start of the next are its *stretch*: the row, its line
+break, and blank lines. A file that changes while it is open is noticed by its stat: when a page of
+the index (8,192 rows) is first used, after each batch or portion of a stream, and before a row is
+called bad. If only the times differ, the blocks concerned are hashed: a touch is no change.
 """
 
 from __future__ import annotations
@@ -30,7 +23,6 @@ from tokenmill.sources.bytefile import (
     LocalFile,
     Signature,
     SourceBytes,
-    SourceFile,
     bound_open_files,
     digest_of,
 )
@@ -51,7 +43,7 @@ PAGE_SHIFT = STARTS_PER_PAGE.bit_length() - 1
 
 
 class LineHandle:
-    """An open file or copy with its index.
+    """An open file or copy with its index, for any thread and forked process.
 
     `Rows` reads short rows of a local file through `fd`, `starts` and `checked` directly.
     """
@@ -66,7 +58,6 @@ class LineHandle:
         self._unchanged: set[int] = set()  # ... blocks that are the same nevertheless
 
     def stretch(self, row: int) -> tuple[int, int]:
-        """Where a row starts, and where the next one does."""
         if not self.checked[row >> PAGE_SHIFT]:
             self._check_page(row >> PAGE_SHIFT)
         return self.starts[row], self.starts[row + 1]
@@ -107,7 +98,6 @@ class LineHandle:
             self._unchanged.add(number)
 
     def span(self, row: int) -> tuple[int, int]:
-        """Where a row starts and ends."""
         start, stop = self.stretch(row)
         if stop - start > LARGE_ROW:
             return start, _end_of_line(self.file, start, stop)
@@ -121,7 +111,7 @@ class LineHandle:
 
 
 class LineReader:
-    """Random access to the rows of one line or array file."""
+    """The rows of one line or array file, which is opened when a row is read."""
 
     def __init__(self, entry: FileEntry, shelf: Shelf, number: int = 0) -> None:
         self.entry = entry
@@ -148,7 +138,6 @@ class LineReader:
         return handle
 
     def close(self) -> None:
-        """Release descriptors and maps; the next access opens them again."""
         self._handle = None
 
     # --- one row ---------------------------------------------------------------------------
@@ -247,7 +236,6 @@ class LineReader:
         return texts
 
     def stream(self, first: int, last: int) -> Iterator[tuple[int, list[Value]]]:
-        """The rows ``first:last`` in order, a portion at a time."""
         while first < last:
             upto = min(last, first + _STREAM_ROWS)
             starts, stops = self.open().stretches(np.arange(first, upto))
@@ -259,9 +247,8 @@ class LineReader:
 
     # --- blocks ----------------------------------------------------------------------------
 
-    def source_file(self) -> SourceFile:
-        entry = self.entry
-        return SourceFile(entry.path, entry.kind, entry.bytes, entry.rows, entry.digest)
+    def source_file(self) -> FileEntry:
+        return self.entry
 
     def blocks(self, part: Part) -> Iterator[Block]:
         """The blocks of a run of rows; the first and last may be cut down to its rows."""
@@ -296,7 +283,6 @@ class LineReader:
             )
 
     def _cut_down(self, block: BlockEntry, first: int, last: int) -> BlockEntry:
-        """The rows ``first:last`` of a block as a block of its own."""
         handle = self.open()
         offset, line = block.offset, block.first_line
         if first > block.first_row:
@@ -310,15 +296,7 @@ class LineReader:
 
 
 def coalesce(starts: Integers, stops: Integers) -> Iterator[tuple[int, int, int, int]]:
-    """Join neighbouring spans into reads.
-
-    Args:
-        starts: Where each span begins, ascending; spans may be equal but do not overlap else.
-        stops: Where each span ends.
-
-    Yields:
-        (first span, behind the last span, offset of the read, end of the read).
-    """
+    """Join ascending spans into reads: yield first span, behind the last, begin and end of each."""
     far = np.flatnonzero(starts[1:] - stops[:-1] > COALESCE_GAP) + 1
     bounds = [0, *far.tolist(), len(starts)]
     begins, ends = starts.tolist(), stops.tolist()
@@ -333,7 +311,6 @@ def coalesce(starts: Integers, stops: Integers) -> Iterator[tuple[int, int, int,
 
 
 def _line_of(stretch: bytes) -> bytes:
-    """The row of a stretch."""
     found = stretch.find(b"\n")
     if found < 0:
         return stretch

@@ -1,12 +1,7 @@
 """The one parser: bytes of a row to a dict, or a reason why not.
 
-msgspec decides what JSON is, everywhere: strict UTF-8, no NaN, no number beyond a double, no lone
-surrogate, exact integers of any size up to 4,300 digits, the last of duplicate keys wins. A row is
-one object; anything else is "bad_json". Values come out verbatim: strings that hold JSON stay
-strings, explicit nulls stay None.
-
-Nesting is limited here and not by the parser's recursion, because that depends on how deep the
-caller's stack happens to be: what is accepted must be a function of the bytes.
+msgspec decides what JSON is, everywhere. Nesting is limited here and not by the parser's recursion,
+which depends on how deep the caller's stack is: what is accepted is a function of the bytes.
 """
 
 from __future__ import annotations
@@ -24,17 +19,12 @@ from tokenmill.sources.limits import MAX_NESTING, MAX_ROW
 
 decode = msgspec.json.Decoder(dict[str, Any]).decode  # for `parse`, and rows known to be short
 SHALLOW = 2 * MAX_NESTING  # bytes: fewer cannot nest too deeply, each level takes two
-PARSING = (msgspec.MsgspecError, ValueError, RecursionError)
-"""What decoding a row can raise."""
+PARSING = (msgspec.MsgspecError, ValueError, RecursionError)  # what decoding a row can raise
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
 def parse(raw: bytes) -> dict[str, Any]:
-    """Parse one row.
-
-    Raises:
-        RowError: Without a place; the caller knows it and adds it.
-    """
+    """Parse one row; a RowError has no origin, which the caller knows and adds."""
     if len(raw) > MAX_ROW:
         raise RowError(over_limit(len(raw)), reason="limit")
     # Counting brackets is memory speed and settles nearly all rows.
@@ -94,7 +84,6 @@ def _valid_nesting(raw: bytes) -> int:
 
 
 def over_limit(length: int) -> str:
-    """What is said about a row that is too long to be read."""
     return f"the row has {length} bytes, more than the limit of {MAX_ROW}"
 
 

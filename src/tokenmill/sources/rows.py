@@ -1,19 +1,9 @@
 """Open a source, and read it row by row on demand.
 
-`open_rows` parses each address, finds its files (`discover`) and describes each with a `FileEntry`,
-from a note in the cache or by reading the file once. The entries become readers (`lines`,
-`columnar`) of one `Concatenation`, a list of *parts*, each a run of rows of one file. A `Rows` is a
-view: a range of positions over it. In a build, ``rows.blocks()`` gives `Block` values, and a worker
-calls `read_block` on each.
-
-A *note* says that the file at this place, in this state, has this index. It is written only when
-the file was last changed some time before it was read (git's racy rule), and used only while size,
-mtime, ctime and inode are equal (of a remote object: size and version). ``rehash=True`` ignores it.
-A note that is missing or damaged costs a scan, never a wrong row.
-
-A pickled view contains its file entries, so a worker neither lists directories nor scans; each file
-is compared with its entry when it is first read. A long list of files is published in the cache,
-and the pickle contains its key.
+`open_rows` finds the files and describes each with a `FileEntry`, from a note in the cache or by
+reading the file once. A *note* says that the file at this place, in this state, has this index. It
+is written only when the file was last changed some time before it was read (git's racy rule), and
+used only while size, mtime, ctime and inode (remote: size and version) are equal.
 """
 
 from __future__ import annotations
@@ -37,7 +27,7 @@ from tokenmill._core.remote import is_remote
 from tokenmill._core.sealed import publish_files
 from tokenmill.errors import CacheError, RowError, SourceError, SourceMissing, UsageError
 from tokenmill.sources.block import Block, Part
-from tokenmill.sources.bytefile import FileEntry, LocalFile, SourceBytes, SourceFile
+from tokenmill.sources.bytefile import FileEntry, LocalFile, SourceBytes
 from tokenmill.sources.discover import Found, discover, parse_address
 from tokenmill.sources.index import (
     Shelf,
@@ -47,7 +37,7 @@ from tokenmill.sources.index import (
     private_shelf,
     write_index,
 )
-from tokenmill.sources.limits import EMBEDDED_FILES, INDEX_FORMAT, KIB, MAX_ARRAY_GAP, MIB
+from tokenmill.sources.limits import EMBEDDED_BYTES, INDEX_FORMAT, KIB, MAX_ARRAY_GAP, MIB
 from tokenmill.sources.lines import PAGE_SHIFT, LineHandle, LineReader
 from tokenmill.sources.parse import PARSING, SHALLOW, decode
 from tokenmill.sources.scan import BOM, WHITE_SPACE, LineScan
@@ -102,13 +92,13 @@ def open_rows(
             raise UsageError(f"a source is a path, not {type(text).__name__}")
         address = parse_address(os.fspath(text))
         chosen.append((address, discover(address)))
-    distinct = list({one.place: one for _, found in chosen for one in found}.values())
-    files = _describe_all(distinct, shelf, rehash)
-    number_of = {found.place: number for number, found in enumerate(distinct)}
+    distinct = {(one.path, one.url): one for _, found in chosen for one in found}
+    files = _describe_all(list(distinct.values()), shelf, rehash)
+    number_of = {name: number for number, name in enumerate(distinct)}
     parts: list[Part] = []
     total = 0
     for address, found in chosen:
-        numbers = [number_of[one.place] for one in found]
+        numbers = [number_of[one.path, one.url] for one in found]
         runs = [Part(number, 0, files[number][0].rows) for number in numbers]
         count = sum(run.last for run in runs)
         total += count
@@ -135,7 +125,6 @@ def _describe_all(found: list[Found], shelf: Shelf, rehash: bool) -> list[tuple[
 
 
 def _select(runs: list[Part], first: int, last: int) -> list[Part]:
-    """The rows ``first:last`` of a concatenation of whole files."""
     chosen = []
     before = 0
     for run in runs:
@@ -150,11 +139,7 @@ def _select(runs: list[Part], first: int, last: int) -> list[Part]:
 
 
 def describe(found: Found, shelf: Shelf, *, rehash: bool = False) -> tuple[FileEntry, Shelf]:
-    """Describe a file from its note, else by reading it.
-
-    Returns:
-        The entry, and the shelf with its index: a private one where the given one is read-only.
-    """
+    """Describe a file from its note, else by reading it; a read-only cache gets a private index."""
     file = _opened(found, again=rehash)
     if file.size == 0:
         raise SourceMissing("the file is empty", path=found.path)
@@ -174,16 +159,15 @@ def describe(found: Found, shelf: Shelf, *, rehash: bool = False) -> tuple[FileE
 
 def _opened(found: Found, *, again: bool) -> LocalFile | RemoteFile:
     file: LocalFile | RemoteFile
-    if is_remote(found.place):
-        file = RemoteFile(found.place, None if again else found.version, shared=not again)
+    if is_remote(found.location):
+        file = RemoteFile(found.location, None if again else found.version, shared=not again)
     else:
-        file = LocalFile(os.path.abspath(found.place))
+        file = LocalFile(found.location)
     file.path = found.path
     return file
 
 
 def _state(file: LocalFile | RemoteFile) -> dict[str, Any]:
-    """What a `FileEntry` says about the state of its file."""
     if isinstance(file, LocalFile):
         settled = file.signature.settled(file.opened_ns)
         return {"signature": tuple(file.signature), "version": "", "settled": settled}
@@ -201,7 +185,9 @@ def _note_key(found: Found, file: LocalFile | RemoteFile) -> str:
         {
             "what": "file seen",
             "format": INDEX_FORMAT,
-            "location": found.place if is_remote(found.place) else os.path.realpath(found.path),
+            "location": os.path.realpath(found.path)
+            if isinstance(file, LocalFile)
+            else found.location,
             "family": found.family,
             "compression": found.compression,
             "signature": list(state["signature"]),
@@ -217,17 +203,11 @@ def _remembered(found: Found, file: LocalFile | RemoteFile, shelf: Shelf) -> Fil
     if note is None:
         return None
     try:
-        entry = msgspec.convert(
-            {**note, "path": found.path, "location": _location(found)}, FileEntry
-        )
+        entry = msgspec.convert({**note, "path": found.path, "location": found.location}, FileEntry)
     except msgspec.ValidationError:
         return None
     needed = [key for key in (entry.index, entry.copy) if key]
     return entry if all(map(shelf.has, needed)) else None
-
-
-def _location(found: Found) -> str:
-    return found.place if is_remote(found.place) else os.path.abspath(found.place)
 
 
 def _read(found: Found, file: LocalFile | RemoteFile, shelf: Shelf, repair: bool) -> FileEntry:
@@ -238,7 +218,7 @@ def _read(found: Found, file: LocalFile | RemoteFile, shelf: Shelf, repair: bool
     else:
         facts = _index(found, file, shelf, repair)
     file.check()
-    entry = FileEntry(path=found.path, location=_location(found), **_state(file), **facts)
+    entry = FileEntry(path=found.path, location=found.location, **_state(file), **facts)
     if entry.settled:
         remember(found, file, shelf, entry)
     return entry
@@ -312,15 +292,11 @@ def _peek(pieces: Iterator[bytes], path: str) -> tuple[bool, Iterator[bytes]]:
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """Files and parts of a concatenation."""
-
     files: list[tuple[FileEntry, str]]  # with the cache directory that holds the index
     parts: list[Part]  # in the order of the source
 
 
 class Concatenation:
-    """What all views of one opened source share."""
-
     def __init__(self, listing: Listing, shelf: Shelf) -> None:
         self._listing = listing
         self._shelf = shelf
@@ -333,7 +309,7 @@ class Concatenation:
 
     def __reduce__(self) -> Any:
         data = canonical(msgspec.to_builtins(self._listing))
-        if len(self._listing.files) <= EMBEDDED_FILES and len(data) < 12_000:
+        if len(data) <= EMBEDDED_BYTES:
             return _embedded, (data,)
         name = _list_key(data)
         try:
@@ -511,7 +487,7 @@ class Rows(Sequence[dict[str, Any]]):
             yield value
 
     @property
-    def files(self) -> list[SourceFile]:
+    def files(self) -> list[FileEntry]:
         """The files of the source; Parquet and Arrow files are hashed on first use."""
         return [reader.source_file() for reader in self._whole.readers]
 

@@ -1,18 +1,10 @@
 """Find the rows of a line file, and where its blocks begin, in one pass at memory speed.
 
-A row is a line that contains more than spaces, tabs and carriage returns. Its bytes exclude the
-newline, one carriage return before it, and a byte order mark at the start of the file.
-
-A *block* is a run of whole lines of about 8 MiB: the unit in which content is hashed, built and
-reused. A block begins at the first row that *qualifies* once its predecessor has `CUT_MIN` bytes. A
-row qualifies when a 64-bit hash of its bytes is below its share ``length / CUT_MEAN`` of all
-hashes, so block sizes do not depend on row sizes. Where no row qualifies in time, the line that
-would end beyond `CUT_MAX` begins a block; a longer line is a block of its own. The row alone
-decides, so an insertion moves only the cuts beside it.
-
-`LineScan` reads through one reused buffer, because a mapped scan would count as resident memory.
-The buffer begins at the first byte of a line and grows for a long line up to the limit of a row; a
-longer line is skipped without holding it.
+A row is a line that contains more than spaces, tabs and carriage returns. A *block* is a run of
+whole lines of about 8 MiB. It begins at the first row that *qualifies* once its predecessor has
+`CUT_MIN` bytes: a 64-bit hash of its bytes is below its share ``length / CUT_MEAN`` of all hashes.
+Where no row qualifies in time, the line that would end beyond `CUT_MAX` begins a block. The row
+alone decides, so an insertion moves only the cuts beside it.
 """
 
 from __future__ import annotations
@@ -24,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from tokenmill.sources.bytefile import SourceBytes
+from tokenmill.sources.bytefile import LocalFile, SourceBytes
 from tokenmill.sources.index import Assembler, Integers
 from tokenmill.sources.limits import (
     CUT_HASHED,
@@ -66,24 +58,18 @@ _SHARE = np.uint64((1 << 64) // CUT_MEAN)  # of all hashes, per byte of a row
 
 
 class Cutter:
-    """Finds the lines that open a block."""
-
     def __init__(self) -> None:
         self.block_start = 0
 
     def feed(
         self, starts: Integers, stops: Integers, first_qualified: Callable[[int, int], int]
     ) -> list[int]:
-        """Take the next lines.
+        """Return the positions, within the next lines, of those that open a block.
 
         Args:
             starts: Offset of each line, ascending.
             stops: Offset behind each line's terminator.
-            first_qualified: Given ``lo, hi``, the first of these lines that is a row and
-                qualifies, else -1. Only asked for lines beyond the minimum.
-
-        Returns:
-            Positions, within the fed lines, of those that open a block.
+            first_qualified: Of the lines ``lo:hi``, the first that is a row and qualifies, else -1.
         """
         cuts: list[int] = []
         count, next_line = len(starts), 0
@@ -197,7 +183,12 @@ def _true_positions(mask: npt.NDArray[np.bool_]) -> Integers:
 
 
 class LineScan:
-    """One pass over a line file; `assembler` is complete once `starts` is exhausted."""
+    """One pass over a line file; `assembler` is complete once `starts` is exhausted.
+
+    The buffer is reused, because a mapped scan would count as resident memory. It begins at the
+    first byte of a line and grows for a long line up to the limit of a row; a longer line is not
+    held.
+    """
 
     def __init__(self, file: SourceBytes, buffer_bytes: int = SCAN_BUFFER) -> None:
         self.assembler = Assembler()
@@ -214,7 +205,7 @@ class LineScan:
         base = held = 0  # offset of the buffer's first byte, bytes kept from the last round
         while True:
             self._make_room(held)
-            read = self._file.read_into(memoryview(self._buffer)[held:-SLACK], base + held)
+            read = self._read(memoryview(self._buffer)[held:-SLACK], base + held)
             filled = held + read
             data: Bytes = np.frombuffer(self._buffer, dtype=np.uint8, count=filled)
             breaks = self._line_breaks(data, held)
@@ -239,8 +230,15 @@ class LineScan:
             memoryview(self._buffer)[:held] = bytes(memoryview(self._buffer)[done:filled])
             base += done
 
+    def _read(self, target: memoryview, offset: int) -> int:
+        """Read some bytes; 0 only at the end."""
+        if isinstance(self._file, LocalFile):
+            return self._file.read_into(target, offset)
+        data = self._file.pread(min(len(target), SCAN_BUFFER), offset)
+        target[: len(data)] = data
+        return len(data)
+
     def _line_breaks(self, data: Bytes, held: int) -> Integers:
-        """Where the newlines among the new bytes are."""
         fresh = data[held:]
         if len(self._mask) < len(fresh) + 8:
             self._mask = np.empty((len(fresh) + 15) // 8 * 8, dtype=bool)
@@ -253,7 +251,6 @@ class LineScan:
         return breaks
 
     def _make_room(self, held: int) -> None:
-        """Grow for a line that fills the buffer, shrink after it."""
         size = len(self._buffer) - SLACK
         wanted = self._capacity
         while wanted < 2 * held:
@@ -299,7 +296,6 @@ class LineScan:
 
     @staticmethod
     def _blank(data: Bytes, starts: Integers, ends: Integers) -> npt.NDArray[np.bool_] | None:
-        """Which lines are blank; None when none is."""
         empty = ends <= starts
         first = data[np.minimum(starts, len(data) - 1)]
         suspects = np.flatnonzero((first <= 32) & ~empty)  # a superset, settled below
@@ -313,10 +309,8 @@ class LineScan:
     def _walk_over(self, base: int, filled: int) -> tuple[Integers, int]:
         """Find the end of a line beyond the limit without holding it.
 
-        Such a line is larger than a block, so it begins one, and the next line begins the next.
-
-        Returns:
-            The row's start, and the bytes of the line with its newline.
+        Return the row's start, and the bytes of the line with its newline. Such a line is larger
+        than a block, so it begins one, and the next line begins the next.
         """
         nothing = np.empty(0, dtype=np.int64)
         line = np.array([base], dtype=np.int64)
@@ -327,7 +321,7 @@ class LineScan:
         self.assembler.feed(piece, base, nothing, line, [base] * len(cuts))
         position = base + filled
         while True:
-            size = self._file.read_into(memoryview(self._buffer)[: self._capacity], position)
+            size = self._read(memoryview(self._buffer)[: self._capacity], position)
             found = self._buffer.find(b"\n", 0, size)
             piece = memoryview(self._buffer)[: found + 1 if found >= 0 else size]
             blank = blank and not bytes(piece).strip(BLANK + b"\n")

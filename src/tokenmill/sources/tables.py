@@ -1,15 +1,9 @@
 """Parquet and Arrow files: their record batches, and rows as the dicts that JSON would have given.
 
-A `Table` knows its *groups* (row groups of Parquet, record batches of Arrow) with their rows and
-decoded bytes, and gives the record batches of any range of rows. Footers and metadata are enough
-for that; only a remote Arrow file is read once from end to end, and the *spans* found are kept, so
-that a worker fetches the bytes of its batches alone. `plan_ranges` cuts a table into blocks.
-`DecodedRows` gives single rows and ranges, and keeps what it decoded last.
-
-`RowForm` converts record batches to dicts. Null members of structs are dropped, at every level and
-at the top: Arrow fills up ragged records, JSON does not. Nulls inside lists stay. Maps with text
-keys become objects, binary base64, dates and times ISO 8601, durations seconds, decimals text. What
-has no JSON form (NaN, infinities, other keys, text that is not UTF-8) makes the row bad.
+Null members of structs are dropped, at every level: Arrow fills up ragged records, JSON does not.
+Nulls inside lists stay. Maps with text keys become objects, binary base64, dates and times ISO
+8601, durations seconds, decimals text. What has no JSON form (NaN, infinities, other keys, text
+that is not UTF-8) makes the row bad.
 """
 
 from __future__ import annotations
@@ -48,7 +42,7 @@ _SUSPECT = MAX_ROW // 6  # decoded bytes: an escape of JSON makes at most six by
 
 
 class RowGroup(NamedTuple):
-    """A row group or record batch."""
+    """A row group of Parquet, or a record batch of Arrow."""
 
     rows: int
     bytes: int  # decoded
@@ -57,12 +51,9 @@ class RowGroup(NamedTuple):
 def plan_ranges(
     groups: Sequence[RowGroup], target: int = COLUMNAR_BLOCK
 ) -> Iterator[tuple[int, int, int]]:
-    """Cut a file into ranges of rows of about the target size, a function of group sizes alone.
+    """Yield (first row, behind the last row, decoded bytes) of ranges of about the target size.
 
-    A range lies within one group, or consists of whole small ones.
-
-    Yields:
-        (first row, behind the last row, decoded bytes).
+    A range lies within one group, or consists of whole small ones. It depends on group sizes alone.
     """
     first = row = size = 0
     for group in groups:
@@ -85,7 +76,6 @@ def plan_ranges(
 
 @contextlib.contextmanager
 def arrow_errors(path: str) -> Iterator[None]:
-    """Translate errors of pyarrow to `SourceError`."""
     try:
         yield
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -99,8 +89,6 @@ def arrow_errors(path: str) -> Iterator[None]:
 
 
 class Table:
-    """An opened Parquet or Arrow file: its groups and its schema."""
-
     schema: Any
 
     def __init__(self, path: str) -> None:
@@ -109,7 +97,6 @@ class Table:
 
     @functools.cached_property
     def starts(self) -> list[int]:
-        """The first row of each group, and the number of rows."""
         return list(accumulate((group.rows for group in self.groups), initial=0))
 
     @property
@@ -117,27 +104,10 @@ class Table:
         return self.starts[-1]
 
     def group_batches(self, group: int) -> Iterator[Any]:
-        """Yield the record batches of one group, in order."""
         raise NotImplementedError
-
-    def batches(self, first: int, last: int) -> Iterator[tuple[int, Any]]:
-        """Yield the first row and the record batch of each part of the rows ``first:last``."""
-        group = bisect_right(self.starts, first) - 1
-        while first < last and group < len(self.groups):
-            row = self.starts[group]
-            for batch in self.group_batches(group):
-                begin, end = max(first, row), min(last, row + batch.num_rows)
-                if begin < end:
-                    yield begin, batch.slice(begin - row, end - begin)
-                row += batch.num_rows
-                if row >= last:
-                    return
-            group += 1
 
 
 class ParquetTable(Table):
-    """A Parquet file; groups come from the footer."""
-
     def __init__(self, location: str | RemoteFile, path: str) -> None:
         super().__init__(path)
         self.location = location
@@ -166,7 +136,7 @@ class ParquetTable(Table):
 
 
 class ArrowTable(Table):
-    """A local Arrow IPC file or stream; groups come from the metadata of the batches."""
+    """A local Arrow IPC file or stream."""
 
     def __init__(self, location: str, path: str) -> None:
         super().__init__(path)
@@ -230,7 +200,10 @@ class ArrowTable(Table):
 
 
 def walk_spans(file: RemoteFile) -> tuple[Span, ...]:
-    """Find the schema and the batches of an Arrow file or stream by reading it once."""
+    """Find the schema and the batches of an Arrow file or stream by reading it once.
+
+    A worker then fetches the bytes of its batches alone.
+    """
     stream = RangedStream(file)
     with arrow_errors(file.path):
         is_file = file.pread(len(ARROW_FILE), 0) == ARROW_FILE
@@ -314,8 +287,6 @@ class CheckedBatch(NamedTuple):
 
 
 class RowForm:
-    """Convert record batches of one schema to rows."""
-
     def __init__(self, schema: Any, path: str) -> None:
         self._path = path
         try:
@@ -476,8 +447,8 @@ def _in_microseconds(kind: Any) -> Any:
 # --- decoded rows ----------------------------------------------------------------------------
 
 _MAX_DECODERS = 8  # suspended half-way through a group, in this process; each has buffers
+# Serial number of a `DecodedRows` → process, group, next row, the batches from there.
 _decoders: OrderedDict[int, tuple[int, int, int, Iterator[Any]]] = OrderedDict()
-"""Serial number of a `DecodedRows` → process, group, next row, the batches from there."""
 _serials = itertools.count()
 _decoded = RecentValues(DECODED_BYTES)  # of all readers of this process
 
@@ -501,16 +472,15 @@ class DecodedRows:
         self._bounds: dict[int, tuple[int, ...]] = {}  # group → rows at which its batches begin
 
     def value(self, row: int) -> Value:
-        """One row, or why it has no JSON form."""
         first, checked = self._batch_of(row)
         return self.form.rows(checked.slice(row - first, 1), row)[0]
 
-    def values(self, first: int, last: int) -> Iterator[Value]:
-        """The rows ``first:last``."""
+    def batches(self, first: int, last: int) -> Iterator[tuple[int, list[Value]]]:
+        """Yield the first row and the values of each part of the rows ``first:last``."""
         while first < last:
             start, checked = self._batch_of(first)
             stop = min(last, start + checked.batch.num_rows)
-            yield from self.form.rows(checked.slice(first - start, stop - first), first)
+            yield first, self.form.rows(checked.slice(first - start, stop - first), first)
             first = stop
 
     def _batch_of(self, row: int) -> tuple[int, CheckedBatch]:
