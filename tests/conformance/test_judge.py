@@ -1,8 +1,4 @@
-"""The judge of `make conformance`: it sees every fault that is put into a row, and no other.
-
-Rows are laid out by hand, a token per word or marker, so that each fault is one edit of a mask or
-of ids that are right. A host's row that is right has no fault: the judge must not invent any.
-"""
+"""The judge of `make conformance` finds every fault that is put into a row, and no other."""
 
 from __future__ import annotations
 
@@ -12,32 +8,21 @@ from typing import Any
 
 import pytest
 from conformance.conversations import Case, forms, plant, shapes
-from conformance.judge import (
-    CONTENT_FAULTS,
-    FAULTS,
-    Answer,
-    Question,
-    Verdict,
-    difference,
-    judge,
-)
+from conformance.judge import CONTENT_FAULTS, FAULTS, Answer, Question, Verdict, difference, judge
 from conformance.page import Host, Judged, OwnTests, render
 from conformance.reference import Glue
 
 CLOSER = "<|end|>"
 HEADER = "<|start|>assistant"
 GLUE = Glue(HEADER.encode(), frozenset([len(CLOSER)]))
-Token = tuple[str, int]
-"""What a token stands for, and whether it is trained."""
+Token = tuple[str, int]  # its text, and whether it is trained
 
 
 def identify(piece: str) -> int:
-    """An id for a piece; the closer's is its length, which no other piece here has."""
     return len(CLOSER) if piece == CLOSER else 1000 + sum(map(ord, piece))
 
 
 def laid_out(case: Case, trains: str = "every") -> list[Token]:
-    """The tokens of a row under a small template, masked as they should be."""
     tokens: list[Token] = []
     answers = [n for n, m in enumerate(case.row["messages"]) if m["role"] == "assistant"]
     wanted = answers if trains == "every" else answers[-1:]
@@ -87,12 +72,10 @@ def words(message: int) -> list[str]:
 
 
 def masked(trained: int, *places: int) -> list[Token]:
-    """The right row with another mask at some tokens."""
     return [(piece, trained if n in places else on) for n, (piece, on) in enumerate(RIGHT)]
 
 
 def halved(at: int) -> list[Token]:
-    """The right row with one word in two tokens, of which the second is trained."""
     piece = RIGHT[at][0]
     return [*RIGHT[:at], (piece[:3], 0), (piece[3:], 1), *RIGHT[at + 1 :]]
 
@@ -124,19 +107,13 @@ def test_one_wrong_token_is_one_fault_of_the_mask(
     assert not verdict.clean
 
 
-def test_fault_is_shown_with_the_word() -> None:
+def test_right_row_has_no_fault_and_white_space_is_noted() -> None:
     (fault,) = verdict_of(masked(1, FIRST_WORD[1])).faults
     assert words(1)[0] in fault.excerpt
-
-
-@pytest.mark.parametrize("trains", ["every", "last"])
-def test_right_row_has_no_fault(trains: str) -> None:
-    verdict = verdict_of(laid_out(CASE, trains), trains)
-    assert verdict == Verdict("same")
-    assert verdict.clean
-
-
-def test_white_space_is_noted_and_no_fault() -> None:
+    for trains in ("every", "last"):
+        verdict = verdict_of(laid_out(CASE, trains), trains)
+        assert verdict == Verdict("same")
+        assert verdict.clean
     verdict = verdict_of(masked(1, FIRST_WORD[2] - 1, place(CLOSER, 2) + 1))
     assert verdict.clean
     assert {note.kind for note in verdict.notes} == {"header_space", "behind_closer"}

@@ -1,7 +1,4 @@
-"""What runs the hosts: drivers keep one contract, stand-ins give way, pytest's reports are counted.
-
-The hosts themselves are no part of the tests; a driver of our own stands for them.
-"""
+"""Drivers keep one contract, stand-ins give way, pytest's reports are counted."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ from tests.data.making import TOKENIZER, write_rows
 NAMES = ("NAME", "CHECKOUT", "PATHS", "PACKAGE", "STAND_INS", "TRAINS", "HOW", "prepare")
 
 
-def test_every_driver_keeps_the_contract_and_imports_no_host() -> None:
+def test_every_driver_keeps_the_contract_and_imports_no_host(tmp_path: Path) -> None:
     before = set(sys.modules)
     for name in DRIVERS:
         module = driver(name)
@@ -39,13 +36,9 @@ def test_every_driver_keeps_the_contract_and_imports_no_host() -> None:
         assert module.TRAINS in ("every", "last")
     hosts = {"verl", "skyrl", "swift", "slime", "miles", "axolotl", "nemo_rl", "openrlhf", "trl"}
     assert not (set(sys.modules) - before) & hosts
-    modules = {path.stem for path in Path(importlib.import_module("conformance.hosts").__path__[0])
-               .glob("*.py")}  # fmt: skip
-    assert set(DRIVERS) == modules - {"__init__"}
+    place = Path(importlib.import_module("conformance.hosts").__path__[0])
+    assert set(DRIVERS) == {path.stem for path in place.glob("*.py")} - {"__init__"}
     assert len({driver(name).NAME for name in DRIVERS}) == len(DRIVERS)
-
-
-def test_missing_checkout_is_skipped_by_name(tmp_path: Path) -> None:
     answer = run_driver("skyrl_last", tmp_path, {"templates": [], "timing": {}})
     assert answer == {"not_run": "no directory SkyRL under HOSTS"}
 
@@ -97,7 +90,6 @@ CLASSES = "class RolloutDataSource:\n    pass\nclass RolloutDataSourceWithBuffer
 
 
 def write_host(hosts: Path, **files: str) -> None:
-    """A host of our own with the class that is replaced, and without the real transformers."""
     checkout = hosts / "host"
     empty = ("slime/__init__", "slime/rollout/__init__", "transformers/__init__",
              "transformers/utils/__init__", "transformers/utils/import_utils")  # fmt: skip
@@ -109,7 +101,6 @@ def write_host(hosts: Path, **files: str) -> None:
 
 
 def run_host(hosts: Path, path: str, *, replace: bool = True, **chosen: Any) -> dict[str, set[str]]:
-    """Outcome → the names of the tests, without their file's."""
     file = File("host", "host", path, "", "slime_data_source", **chosen)
     found = run_file(file, hosts, hosts, replace=replace)
     assert isinstance(found, dict)
@@ -119,7 +110,6 @@ def run_host(hosts: Path, path: str, *, replace: bool = True, **chosen: Any) -> 
 def test_replacement_comes_before_conftest_and_tests_that_reach_it_are_known(
     tmp_path: Path,
 ) -> None:
-    """The host's ``conftest.py`` takes the class before any test is collected."""
     tests = (
         "import pytest\n"
         "import tests.helpers_of_the_host\n"
@@ -148,7 +138,6 @@ def test_replacement_comes_before_conftest_and_tests_that_reach_it_are_known(
 
 
 def test_chosen_tests_run_with_a_temporary_directory_of_their_own(tmp_path: Path) -> None:
-    """Tests that are not chosen are not counted; what a forked worker reaches is."""
     tests = (
         "import multiprocessing, tempfile\n"
         "from slime.rollout import data_source\n"

@@ -21,7 +21,6 @@ def values_of(store: Store) -> list[NDArray[np.float32]]:
 
 
 def attach_whole(argument: str) -> int:
-    """Attach all values at once."""
 
     def work(store: Store) -> None:
         store.attach("ref", values_of(store), made_by="m", per="token")
@@ -30,7 +29,6 @@ def attach_whole(argument: str) -> int:
 
 
 def attach_share(argument: str) -> int:
-    """Attach a share of the missing rows, two in a part; then look whether all are there."""
     path, number, count = json.loads(argument)
 
     def work(store: Store) -> None:

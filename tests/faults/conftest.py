@@ -13,8 +13,6 @@ from tests.faults.world import FILES, Picture, picture, prepare_arguments, write
 
 
 class Clean(NamedTuple):
-    """Sources and what an undisturbed preparation of them publishes."""
-
     sources: Path
     cache: Path
     picture: Picture

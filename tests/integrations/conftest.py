@@ -18,13 +18,11 @@ from tokenmill.store import Store
 
 
 def labels_of(row: Any) -> list[int]:
-    """The labels of a row: its trained tokens, of which the first is never one."""
     pairs = zip(row.input_ids[1:].tolist(), row.loss_mask[1:].tolist(), strict=True)
     return [-100, *(token if trained else -100 for token, trained in pairs)]
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **attributes: Any) -> Any:
-    """Install a module that can be imported by its dotted name while a test runs."""
     parent, words = None, name.split(".")
     for depth in range(1, len(words) + 1):
         dotted = ".".join(words[:depth])

@@ -1,9 +1,4 @@
-"""SkyRL's side of the bargain, as far as data goes, written from its documented behaviour.
-
-What a pretokenized store must satisfy, what a row becomes, how rows are collated, and how its
-trainer drives a StatefulDataLoader: one iterator advanced step by step, made anew where an epoch
-ends, one state per checkpoint, in serial or with the next batch already fetched.
-"""
+"""A stand-in for SkyRL's data handling, by its documented behaviour."""
 
 from __future__ import annotations
 
@@ -26,25 +21,16 @@ PAD = 0
 
 
 def config(**fields: Any) -> SimpleNamespace:
-    """An SFTConfig-like object with SkyRL's defaults for what concerns data."""
+    unset = (
+        "train_datasets", "train_dataset_splits", "pretokenized_dataset_paths", "eval_datasets",
+        "eval_dataset_splits", "eval_dataset_names", "eval_pretokenized_dataset_paths",
+        "max_length",
+    )  # fmt: skip
     stated: dict[str, Any] = {
-        "train_datasets": None,
-        "train_dataset_splits": None,
-        "pretokenized_dataset_paths": None,
-        "messages_key": "messages",
-        "tools_key": "tools",
-        "system_key": "system",
-        "eval_datasets": None,
-        "eval_dataset_splits": None,
-        "eval_dataset_names": None,
-        "eval_pretokenized_dataset_paths": None,
-        "max_length": None,
-        "num_workers": 0,
-        "force_recache": False,
-        "disable_cache": False,
-        "train_on_what": "last_assistant_message",
-    }
-    return SimpleNamespace(**{**stated, **fields})
+        "messages_key": "messages", "tools_key": "tools", "system_key": "system", "num_workers": 0,
+        "force_recache": False, "disable_cache": False, "train_on_what": "last_assistant_message",
+    }  # fmt: skip
+    return SimpleNamespace(**{**dict.fromkeys(unset), **stated, **fields})
 
 
 def checked_pretokenized(path: str) -> Any:
@@ -74,7 +60,6 @@ def normalised(input_ids: list[int], loss_mask: list[int], limit: int | None) ->
 
 
 def collate(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Sequences padded on the left, windows of loss masks aligned on the right."""
     width = max(len(example["input_ids"]) for example in examples)
     actions = max(example["num_actions"] for example in examples)
     sequences = np.full((len(examples), width), PAD, np.int64)
@@ -94,7 +79,6 @@ def collate(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 def dataloader(
     dataset: Any, sampler: Any, batch_size: int, workers: int, start: str = "spawn"
 ) -> Any:
-    """The training dataloader; SkyRL spawns its workers."""
     generator = torch.Generator()
     generator.manual_seed(42)
     return StatefulDataLoader(
@@ -133,8 +117,6 @@ def train(loader: Any, *, ahead: bool) -> Iterator[tuple[dict[str, torch.Tensor]
 
 
 def install_main_sft(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """``skyrl.train.main_sft``: a trainer that loads its data, in a task, from the arguments."""
-
     class SFTTrainer:
         def __init__(self, cfg: Any, skyrl_cfg: Any) -> None:
             self.sft_cfg, self.tokenizer = cfg, None
@@ -172,8 +154,6 @@ def install_main_sft(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def install_main_base(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """``skyrl.train.entrypoints.main_base``: an experiment that opens its prompts, in a task."""
-
     def skyrl_entrypoint(cfg: Any) -> None:
         host.loaded = host.PromptDataset(
             datasets=cfg["train_data"], tokenizer=cfg["model"], max_prompt_length=30, num_workers=8
@@ -193,8 +173,6 @@ def install_main_base(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def install_pretokenized(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SkyRL's loader of pretokenized files, of Parquet alone, and its concatenation."""
-
     def load_from_pretokenized(path: str, max_length: int | None = None) -> Any:
         import pyarrow.parquet as pq
 
@@ -211,7 +189,6 @@ def install_pretokenized(monkeypatch: pytest.MonkeyPatch) -> None:
 def eager_prompts(
     path: str, tokenizer: Any, limit: int
 ) -> list[tuple[Any, Any, dict[str, Any], str]]:
-    """The items of SkyRL's PromptDataset: every row loaded, the long ones filtered out."""
     with open(path, encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
     kept = [

@@ -1,20 +1,13 @@
-"""A stand-in for verl's side of the bargain, as far as data goes, by its documented behaviour.
-
-What its own SFT dataset makes of a conversation (message by message, so only where that equals
-one render of the whole), how its SFT and RL batches are collated, how its trainers walk.
-"""
+"""A stand-in for verl's own SFT dataset, by its documented behaviour."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 
 
 def sft_reference(tokenizer: Any, messages: list[dict[str, Any]]) -> tuple[list[int], list[int]]:
-    """Ids and loss mask by verl's definition: a message at a time, joined."""
-
     def ids(turns: list[dict[str, Any]], *, opened: bool = False) -> list[int]:
         found = tokenizer.apply_chat_template(
             turns, add_generation_prompt=opened, tokenize=True, return_dict=True
@@ -50,26 +43,3 @@ class SFTDataset:
         assert ids == list(whole["input_ids"])
         columns = {"input_ids": ids, "position_ids": range(len(ids)), "loss_mask": mask}
         return {name: torch.tensor(list(values)) for name, values in columns.items()}
-
-
-def collate_sft(items: list[dict[str, Any]], pad_mode: str) -> dict[str, torch.Tensor]:
-    """Nested tensors without padding, else plain stacks."""
-    if pad_mode == "no_padding":
-        return {
-            name: torch.nested.as_nested_tensor([item[name] for item in items], layout=torch.jagged)
-            for name in items[0]
-        }
-    stacked: dict[str, torch.Tensor] = torch.utils.data.default_collate(items)
-    return stacked
-
-
-def collate_rl(items: list[dict[str, Any]]) -> dict[str, Any]:
-    """Tensors stacked, everything else as an array of objects."""
-    batch: dict[str, Any] = {}
-    for name in items[0]:
-        values = [item[name] for item in items]
-        if isinstance(values[0], torch.Tensor):
-            batch[name] = torch.stack(values)
-        else:
-            batch[name] = np.fromiter(values, dtype=object, count=len(values))
-    return batch

@@ -1,8 +1,4 @@
-"""Stand-ins for miles and slime: a `Sample` as they have it, and their data source written out.
-
-`EagerSource` is the reference: what the frameworks' buffered data source is documented to do, over
-a list of every sample. `flags` is a namespace of their flags.
-"""
+"""Stand-ins for miles and slime: their `Sample`, flags and buffered data source, in memory."""
 
 from __future__ import annotations
 
@@ -21,11 +17,7 @@ from tests.integrations.conftest import stand_in
 
 @dataclass
 class Sample:
-    """The fields that rollouts of both hosts write."""
-
-    class Status(Enum):
-        """How far a rollout got."""
-
+    class Status(Enum):  # noqa: D106
         PENDING = "pending"
         ABORTED = "aborted"
 
@@ -56,7 +48,6 @@ class Sample:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Let a host be importable, and the other one not."""
     for other in ("miles", "slime"):
         for module in (other, f"{other}.utils", f"{other}.utils.types"):
             monkeypatch.setitem(sys.modules, module, None)  # type: ignore[arg-type]
@@ -64,37 +55,20 @@ def install(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 
 def flags(**stated: Any) -> SimpleNamespace:
-    """The flags that both hosts have, with their defaults."""
-    return SimpleNamespace(
-        **{
-            "rollout_global_dataset": True,
-            "prompt_data": None,
-            "hf_checkpoint": None,
-            "chat_template_path": None,
-            "dump_details": None,
-            "rollout_max_prompt_len": None,
-            "input_key": "input",
-            "label_key": None,
-            "metadata_key": "metadata",
-            "tool_key": "tools",
-            "multimodal_keys": None,
-            "apply_chat_template": False,
-            "apply_chat_template_kwargs": {},
-            "rollout_seed": 42,
-            "rollout_shuffle": True,
-            "rollout_batch_size": 8,
-            "n_samples_per_prompt": 1,
-            "buffer_filter_path": None,
-            "save": None,
-            "load": None,
-            **stated,
-        }
-    )
+    unset = (
+        "prompt_data", "hf_checkpoint", "chat_template_path", "dump_details", "label_key",
+        "rollout_max_prompt_len", "multimodal_keys", "buffer_filter_path", "save", "load",
+    )  # fmt: skip
+    known = {
+        "rollout_global_dataset": True, "input_key": "input", "metadata_key": "metadata",
+        "tool_key": "tools", "apply_chat_template": False, "apply_chat_template_kwargs": {},
+        "rollout_seed": 42, "rollout_shuffle": True, "rollout_batch_size": 8,
+        "n_samples_per_prompt": 1,
+    }  # fmt: skip
+    return SimpleNamespace(**{**dict.fromkeys(unset), **known, **stated})
 
 
 class EagerSource:
-    """The hosts' own buffered data source, over samples that are all in memory."""
-
     def __init__(self, args: Any, samples: list[Sample]) -> None:
         self.args = args
         self.origin = samples

@@ -48,7 +48,6 @@ def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def expected(row: Any, mask: str) -> dict[str, list[int]]:
-    """A row as plain lists, by the words of the contract."""
     ids, trained = row.input_ids.tolist(), row.loss_mask.tolist()
     if mask == "loss_mask":
         return {"input_ids": ids, "loss_mask": trained}

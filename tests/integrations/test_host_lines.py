@@ -1,9 +1,4 @@
-"""Lines of the pages of verl and axolotl, handed to these where they are installed.
-
-The overrides of docs/verl.md go through hydra over verl's own configuration, and its functions make
-the datasets that they name. The YAML of docs/axolotl.md goes through axolotl's checks, and its
-loader reads the export beside it.
-"""
+"""Configurations of docs/verl.md and docs/axolotl.md, given to these where installed."""
 
 from __future__ import annotations
 
@@ -24,7 +19,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The files that the pages name: conversations, and prompts as verl has them."""
     shutil.copy(EXAMPLES / "conversations.jsonl", tmp_path / "chat.jsonl")
     prompt = '{"prompt": [{"role": "user", "content": "What is six times seven?"}]}\n'
     (tmp_path / "math.jsonl").write_text(prompt * 4, encoding="utf-8")
@@ -33,14 +27,12 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def block_of(page: str, language: str, word: str = "") -> str:
-    """The only block of a page in a language, with a word."""
     blocks = read_page(DOCS / page).blocks
     (block,) = [block for written, _, block in blocks if written == language and word in block]
     return block
 
 
 def overrides(program: str) -> list[str]:
-    """What docs/verl.md hands to a program of verl's."""
     for language, _, block in read_page(DOCS / "verl.md").blocks:
         if language == "sh":
             for words in commands(block):
@@ -50,7 +42,6 @@ def overrides(program: str) -> list[str]:
 
 
 def composed(name: str, stated: list[str]) -> Any:
-    """The configuration that verl ships, with the page's overrides."""
     hydra = pytest.importorskip("hydra")
     import verl
 

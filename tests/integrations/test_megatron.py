@@ -1,9 +1,4 @@
-"""Samples for Megatron: what is trained is what the store trains, whatever the packing.
-
-The samples are held against a plain model of the description, row by row. Megatron itself is asked
-where it is installed (``megatron.core`` imports only beside Triton): its builder must make, split
-and repeat the dataset.
-"""
+"""Samples for Megatron, against a plain model; its own builder where it is installed."""
 
 from __future__ import annotations
 
@@ -35,7 +30,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 def model(rows: list[Row], length: int, multiple: int) -> dict[str, list[int]]:
-    """A sample of these rows, one position after another."""
     tokens, labels, mask, positions, bounds = [], [], [], [], [0]
     for row in rows:
         ids, trained = row.input_ids.tolist()[:length], row.loss_mask.tolist()

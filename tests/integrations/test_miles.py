@@ -40,13 +40,15 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.fixture(autouse=True, params=["miles", "slime"])
+@pytest.fixture(autouse=True)
 def host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, cache: Path) -> str:
+    name = str(getattr(request, "param", "miles"))
     monkeypatch.setenv("TOKENMILL_CACHE_DIR", str(cache))
-    install(monkeypatch, request.param)
-    return str(request.param)
+    install(monkeypatch, name)
+    return name
 
 
+both_hosts = pytest.mark.parametrize("host", ["miles", "slime"], indirect=True)
 LIMIT = 36
 
 
@@ -78,7 +80,6 @@ def eager_samples(tokenizer: Any) -> list[Sample]:
 
 
 def told(groups: list[list[Any]]) -> list[list[dict[str, Any]]]:
-    """Groups as plain values, without what only we note in them."""
     return [
         [{k: v for k, v in sample.to_dict().items() if k != source.ROW} for sample in group]
         for group in groups
@@ -97,6 +98,7 @@ def partial(groups: list[list[Any]], step: int) -> list[list[Any]]:
     return unfinished
 
 
+@both_hosts
 @pytest.mark.parametrize("shuffled", [True, False])
 def test_source_over_three_epochs_with_partial_rollouts_equals_the_eager_one(
     tmp_path: Path, tokenizer: Any, shuffled: bool
@@ -157,7 +159,6 @@ def test_date_comes_from_the_environment_and_the_refusal_names_it(
 
 
 def newest(args: Any, rollout_id: Any, buffer: list[Any], count: int) -> list[Any]:
-    """A buffer filter of a user."""
     taken = buffer[-count:]
     del buffer[-count:]
     return taken
@@ -231,7 +232,6 @@ def test_value_that_would_need_code_is_refused_with_its_place(tmp_path: Path) ->
 
 
 def forge(args: Any, body: bytes) -> None:
-    """Save a state with another body under a valid checksum."""
     miles.DataSource(args).save(4)
     path = saved.state_path(args.save, 4)
     head = json.loads(path.read_bytes().partition(b"\n")[0])
@@ -290,6 +290,7 @@ def test_state_is_replaced_whole(tmp_path: Path) -> None:
     ]
 
 
+@both_hosts
 def test_state_of_the_hosts_own_source_is_taken_up(tmp_path: Path, tokenizer: Any) -> None:
     torch = pytest.importorskip("torch")
     args = described(load=str(tmp_path))
@@ -310,6 +311,7 @@ def test_state_of_the_hosts_own_source_is_taken_up(tmp_path: Path, tokenizer: An
     assert ours.metadata == {"a": 1}
 
 
+@both_hosts
 def test_sft_rollout_fills_samples_from_the_store(tmp_path: Path, caplog: Any) -> None:
     lines = (EXAMPLES / "conversations.jsonl").read_text().splitlines()[:30]
     unanswered = {"messages": [{"role": "user", "content": "nobody answered"}]}
@@ -432,13 +434,11 @@ class HostDataset:
 
 
 def evaluation_modules(host: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The module that has the class, and one that took it from there."""
     names = (f"{host}.utils.data", f"{host}.rollout.sglang_rollout")
     return [stand_in(monkeypatch, name, Dataset=HostDataset) for name in names]
 
 
 def evaluated(dataset: Any, times: int) -> list[Any]:
-    """The hosts' walk over a set."""
     made: list[Any] = []
     for sample in dataset.samples:
         for _ in range(times):
@@ -448,6 +448,7 @@ def evaluated(dataset: Any, times: int) -> list[Any]:
     return made
 
 
+@both_hosts
 def test_evaluation_sets_are_read_by_us_where_that_is_said(
     host: str, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -26,13 +26,11 @@ LIMIT = 30
 
 
 def process_vision_info(prompt: Any, processor: Any) -> dict[str, Any]:
-    """As the hosts write it."""
     images, videos = resizing(prompt, image_patch_size=processor.image_processor.patch_size)
     return {"images": images, "videos": videos}
 
 
 def eager(rows: list[dict[str, Any]], processor: Any) -> list[tuple[str, Any]]:
-    """The hosts' own dataset: prompts and inputs of all rows that are short enough."""
     kept = []
     for row in rows:
         prompt = [{"role": "user", "content": typed_parts(row["input"], list(row["pics"]))}]

@@ -36,7 +36,6 @@ TEMPLATE = "{{ tools | tojson }}"
 
 
 def eager_tools(tool_class: Any, tools: list[Any]) -> list[Any]:
-    """What miles does: wrap, validate, write out."""
     wrapped = [tool if "function" in tool else {"function": tool} for tool in tools]
     return [tool_class.model_validate(tool).model_dump() for tool in wrapped]
 
@@ -120,7 +119,6 @@ def test_worker_whose_class_does_something_else_measures_nothing(
 
 
 def eager_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What miles does to messages: an assistant's null content and its calls, nothing else."""
     messages = copy.deepcopy(messages)
     for message in messages:
         if message["role"] != "assistant":

@@ -22,8 +22,6 @@ class MaxLengthError(ValueError):
 
 def host_template() -> type:
     class Template:
-        """ms-swift's, as far as rows of tokens meet it."""
-
         task_type, mode, truncation_strategy = "causal_lm", "train", "raise"
         max_length: int | None = None
 

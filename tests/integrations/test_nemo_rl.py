@@ -19,19 +19,15 @@ from tokenmill.errors import UsageError
 from tokenmill.store import Store
 
 torch = pytest.importorskip("torch")
-stateful_dataloader = pytest.importorskip("torchdata.stateful_dataloader")
 
 from tokenmill.integrations import nemo_rl  # noqa: E402
 from tokenmill.integrations.nemo_rl import as_datum  # noqa: E402
-
-pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 
 CHAT = str(EXAMPLES / "conversations.jsonl")
 NAME = "tokenmill.integrations.nemo_rl.SFTDataset"
 
 
 def trained_by_host(log: list[dict[str, Any]], *, only_final: bool) -> list[int]:
-    """A stand-in for NeMo RL's masks: by role, or the last piece whatever its role."""
     mask = []
     for number, piece in enumerate(log):
         by_role = piece["role"] == "assistant"

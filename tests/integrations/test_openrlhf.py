@@ -41,8 +41,6 @@ if __name__ == "__main__":
 
 
 class HostDataset(torch.utils.data.Dataset):  # type: ignore[misc]
-    """OpenRLHF's dataset class, as far as it is inherited: its collator."""
-
     def __init__(self, *given: Any, **named: Any) -> None:
         raise AssertionError("its rows would be rendered")
 
@@ -61,7 +59,6 @@ def blended(
     paths: str, probabilities: Any = None, strategy: Any = None, seed: int = 42,
     max_count: float = 1e8, dataset_split: str | None = "train",
 ) -> Any:  # fmt: skip
-    """OpenRLHF's mixing without shares: directories behind each other."""
     found = []
     for path in paths.split(","):
         rows = datasets.load_from_disk(path.strip())
@@ -73,7 +70,6 @@ def blended(
 
 @pytest.fixture
 def args(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    """The host put beside us, and what its program is told."""
     (tmp_path / "train_sft.py").write_text(PROGRAM)
     stand_in(monkeypatch, "openrlhf.cli", __path__=[str(tmp_path)])
     stand_in(monkeypatch, "openrlhf.datasets", SFTDataset=HostDataset)
@@ -127,18 +123,15 @@ def test_the_name_of_a_split_is_not_compared_with_every_row(
     assert len(run(args, store)) == len(store)
 
 
-def test_rows_that_would_be_cut_are_refused_before_the_run(args: Any, chat: Store) -> None:
-    longest = int(max(chat.lengths))
-    args.strategy.args.data.max_len = longest
-    run(args, chat)
-    args.strategy.args.data.max_len = longest - 1
-    with pytest.raises(SourceError, match=rf"--data.max_len is {longest - 1} \(\d+ such rows\)"):
-        run(args, chat)
-
-
 def test_what_it_could_not_train_rightly_is_refused(
     args: Any, chat: Store, pairs: Store, tmp_path: Path
 ) -> None:
+    longest = int(max(chat.lengths))
+    args.strategy.args.data.max_len = longest - 1
+    with pytest.raises(SourceError, match=rf"--data.max_len is {longest - 1} \(\d+ such rows\)"):
+        run(args, chat)
+    args.strategy.args.data.max_len = longest
+    run(args, chat)
     with pytest.raises(UsageError, match="takes stores"):
         run(args, chat, str(tmp_path))
     with pytest.raises(UsageError, match="belong to groups"):

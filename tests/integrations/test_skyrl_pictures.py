@@ -27,7 +27,6 @@ from tokenmill.integrations import skyrl
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight conversations: none, one or two pictures, the last ones long."""
     home, rng = tmp_path_factory.mktemp("skyrl"), random.Random(2)
     rows = []
     for number in range(8):

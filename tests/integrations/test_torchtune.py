@@ -16,18 +16,13 @@ from tokenmill.errors import SourceError, UsageError
 from tokenmill.store import Store
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("torchdata.stateful_dataloader")
 
 from tokenmill.integrations.torchtune import TokenizedRows, labels_are_shifted, sft_dataset  # noqa: E402
-
-pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 
 IGNORED = -100
 
 
 class Transform:
-    """torchtune's, as far as labels go: by its dataset or by its recipe."""
-
     shifts = True
 
     def __init__(self, message_transform: Any = None, model_transform: Any = None) -> None:
@@ -46,8 +41,6 @@ class Odd(Transform):
 
 
 class Packed:
-    """torchtune's packing: rows behind each other while they fit, by adding lists."""
-
     def __init__(self, ds: Any, *, max_seq_len: int, padding_idx: int = 0) -> None:
         self.packs: list[dict[str, list[int]]] = []
         for sample in ds:
@@ -72,7 +65,6 @@ def install(monkeypatch: pytest.MonkeyPatch, transform: type) -> None:
 
 @pytest.fixture(params=["shifting", "not shifting", "torchtune"])
 def shifts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Stand-ins and torchtune itself; whether its datasets shift labels."""
     if request.param == "torchtune":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what torchtune imports
@@ -85,7 +77,6 @@ def shifts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
 
 
 def predictions(tokens: list[int], labels: list[int], *, shifted: bool) -> list[int]:
-    """What a loss wants at every token: the next one, or nothing."""
     return labels if shifted else [*labels[1:], IGNORED]
 
 
@@ -105,15 +96,10 @@ def test_labels_stand_where_the_installed_torchtune_has_them(chat: Store, shifts
         assert item["labels"][-1 if shifts else 0] == IGNORED
 
 
-def test_a_torchtune_that_answers_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_place_of_labels_is_not_guessed(monkeypatch: pytest.MonkeyPatch, chat: Store) -> None:
     install(monkeypatch, Odd)
     with pytest.raises(UsageError, match="this version is not known"):
         labels_are_shifted()
-
-
-def test_without_torchtune_its_labels_are_not_guessed(
-    monkeypatch: pytest.MonkeyPatch, chat: Store
-) -> None:
     monkeypatch.setitem(sys.modules, "torchtune", None)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="torchtune"):
         TokenizedRows(as_view(chat))

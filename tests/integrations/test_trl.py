@@ -1,9 +1,4 @@
-"""TRL's own trainers on a tiny random model see the batches that our loader says they will see.
-
-A trainer is stopped at step 10 and another one goes on from its checkpoint; what the model was
-given in both, step by step, is compared with `tokenmill.Loader`: padded and packed, without worker
-processes, with two, and with a change in between. Likewise the prompts of GRPO.
-"""
+"""TRL's own trainers, stopped and resumed on a tiny random model, see the loader's batches."""
 
 from __future__ import annotations
 
@@ -30,8 +25,6 @@ from tokenmill.integrations import hf  # noqa: E402
 
 STEPS, STOP, BATCH, SEED = 20, 10, 4, 5
 PACK = Pack(length=160, window=16)
-# A change in between shows what either number alone would.
-SAME_WORKERS = [pytest.param(*same, marks=pytest.mark.soak) for same in ((0, 0), (2, 2))]
 
 # Third-party noise of a trainer on a machine without an accelerator.
 pytestmark = [
@@ -72,8 +65,6 @@ def tiny_model(seed: int = 0) -> Any:
 @functools.cache
 def recorder() -> Any:
     class Recorder(trl.SFTTrainer):  # type: ignore[misc,name-defined]
-        """Keeps what every training step was given."""
-
         def __init__(self, *arguments: Any, **named: Any) -> None:
             super().__init__(*arguments, **named)
             self.seen: list[dict[str, Any]] = []
@@ -93,8 +84,6 @@ def recorder() -> Any:
 
 
 def stop_at(step: int) -> Any:
-    """The run is cut off behind a step, as a job's time limit would."""
-
     class StopAt(transformers.TrainerCallback):  # type: ignore[misc,name-defined]
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
             control.should_training_stop = state.global_step >= step
@@ -104,7 +93,6 @@ def stop_at(step: int) -> Any:
 
 
 def settings(out: Path, **stated: Any) -> dict[str, Any]:
-    """Of any trainer: a machine without an accelerator, and no word on the way."""
     quiet = {
         "output_dir": str(out), "report_to": [], "use_cpu": True, "bf16": False,
         "gradient_checkpointing": False, "dataloader_pin_memory": False, "disable_tqdm": True,
@@ -126,7 +114,6 @@ def trainer_of(
 def stopped_and_resumed(
     out: Path, tokenizer: Any, run: tuple[Any, dict[str, Any]], before: int, after: int
 ) -> tuple[list[dict[str, Any]], Any]:
-    """What the model saw in both halves, and the model in the end."""
     first = trainer_of(out, tokenizer, *run, before, callbacks=[stop_at(STOP)])
     first.train()
     assert len(first.seen) == STOP
@@ -135,23 +122,12 @@ def stopped_and_resumed(
     return first.seen + second.seen, second.model
 
 
-@pytest.mark.parametrize(
-    ("pack", "before", "after"),
-    [
-        (None, 0, 2),
-        (PACK, 2, 0),
-        *(
-            pytest.param(pack, same, same, marks=pytest.mark.soak)
-            for pack in (None, PACK)
-            for same in (0, 2)
-        ),
-    ],
-)
+@pytest.mark.parametrize(("pack", "before", "after"), [(None, 0, 2), (PACK, 2, 0)])
 def test_run_resumed_sees_the_loaders_batches(
     view: View, tokenizer: Any, tmp_path: Path, pack: Pack | None, before: int, after: int
 ) -> None:
     run = hf.for_trl(view, epochs=9, seed=SEED, pack=pack)
-    seen, _ = stopped_and_resumed(tmp_path, tokenizer, run, before, after)
+    seen, resumed = stopped_and_resumed(tmp_path / "cut", tokenizer, run, before, after)
     wanted = Loader(view, BATCH, seed=SEED, pack=pack)
     assert len(seen) == STEPS
     names = ("input_ids", "labels", "position_ids" if pack else "attention_mask")
@@ -165,18 +141,11 @@ def test_run_resumed_sees_the_loaders_batches(
             assert "attention_mask" not in batch
         for name in names:
             np.testing.assert_array_equal(batch[name], expected[name], err_msg=name)
-
-
-def test_uninterrupted_run_ends_with_the_weights_of_a_resumed_one(
-    view: View, tokenizer: Any, tmp_path: Path
-) -> None:
-    run = hf.for_trl(view, epochs=3, seed=SEED)
-    whole = trainer_of(tmp_path / "whole", tokenizer, *run, 0)
-    whole.train()
-    _, resumed = stopped_and_resumed(tmp_path / "cut", tokenizer, run, 0, 0)
-    ours, theirs = whole.model.state_dict(), resumed.state_dict()
-    for name in ours:
-        assert torch.equal(ours[name], theirs[name]), name
+    if pack is None:
+        whole = trainer_of(tmp_path / "whole", tokenizer, *run, 0)
+        whole.train()
+        for name, weights in whole.model.state_dict().items():
+            assert torch.equal(weights, resumed.state_dict()[name]), name
 
 
 def test_rows_laid_behind_each_other_do_not_see_each_other(
@@ -250,7 +219,6 @@ def test_assistant_masks_are_folded_into_our_labels_by_trls_own_preparation(
 
 
 def rows_of(sample: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows of a pack, or the row that a sample is."""
     rows, first = [], 0
     for length in sample.get("seq_lengths") or [len(sample["input_ids"])]:
         cut = slice(first, first + length)
@@ -330,9 +298,8 @@ def test_prompts_for_grpo_are_rows_with_messages_in_our_order(prompts: tm.Prompt
         hf.for_grpo(prompts, epochs=0)
 
 
-@pytest.mark.parametrize(("before", "after"), [*SAME_WORKERS, (0, 2)])
 def test_grpo_resumed_is_given_our_prompts_in_our_order(
-    prompts: tm.PromptDataset, tokenizer: Any, tmp_path: Path, before: int, after: int
+    prompts: tm.PromptDataset, tokenizer: Any, tmp_path: Path
 ) -> None:
     dataset, wanted = hf.for_grpo(prompts, epochs=3)
     seen: list[int] = []
@@ -349,7 +316,7 @@ def test_grpo_resumed_is_given_our_prompts_in_our_order(
             processing_class=tokenizer, callbacks=list(callbacks),
         )  # fmt: skip
 
-    trainer(before, stop_at(3)).train()
-    trainer(after).train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    trainer(0, stop_at(3)).train()
+    trainer(2).train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     expected = [row["answer"] for row in dataset.select(range(12)) for _ in range(2)]
     assert seen == expected

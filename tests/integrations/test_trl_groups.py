@@ -1,9 +1,4 @@
-"""TRL's trainers for groups: the same ids as TRL's own preparation, without preparing anything.
-
-TRL's own way is the reference: its trainer is made from the raw rows, and what it tokenized is
-compared with what it is given here. Where TRL warns that its prompt is no prefix of the whole, the
-whole is still compared, and only the place of the cut may differ.
-"""
+"""TRL's trainers for groups: the ids of TRL's own preparation, without preparing anything."""
 
 from __future__ import annotations
 
@@ -53,7 +48,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 def raw(rows: list[dict[str, Any]]) -> Any:
-    """The rows as TRL takes them, without columns of ours."""
     wanted = ("prompt", "chosen", "rejected", "completion", "label")
     return datasets.Dataset.from_list([{k: r[k] for k in wanted if k in r} for r in rows])
 
@@ -61,7 +55,6 @@ def raw(rows: list[dict[str, Any]]) -> Any:
 def trainer_of(
     kind: str, out: Path, tokenizer: Any, data: Any, more: dict[str, Any], **named: Any
 ) -> Any:
-    """TRL's trainer for DPO or KTO."""
     config = getattr(trl, f"{kind}Config")(**run_settings(out), **more)
     return hf.as_prepared(getattr(trl, f"{kind}Trainer"))(
         model=tiny_model(), args=config, train_dataset=data, processing_class=tokenizer, **named
@@ -215,11 +208,6 @@ def test_rows_without_groups_are_refused(tmp_path: Path) -> None:
         hf.for_trl(prepare(tmp_path, [{"text": "a"}]), trainer="dpo")
 
 
-def test_rows_of_groups_are_rows_elsewhere_as_they_stand(store: Store, tmp_path: Path) -> None:
-    """`to_hf` and `export` serve rows: in the store's order nothing is parted, in another it is."""
+def test_rows_of_groups_are_rows_for_datasets(store: Store) -> None:
     rows = tm.to_hf(store)
     assert [row["input_ids"] for row in rows] == [row.input_ids.tolist() for row in store]
-    made = tm.export(store, "jsonl", tmp_path / "rows.jsonl")
-    assert made.rows == len(store)
-    with pytest.raises(UsageError, match="would be parted"):
-        tm.export(store, "jsonl", tmp_path / "shuffled.jsonl", order="feistel")

@@ -1,8 +1,4 @@
-"""Rows with pictures in TRL: our collator's batches are its own collator's; a trainer takes them.
-
-TRL's collator trains every token, or asks the template which are the assistant's; our labels are
-the store's. Everything else is compared to the bit.
-"""
+"""Rows with images in TRL: batches equal those of its own collator, with the store's labels."""
 
 from __future__ import annotations
 

@@ -60,7 +60,6 @@ def processor() -> Any:
 
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of verl, what computes positions and what puts media in place."""
     stand_in(monkeypatch, "verl.models.transformers.qwen2_vl", get_rope_index=rope)
     stand_in(monkeypatch, "verl.utils.dataset.rl_dataset", RLHFDataset=RLHFDataset)
     stand_in(monkeypatch, "qwen_vl_utils", process_vision_info=resizing)
@@ -82,7 +81,6 @@ class RLHFDataset:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Conversations over pictures of many sizes, some without any."""
     home, rng = tmp_path_factory.mktemp("verl"), random.Random(5)
     rows = []
     for number in range(12):
@@ -155,7 +153,7 @@ def test_sft_rows_with_pictures_are_verls_own(
         assert not item["position_ids"][:, size:].any()
         if not row["images"]:
             assert "multi_modal_inputs" not in item
-            assert item["position_ids"][3, :size].tolist() == list(range(size))
+            assert item["position_ids"][:, :size].tolist() == [list(range(size))] * 4
             continue
         inputs = item["multi_modal_inputs"]
         assert (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -112,6 +113,15 @@ FAMILIES: dict[str, Callable[[], dict[str, Any]]] = {
 @cache
 def family_json(name: str) -> bytes:
     return json.dumps(FAMILIES[name](), ensure_ascii=False).encode()
+
+
+def write_directory(path: Path, config: Any, name: str = "byte_level", **changes: Any) -> Path:
+    """A tokenizer's directory, with other members of the family's tokenizer.json."""
+    path.mkdir(parents=True, exist_ok=True)
+    document = {**json.loads(family_json(name)), **changes}
+    (path / "tokenizer.json").write_text(json.dumps(document))
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    return path
 
 
 @cache

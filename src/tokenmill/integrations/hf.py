@@ -122,7 +122,6 @@ def _token_bytes(samples: WholeRun, size: int) -> int:
 
 
 def as_dataset(reader: Reader, identity: Any) -> datasets.Dataset:
-    """Return a dataset over a reader, with a fingerprint of the identity's JSON values."""
     table = LazyTable(reader, range(reader.rows), reader.schema.names, reader.schema)
     return datasets.Dataset(table, fingerprint=fingerprint.key(identity)[:16])
 
@@ -273,6 +272,12 @@ class LazyTable(TableBlock):  # type: ignore[misc]
 
 # Runs for TRL
 
+# Config arguments with which any trainer reads a dataset once.
+_ONE_PASS: dict[str, Any] = {
+    "num_train_epochs": 1,  # the epochs are in the dataset
+    "remove_unused_columns": False,
+    "ignore_data_skip": False,  # the skip makes a resume exact
+}
 _SEQUENTIAL = "train_sampling_strategy"  # of TrainingArguments; older ones always shuffle
 
 TAKES_LABELS = "0.19.0"  # older collators use input_ids as labels: they train every token
@@ -358,12 +363,7 @@ def for_trl(
 
 
 def _in_our_order() -> dict[str, Any]:
-    arguments: dict[str, Any] = {
-        "num_train_epochs": 1,  # the epochs are in the dataset
-        "max_length": None,  # rows have their length already
-        "remove_unused_columns": False,
-        "ignore_data_skip": False,  # the skip makes a resume exact
-    }
+    arguments = {**_ONE_PASS, "max_length": None}  # rows have their length already
     if _can_be_sequential():
         arguments[_SEQUENTIAL] = "sequential"
     else:
@@ -385,12 +385,9 @@ def _check_trl(what: str, lowest: str) -> None:
 
 def _trl_is(lowest: str) -> bool:
     """Whether the installed TRL is at least this version; without one, assume a current one."""
-    installed = installed_version("trl")
-    return installed is None or _release(installed) >= _release(lowest)
-
-
-def _release(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+    versions = (installed_version("trl") or lowest, lowest)
+    found, needed = ([int(part) for part in re.findall(r"\d+", v)[:3]] for v in versions)
+    return found >= needed
 
 
 def _can_be_sequential() -> bool:
@@ -603,13 +600,7 @@ def for_grpo(prompts: PromptDataset, *, epochs: int = 1) -> tuple[datasets.Datas
     dataset = as_dataset(reader, identity).with_transform(partial(_prompt_rows, prompts))
     # `datasets` would hash the transform, and with it the position of `prompts`.
     dataset._fingerprint = fingerprint.key(identity)[:16]
-    arguments = {
-        "num_train_epochs": 1,  # the epochs are in the dataset
-        "shuffle_dataset": False,  # and so is the order
-        "remove_unused_columns": False,  # rewards are computed from them
-        "ignore_data_skip": False,  # the skip makes a resume exact
-    }
-    return dataset, arguments
+    return dataset, {**_ONE_PASS, "shuffle_dataset": False}
 
 
 def _sample_numbers(indices: Sequence[int]) -> pa.Table:

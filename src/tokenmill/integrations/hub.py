@@ -13,11 +13,7 @@ _ROW_OPTIONS = ("field", "columns", "filters")  # of a dataset card; they change
 def split_files(
     dataset: str, split: str, *, config: str = "", revision: str | None = None, source: str = ""
 ) -> list[str]:
-    """Return the files of a split, in the order in which `datasets` reads them.
-
-    ``dataset`` is a local directory or ``owner/name`` on the hub. An empty split selects the only
-    one. Errors name ``source``.
-    """
+    """Return the files of a split, or of the only split, in the order of `datasets`."""
     where = source or dataset
     with optional("datasets", "a split of a directory or hub dataset", path=where):
         from datasets import load_dataset_builder

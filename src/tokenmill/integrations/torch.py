@@ -36,7 +36,6 @@ TensorBatch = dict[str, Any]
 
 
 def as_tensors(batch: Batch) -> TensorBatch:
-    """Arrays as tensors over the same memory; other values unchanged."""
     return {
         name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
         for name, value in batch.items()
@@ -160,7 +159,6 @@ class DataLoader:
     def open(
         self, cursor: Cursor, end: int | None, *, repeat: bool
     ) -> Iterator[tuple[TensorBatch, Cursor]]:
-        """Batches from a cursor to the epoch ``end``, each with the next cursor."""
         cursors = self._sampler.begin(self.loader.steps(cursor, end, repeat=repeat))
         return ((batch, cursors.popleft()) for batch in iter(self._torch))
 

@@ -102,7 +102,6 @@ class Settings:
         return cls(**stated)
 
     def item_rows(self, rows: int, max_samples: int | None, *, shuffle: bool) -> ItemRows:
-        """Row numbers of items; of ``max_samples`` rows the first, or a random choice."""
         subset = None
         if max_samples is not None and 0 < max_samples < rows:
             rows, subset = (rows, max_samples) if shuffle else (max_samples, None)
@@ -130,20 +129,25 @@ def _file_list(files: Any) -> list[str]:
     return [os.path.expanduser(os.fspath(file)) for file in several]
 
 
-def _refuse_overrides(subclass: type, names: Sequence[str], why: str) -> None:
-    """Raise for a subclass that overrides a method of verl's datasets that is never called."""
-    for name in names:
-        if name in vars(subclass):
-            raise UsageError(
-                f"{subclass.__name__}.{name} would never be called: {why}. Change the files "
-                "beforehand, or override __getitem__"
-            )
+class _Overridable:
+    """Refuses subclasses that override a method of verl's datasets that is never called."""
+
+    uncalled: tuple[str, ...]
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        for name in cls.uncalled:
+            if name in vars(cls):
+                raise UsageError(
+                    f"{cls.__name__}.{name} would never be called: rows come from a store or an "
+                    "index. Change the files beforehand, or override __getitem__"
+                )
 
 
 # SFT
 
 
-class SFTDataset(RowDataset, torch_data.Dataset[Item]):  # type: ignore[misc]
+class SFTDataset(_Overridable, RowDataset, torch_data.Dataset[Item]):  # type: ignore[misc]
     """Rows for verl's SFT trainer, in our order.
 
     The arguments are verl's. Files are raw, and prepared on first use, or directories of stores.
@@ -155,10 +159,7 @@ class SFTDataset(RowDataset, torch_data.Dataset[Item]):  # type: ignore[misc]
 
     trainer = VERL
 
-    def __init_subclass__(cls, **arguments: Any) -> None:
-        super().__init_subclass__(**arguments)
-        uncalled = ("_read_files_and_process", "_build_messages", "_process_single_message")
-        _refuse_overrides(cls, uncalled, "rows come from a store")
+    uncalled = ("_read_files_and_process", "_build_messages", "_process_single_message")
 
     def __init__(
         self,
@@ -271,7 +272,6 @@ class SFTDataset(RowDataset, torch_data.Dataset[Item]):  # type: ignore[misc]
 
 
 def _rope_index(processor: Any, input_ids: Any, grid: torch.Tensor) -> torch.Tensor:
-    """Time, height and width of every token of a row, from verl's own function."""
     with optional("verl", "the positions of pictures"):
         from verl.models.transformers.qwen2_vl import get_rope_index
     ids = torch.from_numpy(input_ids.astype(np.int64))
@@ -288,8 +288,6 @@ def _rope_index(processor: Any, input_ids: Any, grid: torch.Tensor) -> torch.Ten
 
 @dataclass(frozen=True)
 class _Preparing:
-    """Prepares raw files with the settings of verl's config."""
-
     tokenizer: Any
     processor: Any
     config: Config
@@ -436,17 +434,14 @@ def _thinking(value: Any) -> Thinking:
 # RL
 
 
-class RLDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
+class RLDataset(_Overridable, Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
     """Prompts for verl's RL trainers, in our order; the arguments are verl's.
 
     Lengths are measured once; a row is read when it is served. Rows of one batch have the same
     columns, with None where a row lacks one.
     """
 
-    def __init_subclass__(cls, **arguments: Any) -> None:
-        super().__init_subclass__(**arguments)
-        uncalled = ("_download", "_read_files_and_tokenize", "maybe_filter_out_long_prompts")
-        _refuse_overrides(cls, uncalled, "prompts are read and measured by an index")
+    uncalled = ("_download", "_read_files_and_tokenize", "maybe_filter_out_long_prompts")
 
     def __init__(
         self,

@@ -1,9 +1,4 @@
-"""Clusters of a test's own, small and short-lived.
-
-Ray's processes inherit the environment of whoever starts them, so that is where tests say what
-workers import and where they note what they did. Sockets need short paths: session directories do
-not lie below pytest's.
-"""
+"""One small Ray cluster for all tests; session directories are short, as sockets need."""
 
 from __future__ import annotations
 
@@ -33,7 +28,6 @@ def build(sources: Path, cache: Path, **more: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def ray_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The environment of the cluster; gives the directory of Ray's sessions."""
     sessions = Path(tempfile.mkdtemp(prefix="tm-ray-"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", programs.environment()["PYTHONPATH"])
@@ -65,13 +59,11 @@ def node_arguments(sessions: Path, cpus: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ten files of one slice each."""
     return write_sources(tmp_path_factory.mktemp("ray-sources"), files=FILES, rows=4)
 
 
 @pytest.fixture(scope="session")
 def expected(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Picture:
-    """What an inline build of the sources publishes."""
     cache = tmp_path_factory.mktemp("ray-expected")
     build(sources, cache, executor="inline")
     return picture(cache)
@@ -79,7 +71,6 @@ def expected(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Picture
 
 @pytest.fixture(scope="package")
 def cluster(ray_environment: Path) -> Iterator[Any]:
-    """This process belongs to a cluster of four CPUs (of two real ones, perhaps)."""
     import ray
     from ray.cluster_utils import Cluster
 

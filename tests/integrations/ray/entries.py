@@ -20,8 +20,6 @@ LOG = "TOKENMILL_TEST_LOG"  # directory in which workers note what they began an
 
 
 def open_flaky(options: dict[str, Any]) -> Work:
-    """Says that the file system is away as often as the payload wants, over all processes."""
-
     def work(payload: dict[str, Any]) -> dict[str, Any]:
         with open(options["mark"], "ab") as file:
             file.write(b".")

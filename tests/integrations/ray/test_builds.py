@@ -80,8 +80,6 @@ def test_relative_tokenizer_is_found_by_workers_elsewhere(
 
 @ray.remote
 class Trainer:
-    """What miles and SkyRL do: prepare from inside an actor."""
-
     def __init__(self, wait_s: float | None = None) -> None:
         self.wait_s = wait_s
 

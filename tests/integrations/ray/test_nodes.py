@@ -1,7 +1,4 @@
-"""A node that dies, a driver that dies, a node that does not share the cache.
-
-Workers note in a directory what they began and finished.
-"""
+"""A node that dies, a driver that dies, a node that does not share the cache."""
 
 from __future__ import annotations
 

@@ -63,7 +63,6 @@ class SFTDataset(MegatronDataset):  # type: ignore[misc]
         return len(self.samples) if self.num_samples is None else int(self.num_samples)
 
     def __getitem__(self, idx: int | None) -> dict[str, Any]:
-        """Return one sample; None: one that fills a batch and trains nothing."""
         sample = self.samples[0 if idx is None else int(idx)]
         if idx is None:
             sample["loss_mask"][:] = 0

@@ -148,8 +148,6 @@ def _open_prompts(flags: Flags, framework: Framework, path: Any, **arguments: An
 
 
 class EvalDataset:
-    """The framework's evaluation dataset, with its arguments, over a lazy index of prompts."""
-
     framework: Framework
     flags: Flags
     replaced: Any  # the framework's class
@@ -189,8 +187,6 @@ def serve_evaluation(framework: Framework, flags: Flags) -> None:
 
 
 class DataSource:
-    """Prompts in groups of samples, with a buffer of returned groups."""
-
     def __init__(self, args: Any) -> None:
         self.args = args
         self._framework = Framework.find()
@@ -441,7 +437,6 @@ def sft_rollout(args: Any, rollout_id: Any, data_source: Any, evaluation: bool =
 
 
 def open_sft_store(args: Any) -> Store:
-    """Open the store of ``TOKENMILL_STORE``, else find or build the one of the flags."""
     stated = os.environ.get(STORE)
     if stated:
         return open_store(stated)

@@ -191,10 +191,7 @@ def held_cpus() -> float | None:
 
 
 def describe() -> dict[str, Any]:
-    """Describe the cluster that ``executor="ray"`` would use; joins and starts nothing.
-
-    Without an address, a local cluster would be started.
-    """
+    """Describe the cluster that ``executor="ray"`` would use, without joining or starting one."""
     found: dict[str, Any] = {"version": ray.__version__, "nodes": None, "cpus": None}
     if ray.is_initialized():
         alive = [node for node in ray.nodes() if node["Alive"]]
@@ -231,7 +228,6 @@ def _answers(address: str) -> bool:
 
 
 def plant(directory: str, until: contextlib.ExitStack) -> Sentinel:
-    """Write a sentinel below a directory; the exit stack removes it."""
     staging = until.enter_context(Staging(Path(directory)))
     nonce = secrets.token_hex(16)
     path = staging.write("sentinel", nonce.encode())
@@ -376,7 +372,6 @@ class _RayRun:
         self._window = 1
 
     def results(self, tasks: Iterator[Task]) -> Iterator[Done]:
-        """Yield every task's result; raise the first failure after the results before it."""
         while True:
             self._fill(tasks)
             if not self._pending:
@@ -439,7 +434,6 @@ class _RayRun:
 
 
 def _answer(ref: Any, task: Task) -> tuple[str, int, wire.Finished] | TokenmillError:
-    """Return a task's result, or Ray's error as one of ours."""
     try:
         node, pid, answer = ray.get(ref)
     except RayTaskError as error:

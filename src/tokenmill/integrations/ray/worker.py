@@ -69,7 +69,6 @@ class Job(NamedTuple):
 
 
 def do_task(job: Job, task: Task) -> tuple[str, int, wire.Finished | wire.Failed]:
-    """Return node, process id and the answer."""
     with _pinned():
         answer = _answer(job, task)
     return ray.get_runtime_context().get_node_id(), os.getpid(), answer

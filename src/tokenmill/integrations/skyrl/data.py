@@ -89,10 +89,7 @@ def _address(dataset: str, part: str, split: str) -> str:
 
 
 def as_task(function: Callable[..., None]) -> Any:
-    """Return a Ray task of one CPU, as SkyRL's own are, that gets our environment variables.
-
-    It may run on a node without the environment of the command line.
-    """
+    """Return a Ray task of one CPU, as SkyRL's own are, with our environment variables."""
     import ray
 
     ours = {name: value for name, value in os.environ.items() if name.startswith("TOKENMILL_")}
@@ -139,7 +136,14 @@ class Sampler(torch_data.Sampler[int]):  # type: ignore[misc]
         if sum(sizes) != rows:
             raise UsageError(f"lengths are {sizes}, together {sum(sizes)}; the data has {rows}")
         self.num_samples = rows if num_samples is None else num_samples
-        self.order = _make_order(order, check_seed(seed), sizes, weights)
+        self.order: Order
+        if weights is None:
+            self.order = make_order(order, rows, check_seed(seed))
+        elif len(weights) == len(sizes):
+            schedule = Schedule(sizes, list(weights), "repeat")
+            self.order = MixedOrder.of(schedule, order, check_seed(seed))
+        else:
+            raise UsageError(f"{len(weights)} weights for {len(sizes)} datasets")
         shares = "" if weights is None else f"/{sizes}/{[str(weight) for weight in weights]}"
         self._spec = StreamSpec(
             dataset=str(getattr(data_source, "key", None) or f"{rows} rows"),
@@ -185,7 +189,6 @@ class Sampler(torch_data.Sampler[int]):  # type: ignore[misc]
         return {**state, "begun": begun, "num_samples": length}
 
     def load(self, state: Any) -> tuple[int, int, int]:
-        """Return start, position and length of a saved pass."""
         cursor, _ = self._spec.load(state)
         position = cursor.epoch * self.order.rows + cursor.position
         numbers = [state.get("begun"), state.get("num_samples")]
@@ -236,14 +239,6 @@ class SamplerPass(Iterator[int]):
             self._sampler.begin_next_pass_at(self._end)
 
 
-def _make_order(name: str, seed: int, sizes: list[int], weights: Sequence[float] | None) -> Order:
-    if weights is None:
-        return make_order(name, sum(sizes), seed)
-    if len(weights) != len(sizes):
-        raise UsageError(f"{len(weights)} weights for {len(sizes)} datasets")
-    return MixedOrder.of(Schedule(sizes, list(weights), "repeat"), name, seed)
-
-
 Item = dict[str, Any]
 Source = Store | View | str | os.PathLike[str]
 
@@ -259,7 +254,6 @@ _log = logging.getLogger(__name__)
 
 
 def window(row: Row, max_length: int | None = None) -> Item:
-    """Return a row in SkyRL's format, truncated to its first ``max_length`` tokens."""
     item = SKYRL.item(row.input_ids[:max_length], row.loss_mask[:max_length])
     return {**item, "num_actions": len(item["loss_mask"])}
 
@@ -333,7 +327,6 @@ class SFTDataset(RowDataset, torch_data.Dataset[Item]):  # type: ignore[misc]
 
     @property
     def sequence_lengths(self) -> npt.NDArray[np.int32]:
-        """Tokens of every row, after truncating and dropping."""
         lengths = self.view.lengths
         if self.max_length is None:
             return lengths
