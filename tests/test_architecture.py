@@ -43,7 +43,6 @@ def run(program: str, *arguments: str | Path) -> str:
 
 @functools.cache
 def said_by(path: Path) -> tuple[str, list[str]]:
-    """A module's docstring, and all of its strings that are dotted names of ours."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     strings = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
     named = [text for text in strings if isinstance(text, str) and DOTTED.fullmatch(text)]
@@ -61,7 +60,6 @@ def test_files_stay_small() -> None:
 
 
 def layers() -> dict[str, int]:
-    """Room → the number of its layer, the highest is 0."""
     settings = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
     contracts = settings["tool"]["importlinter"]["contracts"]
     stated = next(contract["layers"] for contract in contracts if contract["type"] == "layers")

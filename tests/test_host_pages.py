@@ -123,7 +123,6 @@ WITH_COMMANDS = [path for path in DOCUMENTS if any(shown_commands(path))]
 
 
 def as_run(words: list[str], place: Path) -> list[str]:
-    """A command with what stands for its placeholders; patterns are the shell's."""
     found: list[str] = []
     for word in words:
         if word == ">":
@@ -212,7 +211,6 @@ def _is_integration(name: str) -> bool:
 
 
 def is_ours(name: str, shown: frozenset[str]) -> bool:
-    """Whether a name is one of ours, or made by the page's own Python."""
     if name.startswith("--"):
         return name in our_flags()
     if name.startswith("tokenmill."):

@@ -45,7 +45,6 @@ def say(role: str, index: int, content: Any = None, **keys: Any) -> Message:
 
 
 def turns(roles: str) -> list[Message]:
-    """A conversation of unique words: ``turns("sua")``."""
     return [_result(index) if role == "t" else say(role, index) for index, role in enumerate(roles)]
 
 
@@ -70,7 +69,6 @@ def _result(index: int, content: str | None = None, number: int = 1) -> Message:
 def _calling(
     *calls: dict[str, Any], content: Any = "", after: str = "ta", result: str | None = None
 ) -> Row:
-    """A user, an assistant who calls, the results, an answer."""
     messages = [say("u", 0), say("a", 1, content, tool_calls=list(calls))]
     for index, role in enumerate(after, 2):
         messages.append(_result(index, result) if role == "t" else say(role, index))
@@ -363,7 +361,6 @@ def corpus_rows(shared: Path, name: str, count: int | None, seed: int = 13) -> l
 
 
 def zoo(shared: Path) -> dict[str, str]:
-    """Every released template in the shared data, by name."""
     found = {
         f"{path.parent.name}/{path.stem}": path.read_text("utf-8")
         for path in sorted((shared / "templates").glob("*/*.jinja"))

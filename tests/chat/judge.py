@@ -85,7 +85,6 @@ class Wanted:
 
 
 def wanted(row: Row, spec: ChatSpec) -> list[Wanted]:
-    """The texts of a row as the product documents them; empty: it has no conversation to judge."""
     found = read(row, spec)
     if isinstance(found, Plain):
         return []

@@ -160,7 +160,6 @@ def _paint(labels: bytearray, start: int, end: int, label: str) -> None:
 
 
 def to_train(talk: Conversation, trained: Sequence[int]) -> bool:
-    """Whether the render holds anything but whitespace that must be trained."""
     found = talk.found
     if found is None:
         return True

@@ -21,7 +21,6 @@ GROUPS = 8  # so that several workers share the templates
 
 
 def rendered(spec: ChatSpec, source: str, data: list[Row], renderer: str) -> list[Any]:
-    """What became of each row; a renderer that falls over is one thing that may come of it."""
     try:
         made = Renderer(spec, source, SPECIAL, renderer=renderer).render(data)
     except Exception as error:

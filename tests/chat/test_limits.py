@@ -43,7 +43,6 @@ class Outcome(NamedTuple):
 
 
 def render_limited(job: dict[str, Any]) -> int:
-    """Render one template under limits, in a process that is thrown away."""
     sandbox.BASE_STEPS //= job["part"]
     sandbox.BASE_SIZE //= job["part"]
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -78,7 +78,6 @@ def test_hostile_templates_are_those_of_transformers() -> None:
 
 
 def owners(source: str, messages: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """A render in pieces, each with its owner: the message's number, or a dot for nobody."""
     found = Conversation(OracleTemplate(source, SPECIAL), messages, None).found
     assert found is not None
     pairs = zip(found.owner, found.text, strict=True)

@@ -38,7 +38,6 @@ NEIGHBOURS = (
 
 
 def outcomes(rendering: Any, count: int) -> list[Outcome]:
-    """What became of each row: its texts with spans and turns, or its rejections."""
     found: list[Outcome] = [[] for _ in range(count)]
     parts = zip(
         rendering.source,
@@ -69,7 +68,6 @@ def rendered(renderer: Renderer, rows: list[Row]) -> list[Any]:
 def check(
     name: str, source: str, rows: list[Any], seed: int, spec: ChatSpec, render: Any = rendered
 ) -> None:
-    """Render the rows in many companies."""
     variables = {**SPECIAL, **VARIABLES.get(name, {})}
 
     def fresh(renderer: str = "auto") -> Renderer:

@@ -182,7 +182,6 @@ class Conversation:
         self._prompts: dict[int, list[str]] = {}
 
     def prompts(self, count: int) -> list[str]:
-        """What may be the generation prompt after the first messages; empty: none is known."""
         if count not in self._prompts:
             self._prompts[count] = self._find_prompts(count)
         return self._prompts[count]

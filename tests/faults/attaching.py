@@ -15,7 +15,6 @@ from tokenmill.store import Store
 
 
 def values_of(store: Store) -> list[NDArray[np.float32]]:
-    """What every process computes: a value for each token that names its row and place."""
     lengths = store.lengths.tolist()
     return [np.arange(length, dtype=np.float32) + 1000 * row for row, length in enumerate(lengths)]
 

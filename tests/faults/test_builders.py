@@ -59,7 +59,6 @@ def test_builders_without_locks_agree(zygote: Zygote, clean: Clean, tmp_path: Pa
 def kill_randomly(
     zygote: Zygote, clean: Clean, cache: Path, rng: random.Random, environment: dict[str, str]
 ) -> None:
-    """One to three builders, of which some die at a random step."""
     arguments = prepare_arguments(clean.sources, cache)
     runs: list[dict[str, object]] = []
     for _ in range(rng.randrange(1, 4)):

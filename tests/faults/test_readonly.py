@@ -115,7 +115,6 @@ def test_second_user_of_a_group_builds_on_what_the_first_left(
 
 @pytest.fixture
 def open_directory() -> Iterator[Path]:
-    """A directory that every user can get to, as those of pytest are not."""
     with tempfile.TemporaryDirectory(prefix="tokenmill-users-") as name:
         os.chmod(name, 0o755)
         yield Path(name)

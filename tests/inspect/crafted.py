@@ -128,7 +128,6 @@ def clean(directory: Path) -> Path:
 
 
 def tokenizer_with(directory: Path, post: str | None = None, **config: Any) -> Path:
-    """Copy the bundled tokenizer; ``post`` is a token that encoding puts in front by itself."""
     target = directory / f"tokenizer-{len(list(directory.iterdir()))}"
     shutil.copytree(TOKENIZER, target)
     (target / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")

@@ -210,7 +210,6 @@ def test_answers_are_kept_in_the_cache_and_damage_only_costs_time(
 
 
 def settings() -> dict[str, Processor]:
-    """One change each."""
     tokens = processors.make("llava")
     tokens.num_additional_image_tokens = 2
     strategy = processors.make("llava")

@@ -27,7 +27,6 @@ PICTURES = Pictures()
 
 
 def reference(data: bytes) -> Image.Image:
-    """How transformers itself loads the bytes of a picture."""
     from transformers.image_utils import load_image
 
     return load_image(base64.b64encode(data).decode())
@@ -248,7 +247,6 @@ def test_what_says_nothing_is_refused(said: object) -> None:
 
 @pytest.fixture
 def house(tmp_path: Path) -> Path:
-    """A directory with pictures, one beside it, and links in and out."""
     inside, outside = tmp_path / "house", tmp_path / "street"
     (inside / "room").mkdir(parents=True)
     outside.mkdir()

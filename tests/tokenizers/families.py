@@ -94,7 +94,6 @@ def word_piece() -> dict[str, Any]:
 
 
 def stripping() -> dict[str, Any]:
-    """Byte-level, with added tokens that strip the white space around them."""
     document = byte_level()
     for token in document["added_tokens"]:
         token["rstrip"] = token["content"] == "<|im_start|>"
@@ -116,7 +115,6 @@ def family_json(name: str) -> bytes:
 
 
 def write_directory(path: Path, config: Any, name: str = "byte_level", **changes: Any) -> Path:
-    """A tokenizer's directory, with other members of the family's tokenizer.json."""
     path.mkdir(parents=True, exist_ok=True)
     document = {**json.loads(family_json(name)), **changes}
     (path / "tokenizer.json").write_text(json.dumps(document))
@@ -132,7 +130,6 @@ def family(name: str) -> OurTokenizer:
 
 
 def oracle_mask(data: bytes, text: str, spans: Spans | None) -> tuple[list[int], list[int]]:
-    """Ids and mask of one row, token by token, by the offsets of `tokenizers`."""
     document = json.loads(data)
     document.update(truncation=None, padding=None, post_processor=None)
     return oracle_mask_by(_raw(json.dumps(document)), text, spans)

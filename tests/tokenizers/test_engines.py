@@ -47,8 +47,6 @@ def test_battery_finds_an_engine_that_differs_in_one_thing() -> None:
     tokenizer = family("byte_level")
 
     class Sloppy(HfEngine):
-        """Forgets special tokens that stand between two letters."""
-
         def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
             return super().encode([text.replace("o<|im_end|>", "o<|im_end") for text in texts])
 
