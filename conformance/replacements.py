@@ -369,7 +369,8 @@ def grain_order() -> None:
         reached()
         length = len(self._parent)
         epoch, position = divmod(index, length)
-        return FeistelOrder(length, self._seed).index(epoch, position) + epoch * length
+        order = FeistelOrder(length, self._seed)
+        return int(order.indices(epoch, np.asarray([position]))[0]) + epoch * length
 
     shuffle.ShuffleMapDataset._shuffled_index = shuffled
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.cli.harness import Shell
 from tests.faults.tools import Zygote, compile_shim
 from tests.programs import PROJECT
 from tokenmill._core import fingerprint
@@ -64,7 +65,6 @@ def unpack_shared() -> Path | None:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """Directory with tokenizers/, templates/, corpora/ and golden/."""
     directory = unpack_shared()
     if directory is None:
         pytest.skip("needs ../shared/data, which is not beside this checkout")
@@ -73,11 +73,7 @@ def shared() -> Path:
 
 @pytest.fixture(autouse=True, scope="session")
 def sync_to_disk() -> Iterator[Callable[[int], None]]:
-    """The real `fsync`, in whose place nothing is done: disks take most of a small build.
-
-    Nothing that a test leaves needs to survive a power cut. `tests/core`, the room that promises
-    it, has the real one back.
-    """
+    """Replace `fsync`, which takes most of a small build; `tests/core` has the real one back."""
     real = os.fsync
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
@@ -85,7 +81,6 @@ def sync_to_disk() -> Iterator[Callable[[int], None]]:
 
 
 def link_new_files(source: Path, target: Path) -> None:
-    """Give one directory the files of another that it lacks, without copying a byte."""
     for path in source.rglob("*"):
         new = target / path.relative_to(source)
         if path.is_file() and not new.exists():
@@ -96,15 +91,19 @@ def link_new_files(source: Path, target: Path) -> None:
 
 @pytest.fixture(scope="session")
 def identified(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What was found out about tokenizers, which takes seconds for each of the real ones.
+    """What any process of this run found out about tokenizers, which takes seconds for each.
 
-    By any process of this run: those of xdist have their directories side by side. A test that asks
-    for this, or for the shared data, has it in its own cache.
+    A test that asks for this, or for the shared data, has it in its own cache.
     """
     own = tmp_path_factory.getbasetemp()
     place = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "identified"
     place.mkdir(exist_ok=True)
     return place
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(capsys)
 
 
 @pytest.fixture(scope="session")
@@ -176,7 +175,6 @@ def nothing_known() -> Iterator[None]:
 
 @contextlib.contextmanager
 def nothing_answered() -> Iterator[None]:
-    """The same for what processors answered."""
     answers = dict(_answers)
     _answers.clear()
     yield
@@ -186,10 +184,10 @@ def nothing_answered() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """No test sees the user's cache, nor another test's, nor what another test put in its place.
+    """Give every test a cache of its own.
 
-    Between tests that patch nothing, engines stay loaded, templates stay compiled, processors need
-    not answer again, and the real tokenizers stay identified.
+    Between tests that patch nothing, engines stay loaded, templates compiled, processors' answers
+    known, and the real tokenizers identified.
     """
     patches = "monkeypatch" in request.fixturenames
     cache = tmp_path / "tokenmill-cache"
@@ -211,9 +209,7 @@ def own_cache(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
         yield cache
 
 
-CORE_ONLY = "TOKENMILL_TEST_CORE_ONLY"
-"""Set by `make lowest`, whose environments hold the core alone."""
-
+CORE_ONLY = "TOKENMILL_TEST_CORE_ONLY"  # set by `make lowest`, which installs the core alone
 OUTSIDE = frozenset({"PIL", "aiohttp", "datasets", "hatchling", "huggingface_hub", "ray", "torch",
                      "transformers", "trl"})  # fmt: skip
 
@@ -246,10 +242,7 @@ def pytest_runtest_makereport(
 
 
 def pytest_collection_finish() -> None:
-    """Torch, transformers and all the tests stay: the collector need not walk through them again.
-
-    That was a tenth of the time of tests that make many objects.
-    """
+    """Keep the collector from walking through torch, transformers and all the tests again."""
     gc.collect()
     gc.freeze()
 

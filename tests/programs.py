@@ -1,8 +1,4 @@
-"""Processes of a test's own that find this checkout: their environment, and programs to run.
-
-A fresh interpreter is for what depends on how one starts (imports, hash seeds, locales, exits);
-everything else is cheaper by the `zygote` fixture.
-"""
+"""Programs in a fresh interpreter; where it need not be fresh, the `zygote` fixture is cheaper."""
 
 from __future__ import annotations
 
@@ -18,14 +14,12 @@ PROJECT = Path(__file__).resolve().parent.parent
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The environment of a process that imports this tokenmill and these tests."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(PACKAGES), str(PROJECT)]), **more}
 
 
 def python(
     program: str, *arguments: object, cwd: Path | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program in a fresh interpreter, with more variables in its environment."""
     return subprocess.run(
         [sys.executable, "-c", program, *map(str, arguments)],
         env=environment(**variables),

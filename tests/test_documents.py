@@ -1,11 +1,7 @@
 """The Python blocks of README.md and docs/*.md run, each document in a process of its own.
 
-The processes are forks of one that has the heavy libraries imported, and what one document found
-out about the bundled tokenizer serves the next; a user pays for both once, too.
-
-A block opens with exactly three backticks and `python`; anything else (`text`, `sh`, `yaml`) is
-prose. The blocks of a document are one program, run in a directory that holds what the examples
-bundle: ``chat.jsonl``, ``dirty.jsonl``, ``prompts.jsonl`` and the directory ``tokenizer``.
+The blocks of a document are one program, run in a directory that holds ``chat.jsonl``,
+``dirty.jsonl``, ``prompts.jsonl`` and the directory ``tokenizer``.
 """
 
 from __future__ import annotations
@@ -28,7 +24,6 @@ DOCUMENTS = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
 
 
 def program_of(path: Path) -> str:
-    """The Python blocks of a document as one program, with the document's line numbers."""
     lines = [""] * len(path.read_text(encoding="utf-8").splitlines())
     for language, fence, block in read_page(path).blocks:
         if language == "python":
@@ -44,7 +39,6 @@ def test_program_of_keeps_python_and_line_numbers(tmp_path: Path) -> None:
 
 
 def copy_examples(directory: Path) -> Path:
-    """The directory in which the programs and commands of documents run."""
     place = directory / "work"
     shutil.copytree(PACKAGE / "examples", place)
     (place / "conversations.jsonl").rename(place / "chat.jsonl")
@@ -86,6 +80,7 @@ def test_readme_names_both_commands_on_its_first_screen() -> None:
 UNITS = {"×": "x", "s": "s", "ms": "ms", "MiB": "MiB", "GiB": "GiB", "%": "%", "MB/s": "MB/s"}
 
 
+# Row of the README's table → the benchmarks' figures that it states, in the order it does.
 FIGURES = {
     "chat to tokens, one process": ["chat: ours / SkyRL's way", "chat: ours / datasets.map"],
     "preparing 800 MB, 2 workers, start-up included": [
@@ -120,7 +115,6 @@ FIGURES = {
         "scale: reader after open, resident",
     ],
 }
-"""Row of the README's table → the benchmarks' figures that it states, in the order it does."""
 
 
 def stated(readme: str) -> dict[str, list[tuple[str, str]]]:

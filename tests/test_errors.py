@@ -44,13 +44,9 @@ def test_error_pickled_keeps_every_attribute(
         assert twin.as_dict() == error.as_dict()
 
 
-@pytest.mark.parametrize("reason", REASONS)
-def test_row_error_pickled_keeps_its_reason(reason: str) -> None:
-    error = RowError("x", reason=reason, path="a", row=0)
-    assert pickle.loads(pickle.dumps(error)).reason == reason
-
-
-def test_row_error_with_unknown_reason_is_refused() -> None:
+def test_row_error_keeps_its_reason_and_refuses_an_unknown_one() -> None:
+    error = RowError("x", reason=REASONS[0], path="a", row=0)
+    assert pickle.loads(pickle.dumps(error)).reason == REASONS[0]
     with pytest.raises(AssertionError, match="unlucky"):
         RowError("x", reason="unlucky")
 
@@ -81,14 +77,6 @@ def test_as_dict_has_the_keys_of_the_command_line() -> None:
         "type": "CorruptionError", "message": "cut", "path": "s/a.arrow", "row": None, "line": None,
         "offset": 64,
     }  # fmt: skip
-
-
-@pytest.mark.parametrize("cls", all_classes()[1:])
-def test_every_leaf_is_caught_by_its_builtin_parent(cls: type[TokenmillError]) -> None:
-    builtin = [base for base in cls.__mro__ if base.__module__ == "builtins"]
-    assert builtin[0] is not Exception, f"{cls.__name__} has no builtin parent of its own"
-    with pytest.raises(builtin[0]):
-        raise cls("x")
 
 
 @pytest.mark.parametrize("value", [0, -1, True, 1.0, "1", None])

@@ -1,12 +1,8 @@
 """The lines that pages show for a trainer work: ours are run, the trainer's are looked up.
 
-Blocks marked ``python`` are run by ``test_documents.py``. Here every ``tokenmill …`` line of a
-``sh`` block is run, on what the package brings along. Of blocks that need a trainer (``sh``,
-``yaml``, and ``py``, which is Python with a host) and of the code inside of sentences, every name
-is ours or one that the *record* of that host has (``tests/hosts.json``, see
-``scripts/host_signatures.py``), every call of ours binds, and every method that a class of the page
-overrides takes what the host hands it. The record itself is held against the hosts: packages that
-are installed, and checkouts below the directory ``HOSTS``.
+Every name in blocks that need a trainer (``sh``, ``yaml``, and ``py``, which is Python with a host)
+is ours or in the *record* of that host (``tests/hosts.json``, see ``scripts/host_signatures.py``),
+which is compared with installed hosts, and with checkouts below the directory ``HOSTS``.
 """
 
 from __future__ import annotations
@@ -53,6 +49,7 @@ every_page = pytest.mark.parametrize("page", PAGES, ids=named)
 
 # Commands
 
+# What a page says → what stands for it in the directory in which its commands are run.
 PLACEHOLDERS = {
     "STORE": "made/store", "PAIRS": "made/pairs", "OTHER": "made/other",
     "ROLLOUTS": "made/rollouts", "MODEL": "tokenizer",
@@ -62,7 +59,6 @@ PLACEHOLDERS = {
     "s3://bucket/stores/chat": "pushed", "last_run_prepared/0a1b2c": "theirs",
     "sha256:6f1c": "sha256:6f1c",
 }  # fmt: skip
-"""What a page says → what stands for it in the directory in which its commands are run."""
 
 PREPARATIONS = """
 import json, os
@@ -116,7 +112,6 @@ with open("mix.yaml", "w") as file:
 
 
 def shown_commands(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """The commands of ours that a document shows, with the line of their block."""
     for language, line, block in recording.read_page(path).blocks:
         if language in ("sh", "text") and re.search(r"^(\$ )?tokenmill ", block, re.MULTILINE):
             for words in recording.commands(block):
@@ -128,7 +123,6 @@ WITH_COMMANDS = [path for path in DOCUMENTS if any(shown_commands(path))]
 
 
 def as_run(words: list[str], place: Path) -> list[str]:
-    """A command with what stands for its placeholders; patterns are the shell's."""
     found: list[str] = []
     for word in words:
         if word == ">":
@@ -141,7 +135,6 @@ def as_run(words: list[str], place: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory, host_zygote: Zygote) -> dict[str, Any]:
-    """A directory that holds whatever commands of the pages name, and a cache."""
     place = copy_examples(tmp_path_factory.mktemp("pages"))
     around = {
         "directory": str(place),
@@ -170,7 +163,6 @@ def test_commands_of_a_document_run(
 
 
 def write_shown_files(path: Path, place: Path) -> None:
-    """Files that a document shows by ``$ cat NAME``."""
     for _, _, block in recording.read_page(path).blocks:
         for name, text in re.findall(r"(?ms)^\$ cat (\S+)\n(.*?)(?=^\$ |\Z)", block):
             (place / name).write_text(text, encoding="utf-8")
@@ -219,7 +211,6 @@ def _is_integration(name: str) -> bool:
 
 
 def is_ours(name: str, shown: frozenset[str]) -> bool:
-    """Whether a name is one of ours, or made by the page's own Python."""
     if name.startswith("--"):
         return name in our_flags()
     if name.startswith("tokenmill."):
@@ -234,7 +225,6 @@ def is_ours(name: str, shown: frozenset[str]) -> bool:
 
 @functools.cache
 def made_by(page_path: Path) -> frozenset[str]:
-    """Names that the Python of a page assigns, imports or defines itself."""
     page = recording.read_page(page_path)
     found = {"tm", "hf"}
     for language, _, block in page.blocks:
@@ -251,14 +241,13 @@ def made_by(page_path: Path) -> frozenset[str]:
     return frozenset(found)
 
 
-ELSEWHERE = {"drone_tool_calls", "smilechat_zh", "toy_chat", "takeoff_drone", "CACHE/NAME",
-             "tokens.py"}  # fmt: skip
-"""Names of data and placeholders."""
+PLACES = {"drone_tool_calls", "smilechat_zh", "toy_chat", "takeoff_drone", "CACHE/NAME",
+          "tokens.py"}  # fmt: skip
 
 
 @every_page
 def test_names_on_a_page_are_ours_or_its_hosts(page: recording.Page) -> None:
-    known: set[str] = set(ELSEWHERE)
+    known: set[str] = set(PLACES)
     for host in page.hosts:
         known |= set(RECORD[host]["names"])
     unknown = {
@@ -313,7 +302,6 @@ def ours(dotted: str) -> Any:
 
 @pytest.fixture(autouse=True)
 def megatron_imports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our Megatron dataset can be looked at where Megatron is missing."""
     if "megatron.core" in sys.modules:
         return
     for name in ("megatron", "megatron.core", "megatron.core.datasets",
@@ -343,12 +331,11 @@ def dotted_of(node: ast.expr, origins: dict[str, str]) -> str | None:
     return whole if whole.startswith("tokenmill") else None
 
 
+# Variable of a page's code → the class of ours that it holds.
 METHODS = {"bridge": "tokenmill.Bridge", "store": "tokenmill.store.Store"}
-"""Variable of a page's code → the class of ours that it holds."""
 
 
 def our_calls(block: str) -> Iterator[tuple[ast.Call, Any]]:
-    """Calls in a block, each with what of ours it calls."""
     origins = {"tm": "tokenmill", "hf": "tokenmill.integrations.hf", **recording.imported(block)}
     for node in ast.walk(ast.parse(recording.without_dots(block))):
         if not isinstance(node, ast.Call):
@@ -396,7 +383,6 @@ def call_that_fills(theirs: list[str]) -> list[str]:
 
 
 def signature_of(stated: list[str]) -> Any:
-    """A function with the parameters that the record states."""
     space: dict[str, Any] = {}
     text = ", ".join(f"{one}None" if one.endswith("=") else one for one in stated)
     exec(f"def function({text}): ...", space)

@@ -1,8 +1,4 @@
-"""What others rely on before they run a line: distributions, floors, hooks, versions of the docs.
-
-`make package` and `make lowest` try the real thing, which takes minutes and the package index;
-here is what can be seen in a second.
-"""
+"""Distributions, floors of dependencies, hooks and the threat model, as far as a second shows."""
 
 from __future__ import annotations
 
@@ -23,7 +19,6 @@ SETTINGS = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"
 
 
 def files_under(directory: Path) -> set[str]:
-    """What a distribution must hold of a directory, by its name within the project."""
     return {
         path.relative_to(PROJECT).as_posix()
         for path in directory.rglob("*")

@@ -1,8 +1,4 @@
-"""Rows with pictures in every way that data sets write them, and the processor's own answer.
-
-`Album` draws pictures into a directory; `rows_of` writes rows around them; `oracle` is the user's
-processor with the real pictures, called as transformers documents it.
-"""
+"""Rows with pictures in every way that data sets write them, and the processor's own answer."""
 
 from __future__ import annotations
 
@@ -68,18 +64,18 @@ def asked(*content: Any, answer: Any = "A cat.") -> list[dict[str, Any]]:
     ]
 
 
+# A row, the conversations that it means (bare parts for pictures), and its pictures.
 Case = tuple[dict[str, Any], list[list[dict[str, Any]]], list[int]]
-"""A row, the conversations that it means (bare parts for pictures), and its pictures."""
 
 
 def cases(album: Album) -> dict[str, Case]:
-    """Rows by what is special about them."""
     bare = {"type": "image"}
     what = [bare, text("\nWhat is it?")]
     mixed = asked(bare, text("and"), bare)
     answered = [*asked(bare, text("One?")), *asked(text("Two?"), bare, answer="Two cats.")]
     data = f"data:image/png;base64,{album.base64(0)}"
     name = album.name
+    answers = {"chosen": "A cat.", "rejected": "A dog."}
     return {
         "openai": (
             {"messages": asked({"type": "image_url", "image_url": {"url": data}}, text("Hm"))},
@@ -124,12 +120,7 @@ def cases(album: Album) -> dict[str, Case]:
             [0],
         ),
         "pair": (
-            {
-                "images": [name(0)],
-                "prompt": asked("<image>Hm")[:1],
-                "chosen": "A cat.",
-                "rejected": "A dog.",
-            },
+            {"images": [name(0)], "prompt": asked("<image>Hm")[:1], **answers},
             [asked(bare, text("Hm")), asked(bare, text("Hm"), answer="A dog.")],
             [0],
         ),
@@ -149,7 +140,7 @@ def cases(album: Album) -> dict[str, Case]:
 
 
 def oracle(processor: Any, messages: list[dict[str, Any]], pictures: list[Any]) -> list[int]:
-    """The ids of a conversation by the processor itself."""
+    """The ids of a conversation by the processor itself, with the real pictures."""
     rendered = processor.apply_chat_template(messages, tokenize=False)
     made = processor(
         text=[rendered], images=[pictures] if pictures else None, add_special_tokens=False

@@ -93,7 +93,7 @@ def wait_for(path: Path) -> None:
 
 
 class LyingRenderer(Renderer):
-    """Writes a word of the row in capitals: of the same length, so every span still fits."""
+    """Writes a word of the row in capitals, of the same length: every span still fits."""
 
     def __init__(self, lie: Lie, *given: Any, renderer: str = "auto", **more: Any) -> None:
         super().__init__(*given, renderer="jinja2", **more)

@@ -11,7 +11,11 @@ from typing import Any
 
 import pytest
 
+import tokenmill as tm
+from tokenmill.build.calls import run_recipe
+from tokenmill.build.outcome import Prepared
 from tokenmill.sources import scan as cut
+from tokenmill.store import Store
 
 EXAMPLES = Path(str(resources.files("tokenmill") / "examples"))
 TOKENIZER = EXAMPLES / "tokenizer"
@@ -19,6 +23,14 @@ WORDS = ("amber", "birch", "cedar", "delta", "ember", "flint", "grove", "heron",
 
 INLINE: dict[str, Any] = {"tokenizer_backend": "file", "executor": "inline", "progress": False}
 """Arguments that keep a preparation in this process and off transformers."""
+
+
+def run(source: Any, **given: Any) -> Prepared:
+    return run_recipe(source, str(TOKENIZER), **(INLINE | given))
+
+
+def prepare(source: Any, **given: Any) -> Store:
+    return tm.prepare(source, str(TOKENIZER), **(INLINE | given))
 
 
 def conversation(number: int, words: int = 12) -> dict[str, Any]:

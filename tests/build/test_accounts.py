@@ -14,18 +14,19 @@ from hypothesis import strategies as st
 
 from tests.build.making import (
     EXAMPLES,
-    INLINE,
-    TOKENIZER,
     conversation,
     conversations,
     files_of,
+    prepare,
+    run,
+    small_cuts,
     write_rows,
 )
-from tokenmill import RowError, SourceError, prepare
-from tokenmill.build.calls import run_recipe
+from tokenmill import RowError, SourceError
 from tokenmill.build.outcome import REMARKS, Prepared
 from tokenmill.errors import REASONS
 from tokenmill.inspect.stats import store_stats
+from tokenmill.sources.block import BlockRows
 
 TURNS = conversation(0)["messages"]
 ROLES = ("system", "user", "assistant", "tool", "narrator")
@@ -50,10 +51,6 @@ broken = st.sampled_from(
 blank = st.sampled_from([b"", b" ", b"\t ", b"\r"])
 ends = st.sampled_from([b"\n", b"\r\n"])
 files = st.lists(st.tuples(row | broken | blank, ends), max_size=30)
-
-
-def run(source: Any, **arguments: Any) -> Prepared:
-    return run_recipe(source, str(TOKENIZER), **(INLINE | arguments))
 
 
 def check_account(prepared: Prepared, data: bytes) -> None:
@@ -148,10 +145,10 @@ def test_on_bad_row_raise_stops_build_and_hit_alike(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "d.jsonl", [*conversations(3), '{"messages": 7}', "{"])
     for _ in ("build", "hit"):
         with pytest.raises(RowError) as caught:
-            prepare(str(source), str(TOKENIZER), on_bad_row="raise", **INLINE)
+            prepare(source, on_bad_row="raise")
         assert (caught.value.row, caught.value.line) == (3, 4)
         assert caught.value.reason == "bad_shape"
-    assert len(prepare(str(source), str(TOKENIZER), **INLINE)) == 3
+    assert len(prepare(source)) == 3
 
 
 @pytest.fixture
@@ -166,8 +163,8 @@ def test_disabled_cache_leaves_nothing_behind(
     tmp_path: Path, own_cache: Path, scratch: Path
 ) -> None:
     source = write_rows(tmp_path / "c.jsonl", conversations(5))
-    store = prepare(str(source), str(TOKENIZER), disable_cache=True, **INLINE)
-    wanted = [row.input_ids.tolist() for row in prepare(str(source), str(TOKENIZER), **INLINE)]
+    store = prepare(source, disable_cache=True)
+    wanted = [row.input_ids.tolist() for row in prepare(source)]
     assert [row.input_ids.tolist() for row in store] == wanted
     [private] = scratch.iterdir()
     assert store.path.is_relative_to(private)
@@ -181,16 +178,14 @@ def test_disabled_cache_leaves_nothing_behind(
 
 def test_disabled_cache_that_fails_leaves_nothing_behind(tmp_path: Path, scratch: Path) -> None:
     with pytest.raises(SourceError) as held:
-        prepare(str(tmp_path / "none.jsonl"), str(TOKENIZER), disable_cache=True, **INLINE)
+        prepare(tmp_path / "none.jsonl", disable_cache=True)
     assert not list(scratch.iterdir()), f"{held.value} is held, as interactive sessions do"
     bad = write_rows(tmp_path / "bad.jsonl", ["{"])
     with pytest.raises(SourceError, match="no row left"):
-        prepare(str(bad), str(TOKENIZER), disable_cache=True, **INLINE)
+        prepare(bad, disable_cache=True)
     gc.collect()  # Python 3.12 makes a cycle of the error and its frames
     assert not list(scratch.iterdir())
 
-
-# What people are told
 
 BARE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 CLOSED = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|im_end|>{% endfor %}"
@@ -228,9 +223,6 @@ def test_every_remark_is_made_of_a_row_that_deserves_it(tmp_path: Path, counter:
     assert f"{number} {REMARKS[counter]}" in list(run(source, **arguments).remarks())
 
 
-# Roles
-
-
 @pytest.mark.parametrize(("roles", "kind"), [(128, "int8"), (129, "int16")])
 def test_any_number_of_role_names_is_stored_and_read(tmp_path: Path, roles: int, kind: str) -> None:
     template = (
@@ -254,3 +246,28 @@ def test_any_number_of_role_names_is_stored_and_read(tmp_path: Path, roles: int,
     run(source, chat_template=template, max_length=limit, cache_dir=tmp_path / "again")
     fresh, shared = (files_of(tmp_path / name, "slices") for name in ("again", "tokenmill-cache"))
     assert fresh.items() <= shared.items()
+
+
+@pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])
+def test_rows_are_dead_before_the_collector_may_look(
+    is_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_cuts(monkeypatch)
+    source = write_rows(tmp_path / "chat.jsonl", conversations(100))
+    alive: list[int] = []
+    enable = gc.enable
+
+    def watched() -> None:
+        alive.append(sum(type(thing) is BlockRows for thing in gc.get_objects()))
+        enable()
+
+    monkeypatch.setattr(gc, "enable", watched)
+    try:
+        if not is_on:
+            gc.disable()
+        prepare(source)
+        assert gc.isenabled() is is_on
+    finally:
+        enable()
+    assert not any(alive)
+    assert bool(alive) is is_on

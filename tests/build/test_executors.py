@@ -17,12 +17,7 @@ from hypothesis import strategies as st
 
 from tests.build import entries
 from tokenmill.build import executors, wire
-from tokenmill.build.executors import (
-    LocalExecutor,
-    core_of_worker,
-    cpu_quota,
-    resolve_executor,
-)
+from tokenmill.build.executors import LocalExecutor, resolve_executor
 from tokenmill.build.process import WorkerProcess
 from tokenmill.build.tasks import Executor, InlineExecutor, Setup, Task
 from tokenmill.errors import RowError, TokenmillError, UsageError, WorkerError
@@ -100,9 +95,8 @@ def test_typed_error_travels_with_type_attributes_and_notes(
         list(executor.run(SETUP, [Task(5, {"do": "raise_row_error", "in_rest": in_rest})]))
     error = caught.value
     assert type(error) is RowError
-    assert (error.reason, error.path, error.row, error.line, error.offset) == (
-        ("bad_json", "a.jsonl", 3, 4, 99)
-    )
+    found = error.reason, error.path, error.row, error.line, error.offset
+    assert found == ("bad_json", "a.jsonl", 3, 4, 99)
     assert "a note" in error.__notes__
 
 
@@ -221,12 +215,6 @@ def test_fewer_tasks_than_workers_start_only_as_many_workers() -> None:
     assert started.call_count == 2
 
 
-@pytest.mark.parametrize("workers", [0, -1, True, 1.5, "2"])
-def test_wrong_number_of_workers_is_refused(workers: object) -> None:
-    with pytest.raises(UsageError, match="num_workers"):
-        LocalExecutor(workers)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("membership", "files", "quota"),
     [
@@ -253,7 +241,7 @@ def test_cpu_quota_is_the_smallest_above_the_process(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     (tmp_path / "membership").write_text(membership)
-    assert cpu_quota(tmp_path / "membership", tmp_path) == quota
+    assert executors.cpu_quota(tmp_path / "membership", tmp_path) == quota
 
 
 def test_ranks_of_one_machine_get_different_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +249,7 @@ def test_ranks_of_one_machine_get_different_cores(monkeypatch: pytest.MonkeyPatc
     taken = []
     for rank in range(4):
         monkeypatch.setenv("LOCAL_RANK", str(rank))
-        taken += [core_of_worker(worker, 2, cores) for worker in range(2)]
+        taken += [executors.core_of_worker(worker, 2, cores) for worker in range(2)]
     assert sorted(taken) == cores
 
 
@@ -293,3 +281,6 @@ def test_executor_that_is_none_of_ours_is_refused_and_nothing_is_local() -> None
     for wrong in (4, object(), "here"):
         with pytest.raises(UsageError, match="executor is"):
             resolve_executor(wrong, None)  # type: ignore[arg-type]
+    for workers in (-1, True, 1.5, "2"):
+        with pytest.raises(UsageError, match="num_workers"):
+            resolve_executor("local", workers)  # type: ignore[arg-type]

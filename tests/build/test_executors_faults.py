@@ -154,15 +154,12 @@ def test_slow_consumer_does_not_make_workers_look_stuck() -> None:
     assert attempts == [1] * 2
 
 
-def test_flood_on_the_standard_streams_breaks_nothing() -> None:
+def test_flood_on_the_standard_streams_breaks_nothing_and_its_end_is_in_the_error() -> None:
     tasks = [Task(n, {"do": "shout", "lines": 2000}) for n in range(4)]
-    assert [d.result for d in LocalExecutor(2).run(SETUP, tasks)] == [{"lines": 2000}] * 4
-
-
-def test_end_of_a_flood_is_in_the_error_and_no_more() -> None:
-    task = Task(0, {"do": "shout", "lines": 3000, "fault": "exit"})
+    done = []
     with pytest.raises(WorkerError, match="the last words"):
-        list(LocalExecutor(1).run(SETUP, [task]))
+        done += LocalExecutor(1).run(SETUP, [*tasks, Task(4, tasks[0].payload | {"fault": "exit"})])
+    assert [d.result for d in done] == [{"lines": 2000}] * 4
     endless_line = Task(0, {"do": "shout", "lines": 0, "fault": "exit", "long": 10_000_000})
     with pytest.raises(WorkerError) as caught:
         list(LocalExecutor(1).run(SETUP, [endless_line]))

@@ -45,7 +45,6 @@ def start_program(
 
 
 def worker_pids(tmp_path: Path, count: int) -> list[int]:
-    """Wait until so many workers are at work."""
     directory = tmp_path / "pids"
     assert wait_until(lambda: directory.is_dir() and len(os.listdir(directory)) >= count, 30)
     return [int(name) for name in os.listdir(directory)]

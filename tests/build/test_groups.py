@@ -1,11 +1,8 @@
-"""Groups from the source to the store: whole, accounted for, and parted at the right token.
-
-The oracle of tokens is a store of the same sides, each in a row of its own; the oracle of
-`prompt_tokens` compares lists token by token.
-"""
+"""Groups from the source to the store: whole, accounted for, and split at the right token."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -16,20 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tokenmill as tm
-from tests.build.making import (
-    INLINE,
-    TOKENIZER,
-    WORDS,
-    conversations,
-    files_of,
-    small_cuts,
-    write_rows,
-)
-from tokenmill.build.calls import run_recipe
+from tests.build.making import WORDS, conversations, files_of, prepare, run, small_cuts, write_rows
 from tokenmill.build.pipeline import group_columns
 from tokenmill.chat.render import GroupFacts
-from tokenmill.store import Group, Store
+from tokenmill.store import Group
 from tokenmill.tokenizers.encoded import Encoded
 
 
@@ -38,7 +25,6 @@ def said(rng: random.Random, most: int = 12) -> str:
 
 
 def pair(number: int) -> dict[str, Any]:
-    """A pair of its own for every number: of texts, of messages, or of whole conversations."""
     rng = random.Random(number)
     asked = f"{number}: {said(rng)}"
     chosen, rejected = f"yes {said(rng)}", f"no {said(rng)}"
@@ -72,12 +58,7 @@ def kto(number: int) -> dict[str, Any]:
     return {"prompt": f"{number}: {said(rng)} ", "completion": said(rng), "label": number % 3 == 0}
 
 
-def prepare(source: Any, **given: Any) -> Store:
-    return tm.prepare(source, str(TOKENIZER), **(INLINE | given))
-
-
 def sides(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """What `pair` holds, each side as a row of its own."""
     found = []
     for name in ("chosen", "rejected"):
         prompt, answer = row.get("prompt"), row[name]
@@ -87,16 +68,15 @@ def sides(row: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
+def shared_prefix(rows: list[tuple[Any, Any]]) -> int:
+    """How many tokens all rows, of ids and masks, share and none trains."""
+    tokens = zip(*(zip(ids, mask, strict=True) for ids, mask in rows), strict=False)
+    same = itertools.takewhile(lambda all_: len(set(all_)) == 1 and not all_[0][1], tokens)
+    return sum(1 for _ in same)
+
+
 def parting(group: Group) -> int:
-    """Token by token: how many all rows share and none trains."""
-    count = 0
-    for tokens in zip(
-        *(zip(r.input_ids, r.loss_mask, strict=True) for r in group.rows), strict=False
-    ):
-        if len(set(tokens)) > 1 or tokens[0][1]:
-            break
-        count += 1
-    return count
+    return shared_prefix([(row.input_ids, row.loss_mask) for row in group.rows])
 
 
 @pytest.fixture
@@ -152,12 +132,7 @@ def test_groups_of_any_size_and_kind_follow_each_other(tmp_path: Path) -> None:
     with pytest.raises(IndexError, match="group 123 of 123"):
         groups[123]
     counts = store.manifest["totals"]["groups"]
-    assert (counts["kto"], counts["ranked"], counts["preference"], counts["single"]) == (
-        40,
-        40,
-        40,
-        3,
-    )
+    assert [counts[kind] for kind in ("kto", "ranked", "preference", "single")] == [40, 40, 40, 3]
 
 
 def test_rows_without_groups_have_none(tmp_path: Path) -> None:
@@ -180,7 +155,7 @@ def test_a_group_is_one_row_of_the_account(tmp_path: Path) -> None:
     assert [(o.line, why) for o, why, _ in store.rejected_rows()] == [
         (2, "bad_group"), (3, "bad_json"), (4, "overlong"),
     ]  # fmt: skip
-    summary = run_recipe(source, str(TOKENIZER), max_length=200, **INLINE).summary()
+    summary = run(source, max_length=200).summary()
     assert summary["rows_out"] == 2
     assert summary["rows_in"] == summary["rows_out"] + sum(summary["rejected"].values())
 
@@ -190,7 +165,7 @@ def test_another_limit_gives_what_a_build_gives(pairs: Path, tmp_path: Path, ove
     limits: dict[str, Any] = {"max_length": 64, "overlong": overlong}
     prepare(pairs, cache_dir=tmp_path / "a")
     derived = prepare(pairs, cache_dir=tmp_path / "a", **limits)
-    built = prepare(pairs, cache_dir=tmp_path / "b", **limits)
+    built = prepare(pairs, cache_dir=tmp_path / "b", engine="hf", renderer="jinja2", **limits)
     assert files_of(tmp_path / "a", "slices") == files_of(tmp_path / "b", "slices")
     assert derived.key == built.key
     assert 0 < len(built.groups) <= 120
@@ -201,19 +176,10 @@ def test_another_limit_gives_what_a_build_gives(pairs: Path, tmp_path: Path, ove
         assert group.prompt_tokens == parting(group)
 
 
-def test_bytes_do_not_depend_on_engines_or_workers(pairs: Path, tmp_path: Path) -> None:
-    slices = []
-    for number, how in enumerate(({}, {"engine": "hf"}, {"renderer": "jinja2"})):
-        prepare(pairs, cache_dir=tmp_path / str(number), **how)
-        slices.append(files_of(tmp_path / str(number), "slices"))
-    assert slices[0] == slices[1] == slices[2]
-
-
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=6), st.integers(0, 5)),
                 min_size=1, max_size=4))  # fmt: skip
 def test_answers_part_where_tokens_or_training_say_so(rows: list[tuple[list[int], int]]) -> None:
-    """Each row: its tokens, and from which one on it is trained."""
     starts = np.cumsum([0, *(len(ids) for ids, _ in rows)])
     masks = [[int(n >= min(first, len(ids) - 1)) for n in range(len(ids))] for ids, first in rows]
     flat = np.array([token for ids, _ in rows for token in ids], np.int32)
@@ -221,13 +187,7 @@ def test_answers_part_where_tokens_or_training_say_so(rows: list[tuple[list[int]
     turns = np.zeros(len(rows) + 1, np.int64)
     encoded = Encoded(flat, starts, mask, np.zeros(0, np.int32), turns)
     facts = GroupFacts((-1,) * len(rows), None, None, one_prompt=True)
-    shared = 0
-    for tokens in zip(
-        *(zip(ids, m, strict=True) for (ids, _), m in zip(rows, masks, strict=True)), strict=False
-    ):
-        if len(set(tokens)) > 1 or tokens[0][1]:
-            break
-        shared += 1
+    shared = shared_prefix([(ids, own) for (ids, _), own in zip(rows, masks, strict=True)])
     assert set(group_columns(encoded, {0: facts}).prompt_tokens.tolist()) == {shared}
     other = replace(facts, one_prompt=False)
     assert set(group_columns(encoded, {0: other}).prompt_tokens.tolist()) == {-1}

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from tests.build.making import TOKENIZER, conversations, write_rows
+from tests.core.test_options import EVERYTHING
 from tests.programs import python
 from tokenmill.build.calls import explain_recipe
 
+# Changes the source or the tokenizer in place and returns further arguments.
 Change = Callable[[Path, Path], dict[str, Any]]
-"""Changes the source or the tokenizer in place and returns further arguments."""
 
-BASE = {"template_kwargs": {"enable_thinking": True}, "date": "2026-11-15"}
+BASE = {"template_kwargs": {"enable_thinking": True}, "date": "2026-11-14"}
 
 
 def same_size_edit(source: Path, tokenizer: Path) -> dict[str, Any]:
@@ -70,27 +71,12 @@ CHANGES: dict[str, Change] = {
     "rows swapped": swapped_rows,
     "one merge": one_merge,
     "own template": own_template,
-    "template_kwargs": given(template_kwargs={"enable_thinking": False}),
+    **{name: given(**{name: value}) for name, value in EVERYTHING.items()},
     "template_kwargs gone": given(template_kwargs=None),
-    "date": given(date="2026-11-16"),
-    "format": given(format="messages"),
-    "messages_key": given(messages_key="messages"),
-    "tools_key": given(tools_key="functions"),
-    "system_key": given(system_key="preamble"),
-    "text_key": given(text_key="content"),
-    "prompt_key": given(prompt_key="question"),
-    "completion_key": given(completion_key="answer"),
-    "train_on": given(train_on="last_assistant_message"),
     "train_on everything": given(train_on="everything"),
-    "turn_end": given(turn_end="turn"),
-    "expand": given(expand="turns"),
-    "trailing": given(trailing="trim"),
-    "append_eos": given(append_eos=False),
-    "max_length": given(max_length=100),
-    "overlong": given(max_length=100, overlong="truncate"),
-    "carry": given(carry=("id",)),
-    "carry two": given(carry=("id", "topic")),
-    "carry in another order": given(carry=("topic", "id")),
+    "overlong": given(max_length=64, overlong="truncate"),
+    "carry one": given(carry=("id",)),
+    "carry in another order": given(carry=("t", "id")),
 }
 
 
@@ -105,7 +91,6 @@ def tokenizer(tmp_path: Path) -> Path:
 
 
 def key_of(source: Path, tokenizer: Any, **arguments: Any) -> str:
-    """The key that `prepare` would look for; nothing is built."""
     stated = {"tokenizer_backend": "file", "executor": "inline", **BASE, **arguments}
     return str(explain_recipe(str(source), tokenizer, **stated)["key"])
 
@@ -130,10 +115,6 @@ def test_one_change_matrix_gives_every_case_a_key_of_its_own(
     assert not shared, f"cases with one key: {shared}"
 
 
-def test_overlong_without_a_limit_decides_nothing(source: Path) -> None:
-    assert key_of(source, str(TOKENIZER), overlong="truncate") == key_of(source, str(TOKENIZER))
-
-
 PROGRAM = """
 import json, sys
 from tokenmill.build.calls import run_recipe
@@ -153,8 +134,9 @@ def test_process_environment_changes_no_key(source: Path, tmp_path: Path) -> Non
     assert done.stdout.strip() == key_of(source, str(TOKENIZER)), done.stderr
 
 
-def test_renamed_tokenizer_and_its_file_are_the_same(source: Path, tokenizer: Path) -> None:
+def test_renamed_tokenizer_and_idle_option_change_no_key(source: Path, tokenizer: Path) -> None:
     key = key_of(source, str(TOKENIZER))
+    assert key_of(source, str(TOKENIZER), overlong="truncate") == key, "without a limit"
     moved = tokenizer.rename(tokenizer.parent / "another name")
     assert key_of(source, str(moved)) == key
     assert key_of(source, str(moved / "tokenizer.json")) == key

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.store.making import make_columns
 from tokenmill.build.limit import limit_columns
 from tokenmill.build.plan import Limit
 from tokenmill.store.columns import GroupColumns, SliceColumns
@@ -29,31 +31,19 @@ def columns_of(groups: list[list[Row]], *, grouped: bool) -> SliceColumns:
     flat = [token for tokens, _ in rows for token in tokens]
     count = len(rows)
     weights = np.array([weight for _, weight in flat], np.float32)
-    numbers = np.arange(count)
-    return SliceColumns(
+    ends = [min(end, len(tokens)) for tokens, turns in rows for end in sorted(turns)]
+    facts = np.ones(count, np.int8), np.zeros(count), np.zeros(count), np.zeros(count, np.int32)
+    numbers = {"n": [str(n) for n in range(count)]}
+    return replace(
+        make_columns([len(tokens) for tokens, _ in rows], carried=numbers),
         ids=np.array([token for token, _ in flat], np.int32),
         mask=(weights > 0).astype(np.uint8),
-        starts=np.cumsum([0, *(len(tokens) for tokens, _ in rows)]).astype(np.int64),
-        row=numbers.astype(np.int32),
         part=np.array([n if grouped else 0 for g in groups for n in range(len(g))], np.int32),
-        line=numbers.astype(np.int64),
-        offset=numbers.astype(np.int64) * 10,
-        raw_length=np.full(count, 9, np.int64),
-        digest=numbers.astype(np.uint64),
-        turn_ends=np.array(
-            [min(end, len(tokens)) for tokens, turns in rows for end in sorted(turns)], np.int32
-        ),
-        turn_roles=np.zeros(sum(len(turns) for _, turns in rows), np.int8),
+        turn_ends=np.array(ends, np.int32),
+        turn_roles=np.zeros(len(ends), np.int8),
         turn_starts=np.cumsum([0, *(len(turns) for _, turns in rows)]).astype(np.int64),
-        roles=("user",),
-        source_rows=count,
         rows_in=len(groups) if grouped else count,
-        carried={"n": [str(n) for n in range(count)]},
-        groups=GroupColumns(
-            np.ones(count, np.int8), np.zeros(count), np.zeros(count), np.zeros(count, np.int32)
-        )
-        if grouped
-        else None,
+        groups=GroupColumns(*facts) if grouped else None,
         weights=weights if (weights > 1).any() else None,
     )
 

@@ -20,6 +20,7 @@ from tokenmill.build.outcome import Prepared
 from tokenmill.errors import CorruptionError
 from tokenmill.store import Store
 
+Files = dict[str, bytes]
 LOCAL = {"executor": "local", "num_workers": 2}
 ENGINE = {"render": ("renderer", "jinja2"), "encode": ("engine", "hf")}
 FAST = INLINE | {"engine": "fastokens"}  # "auto" leaves so few rows to the reference
@@ -51,7 +52,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def honest(source: Path) -> dict[str, bytes]:
+def honest(source: Path) -> Files:
     cache = source.parent / "honest"
     with pytest.MonkeyPatch.context() as patch:
         small_cuts(patch)
@@ -60,7 +61,7 @@ def honest(source: Path) -> dict[str, bytes]:
     return published(cache)
 
 
-def published(cache: Path) -> dict[str, bytes]:
+def published(cache: Path) -> Files:
     return files_of(cache, "slices") | files_of(cache, "stores")
 
 
@@ -104,7 +105,7 @@ def test_mismatch_in_the_last_slice_undoes_all_before(
     stage: str,
     where: dict[str, Any],
     lying: Any,
-    honest: dict[str, bytes],
+    honest: Files,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -123,7 +124,7 @@ def test_mismatch_in_the_last_slice_undoes_all_before(
 
 
 def test_one_wrong_worker_of_two_restarts_the_build(
-    lying: Any, honest: dict[str, bytes], tmp_path: Path
+    lying: Any, honest: Files, tmp_path: Path
 ) -> None:
     lie = Lie("render", audited="amber", after=3, liar=str(tmp_path / "liar"))
     prepared = lying(lie, **LOCAL)
@@ -138,7 +139,7 @@ def test_one_wrong_worker_of_two_restarts_the_build(
     [("render", "force_recache"), ("encode", "another limit"), ("render", "more rows")],
 )
 def test_slices_of_an_earlier_run_are_replaced_too(
-    stage: str, again: str, source: Path, lying: Any, honest: dict[str, bytes], tmp_path: Path
+    stage: str, again: str, source: Path, lying: Any, honest: Files, tmp_path: Path
 ) -> None:
     missed = Lie(stage, about="amber birch cedar", audited="audit me amber")
     lying(missed)
@@ -166,9 +167,7 @@ def test_slices_of_an_earlier_run_are_replaced_too(
             lying(missed).store.verify()
 
 
-def test_slice_with_the_same_bytes_is_left_alone(
-    lying: Any, honest: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_slice_with_the_same_bytes_is_left_alone(lying: Any, honest: Files, tmp_path: Path) -> None:
     proof = lying(Lie("encode", about="audit me")).store.proof
     assert published(tmp_path / "cache") == honest
     assert (proof["slices_built"], proof["slices_replaced"]) == (proof["slices"], 0)
@@ -176,7 +175,7 @@ def test_slice_with_the_same_bytes_is_left_alone(
 
 
 def test_slice_of_a_worker_that_died_before_its_report_is_replaced(
-    lying: Any, honest: dict[str, bytes], tmp_path: Path
+    lying: Any, honest: Files, tmp_path: Path
 ) -> None:
     lying(Lie("encode", dies=str(tmp_path / "died")), **LOCAL)
     assert (tmp_path / "died").exists()
@@ -184,7 +183,7 @@ def test_slice_of_a_worker_that_died_before_its_report_is_replaced(
 
 
 def test_parts_replace_their_own_slices(
-    source: Path, lying: Any, honest: dict[str, bytes], tmp_path: Path, monkeypatch: Any
+    source: Path, lying: Any, honest: Files, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv(VARIABLE, Lie("encode", audited="amber", after=2).to_environment())
     monkeypatch.setattr(build_run, "BUILD", ENTRY)

@@ -1,13 +1,12 @@
 """One cache, whoever encodes: what a verb gives does not depend on what ran there before it.
 
 AutoTokenizer and the tokenizer.json beside it have one identity where they encode alike, and one
-copy in the cache, but they write it down in other bytes. So every verb that loads the copy is run
-after every other one, for every way to name the tokenizer, and must give what it gives in a cache
-of its own; the copy that the first one left must still be there, and nothing in quarantine.
+copy in the cache, but they write it down in other bytes.
 """
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +22,7 @@ from tokenmill.tokenizers.cache import load_copy
 from tokenmill.tokenizers.loading import load
 from tokenmill.tokenizers.tokenizer import Tokenizer
 
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 
 
 def _prepare(source: Path, **named: Any) -> Any:
@@ -46,21 +45,13 @@ def _lint(source: Path, **named: Any) -> Any:
 VERBS: dict[str, Callable[..., Any]] = {"prepare": _prepare, "prompts": _prompts, "lint": _lint}
 
 
-def _auto_object(directory: Path) -> Any:
-    from transformers import AutoTokenizer
+def _named(way: str, directory: Path) -> dict[str, Any]:
+    if way == "object":
+        return {"tokenizer": transformers.AutoTokenizer.from_pretrained(str(directory))}
+    return {"tokenizer": directory, "tokenizer_backend": way}
 
-    return AutoTokenizer.from_pretrained(str(directory))
 
-
-WAYS: dict[str, Callable[[Path], dict[str, Any]]] = {
-    "auto": lambda directory: {"tokenizer": directory},
-    "file": lambda directory: {"tokenizer": directory, "tokenizer_backend": "file"},
-    "transformers": lambda directory: {
-        "tokenizer": directory,
-        "tokenizer_backend": "transformers",
-    },
-    "object": lambda directory: {"tokenizer": _auto_object(directory)},
-}
+WAYS = ("auto", "file", "transformers", "object")
 
 
 def _sources(directory: Path) -> tuple[Path, Path]:
@@ -73,33 +64,29 @@ def _sources(directory: Path) -> tuple[Path, Path]:
 
 
 def _kept(cache: Path) -> dict[str, bytes]:
-    """The copies of tokenizers, and whatever was put aside."""
     assert not list(cache.glob("quarantine/*"))
     return {str(path): path.read_bytes() for path in cache.glob("tokenizers/*/tokenizer.json")}
 
 
 def _run(verb: str, way: str, source: Path, cache: Path, **more: Any) -> Any:
-    named = WAYS[way](more.pop("tokenizer", TOKENIZER))
+    named = _named(way, more.pop("tokenizer", TOKENIZER))
     return VERBS[verb](source, cache_dir=cache, **named, **{"executor": "inline", **more})
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Any]:
     """What a verb gives in a cache of its own."""
-    seen: dict[tuple[str, str], Any] = {}
 
+    @functools.cache
     def give(verb: str, way: str) -> Any:
-        if (verb, way) not in seen:
-            directory = tmp_path_factory.mktemp("alone")
-            _, source = _sources(directory)
-            seen[verb, way] = _normal(_run(verb, way, source, directory / "cache"), directory)
-        return seen[verb, way]
+        directory = tmp_path_factory.mktemp("alone")
+        _, source = _sources(directory)
+        return _normal(_run(verb, way, source, directory / "cache"), directory)
 
     return give
 
 
 def _normal(answer: Any, directory: Path) -> str:
-    """An answer without the directory in which its files lie."""
     return repr(answer).replace(str(directory), "")
 
 
@@ -114,7 +101,7 @@ def test_a_verb_after_any_other_gives_what_it_gives_alone(
     offset = list(VERBS).index(first) + list(VERBS).index(second)
     for number, earlier in enumerate(WAYS, offset):
         _run(first, earlier, before, tmp_path / earlier)
-        for later in list(WAYS)[number % share :: share]:
+        for later in WAYS[number % share :: share]:
             cache = tmp_path / f"{earlier}-{later}"
             shutil.copytree(tmp_path / earlier, cache, symlinks=True)
             kept = _kept(cache)

@@ -12,20 +12,26 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 import tokenmill as tm
 from tests.build.illustrated import Album, asked, cases, oracle, part, text
-from tests.build.making import files_of, small_cuts, write_rows
+from tests.build.making import INLINE, files_of, small_cuts, write_rows
 from tests.media import processors
 from tests.media.drawing import unusual
 from tokenmill._core.fingerprint import checksum
-from tokenmill.build import expansion
+from tokenmill.build import expansion, slices
 from tokenmill.build.calls import run_recipe
+from tokenmill.build.expansion import Folding, unfolded
 from tokenmill.errors import CorruptionError, SourceChanged, SourceMissing, UsageError
 from tokenmill.media import Answer, Answers, Processor
 from tokenmill.sources.bytefile import Signature
+from tokenmill.tokenizers.encoder import Encoder
+from tokenmill.tokenizers.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("answered")
 
@@ -40,9 +46,6 @@ def album(tmp_path: Path) -> Album:
 def prepare(source: Path, processor: Any = None, **more: Any) -> Any:
     given = {"executor": "inline", "progress": False, "judge": False}
     return run_recipe(str(source), processor=processor or made("qwen2_vl"), **(given | more))
-
-
-# Ids, masks and places
 
 
 FAST = ("qwen2_vl", "gemma3", "llava_next")
@@ -95,14 +98,10 @@ def test_media_of_an_answer_is_not_trained(album: Album, name: str) -> None:
 
 
 def test_expand_turns_gives_each_row_the_pictures_before_it(album: Album) -> None:
-    row = cases(album)["two turns"][0]
-    source = write_rows(album.directory / "a.jsonl", [row])
+    source = write_rows(album.directory / "a.jsonl", [cases(album)["two turns"][0]])
     store = prepare(source, expand="turns").store
     names = [[one.reference for one in row.media] for row in store]
     assert names == [[album.name(0)], [album.name(0), album.name(3)]]
-
-
-# What is rejected
 
 
 def video(value: Any) -> dict[str, Any]:
@@ -176,9 +175,8 @@ def test_text_that_holds_the_token_cannot_stand_in_for_a_picture_that_is_not_pri
 
 def test_frames_are_pictures_where_the_model_knows_no_videos(album: Album) -> None:
     frames = [album.name(0), album.name(1)]
-    source = write_rows(
-        album.directory / "a.jsonl", [{"messages": asked(video(frames), text("?"))}]
-    )
+    rows = [{"messages": asked(video(frames), text("?"))}]
+    source = write_rows(album.directory / "a.jsonl", rows)
     row = prepare(source, made("gemma3")).store[0]
     bare = {"type": "image"}
     wanted = oracle(made("gemma3"), asked(bare, bare, text("?")), [album.open(0), album.open(1)])
@@ -189,16 +187,15 @@ def test_rows_with_pictures_are_rejected_without_a_processor(album: Album) -> No
     plain = ("no picture", "empty list")
     rows = [row for name, (row, _, _) in cases(album).items() if name not in plain]
     source = write_rows(album.directory / "a.jsonl", [*rows, {"messages": asked("Hi <image>")}])
-    store = tm.prepare(
-        str(source), processors.EXAMPLE, tokenizer_backend="file", executor="inline", progress=False
-    )
+    store = tm.prepare(source, processors.EXAMPLE, **INLINE)
     assert store.rejected == {"bad_media": len(rows)}
     assert all("processor=" in detail for _, _, detail in store.rejected_rows())
     assert store.manifest["format"] == 1
     assert store[0].media == []
-
-
-# Keys
+    document = store.manifest["document"]
+    assert set(document) == {"format", "recipe", "tokenizer", "sources"}
+    assert not {"processor", "media_root", "media_urls"} & set(document["recipe"])
+    assert tm.prepare(source, processors.EXAMPLE, media_root="/", **INLINE).key == store.key
 
 
 def many(album: Album, count: int = 60) -> Path:
@@ -235,10 +232,8 @@ def test_changed_picture_is_a_miss_and_a_moved_one_a_hit(
 
 def test_picture_that_was_missing_is_noticed_when_it_is_there(album: Album) -> None:
     album.path(0).unlink()
-    source = write_rows(
-        album.directory / "a.jsonl",
-        [{"messages": asked([part(album.name(n))])} for n in (0, 1)],
-    )
+    rows = [{"messages": asked([part(album.name(n))])} for n in (0, 1)]
+    source = write_rows(album.directory / "a.jsonl", rows)
     assert prepare(source).store.rejected == {"bad_media": 1}
     album.draw(0, (64, 48))
     assert prepare(source).store.rejected == {}
@@ -268,19 +263,7 @@ def test_processor_is_in_the_key_and_where_pictures_are_is_not(album: Album) -> 
     assert prepare(source, media_root=str(album.directory), media_urls=True).store.key == key
 
 
-def test_keys_without_a_processor_know_nothing_of_pictures(album: Album) -> None:
-    source = write_rows(album.directory / "a.jsonl", [{"messages": asked("Hello?")}])
-    plain = {"tokenizer_backend": "file", "executor": "inline", "progress": False}
-    store = tm.prepare(str(source), processors.EXAMPLE, **plain)
-    document = store.manifest["document"]
-    assert set(document) == {"format", "recipe", "tokenizer", "sources"}
-    assert not {"processor", "media_root", "media_urls"} & set(document["recipe"])
-    assert tm.prepare(str(source), processors.EXAMPLE, media_root="/", **plain).key == store.key
-
-
 def test_picture_that_changes_during_the_build_is_noticed(album: Album) -> None:
-    from tokenmill.build import slices
-
     source = many(album, 3)
     real = slices.open_builder
 
@@ -291,9 +274,6 @@ def test_picture_that_changes_during_the_build_is_noticed(album: Album) -> None:
     with mock.patch.object(slices, "open_builder", later), pytest.raises(SourceChanged):
         prepare(source)
     assert len(prepare(source).store) == 3
-
-
-# Limits
 
 
 def test_a_limit_drops_rows_and_never_cuts_a_picture(album: Album) -> None:
@@ -316,17 +296,10 @@ def test_a_limit_drops_rows_and_never_cuts_a_picture(album: Album) -> None:
     assert dropped.store[0].media == whole[0].media
     derived = files_of(dropped.store.cache_root, "slices")
     again = prepare(source, max_length=limit, overlong="drop", force_recache=True)
-    assert files_of(again.store.cache_root, "slices") == derived, "as if it were made anew"
-
-
-def test_slice_that_loses_its_last_picture_has_no_media(album: Album) -> None:
-    rows = [{"messages": asked("Hello?")}, {"messages": asked([part(album.name(1))])}]
-    source = write_rows(album.directory / "a.jsonl", rows)
+    assert files_of(again.store.cache_root, "slices") == derived
+    write_rows(source, [{"messages": asked("Hello?")}, rows[1]])
     assert prepare(source).store.has_media
-    assert not prepare(source, max_length=40).store.has_media
-
-
-# Audits
+    assert not prepare(source, max_length=limit).store.has_media
 
 
 def test_learned_expansion_that_lies_is_caught_and_nothing_of_it_stays(
@@ -338,7 +311,6 @@ def test_learned_expansion_that_lies_is_caught_and_nothing_of_it_stays(
     learned = Processor.learned
 
     def lying(self: Processor, sizes: Any) -> Any:
-        """One picture more of which the learned answer is wrong, until it is distrusted."""
         found = learned(self, sizes)
         if not self._distrusted and tuple(sizes) == ((97, 61),):
             first = found.answers.pictures[0]
@@ -367,9 +339,6 @@ def test_what_the_processor_computed_from_sizes_is_audited_less_often(
         processor.image_processor.do_convert_rgb = False  # then no answer is one for all pictures
     store = prepare(many(album, 20), processor, cache_dir=album.directory / "c2").store
     assert store.proof["audited_rows"]["expansion"] == (1 if computed else 20)
-
-
-# Pictures again
 
 
 def test_store_gives_the_bytes_that_rows_were_prepared_from(album: Album) -> None:
@@ -432,7 +401,7 @@ def test_copy_with_embedded_pictures_stands_alone(album: Album) -> None:
         copy.verify()
 
 
-def test_store_elsewhere_brings_processor_and_pictures(album: Album) -> None:
+def test_remote_store_brings_processor_and_pictures(album: Album) -> None:
     store = prepare(many(album, 4)).store
     place = f"memory://{album.directory.name}-{store.key[:8]}/store"
     tm.push(store, place, embed_media=True)
@@ -447,11 +416,7 @@ def test_store_elsewhere_brings_processor_and_pictures(album: Album) -> None:
     assert pulled.verify() > 0
 
 
-def test_export_tells_of_pictures_and_refuses_where_there_is_no_place_for_them(
-    album: Album,
-) -> None:
-    import pyarrow.parquet as pq
-
+def test_export_has_pictures_and_refuses_where_the_format_has_none(album: Album) -> None:
     store = prepare(many(album, 4)).store
     out = tm.export(store, "jsonl", album.directory / "rows.jsonl").path
     first = json.loads(out.read_text().splitlines()[0])
@@ -466,26 +431,21 @@ def test_export_tells_of_pictures_and_refuses_where_there_is_no_place_for_them(
             tm.export(store, name, album.directory / name)
 
 
-# Real rows, and pictures of every size and mode
-
 MODES = ("RGB", "L", "P", "RGBA", "CMYK", "I;16", "1", "LA")
 FORMATS = {"CMYK": "tiff", "I;16": "png"}
 
 
 def drawn(album: Album, count: int) -> list[Path]:
-    """Pictures of sizes and modes that nobody chose, some of them turned by their EXIF."""
     rng = np.random.default_rng(42)
     paths = []
     for number in range(count):
         width, height = (int(side) for side in rng.integers(30, 500, 2))
         mode = MODES[number % len(MODES)]
         noise = rng.integers(0, 255, (height, width), dtype=np.uint8)
-        picture = Image.fromarray(noise)
-        picture = (
-            Image.fromarray(noise.astype(np.uint16) * 256)
-            if mode == "I;16"
-            else (picture.convert("RGB").convert(mode))
-        )
+        if mode == "I;16":
+            picture = Image.fromarray(noise.astype(np.uint16) * 256)
+        else:
+            picture = Image.fromarray(noise).convert("RGB").convert(mode)
         kind = FORMATS.get(mode, "jpg" if mode in ("RGB", "L") else "png")
         path = album.directory / "images" / f"drawn{number}.{kind}"
         exif = Image.Exif()
@@ -516,7 +476,6 @@ def test_pictures_of_any_size_and_mode_are_as_the_processor_has_them(
 @pytest.mark.filterwarnings("ignore")  # Pillow's, of EXIF and of palettes
 @pytest.mark.parametrize("name", [FAST[0], *OTHERS[1:]])
 def test_unusual_pictures_are_exact_or_rejected_by_name(album: Album, name: str) -> None:
-    """One harness for all that can be odd or wrong with a file."""
     from transformers.image_utils import load_image
 
     files = {f"{what}.jpg": data for what, data in unusual().items()}  # whatever they are
@@ -564,3 +523,74 @@ def test_real_rows_are_as_the_processor_has_them(shared: Path, tmp_path: Path, n
         parts = [text(before), {"type": "image"}, *([text(after)] if after else [])]
         picture = Image.open(source.parent / line["images"][0]).convert("RGB")
         assert row.input_ids.tolist() == oracle(made(name), asked(*parts), [picture])
+
+
+PAD, VIDEO = "<|image_pad|>", "<|video_pad|>"
+
+
+@pytest.fixture(scope="module")
+def encoder() -> Encoder:
+    backend = made("qwen2_vl").tokenizer.backend_tokenizer
+    return Encoder(Tokenizer(backend.to_str().encode()), "hf")
+
+
+PIECES = st.one_of(
+    st.tuples(st.sampled_from([PAD, VIDEO]), st.integers(1, 9)),
+    st.tuples(st.text("a é\n😀<|image_pad>", max_size=9), st.just(1)),
+)
+
+
+@given(st.lists(st.lists(PIECES, max_size=7), min_size=1, max_size=3))
+def test_folded_texts_give_the_tokens_of_whole_ones(encoder: Encoder, rows: Any) -> None:
+    folding = Folding({one: encoder.tokenizer.reference.token_to_id(one) for one in (PAD, VIDEO)})
+    texts, ends, short_texts, marks, turns, folded = [], [], [], [], [], []
+    for number, row in enumerate(rows):
+        whole, short, borders, short_borders, runs = "", "", [], [], []
+        for piece, count in row:
+            one, found = folding.fold(piece * count)
+            assert len(found) == (count > 1)
+            runs += [run._replace(at=len(short) + run.at) for run in found]
+            whole, short = whole + piece * count, short + one
+            borders.append(len(whole))
+            short_borders.append(len(short))
+        texts.append(whole)
+        ends.append(borders)
+        short_texts.append(short)
+        marks.append(sorted([*short_borders, *(run.at for run in runs)]))
+        turns.append([marks[-1].index(border) for border in short_borders])
+        folded += [(number, marks[-1].index(run.at), run) for run in runs]
+    wanted = encoder.encode(texts, turn_ends=ends)
+    found = unfolded(encoder.encode(short_texts, turn_ends=marks), folded)
+    assert found is not None
+    for name in ("ids", "mask", "row_starts"):
+        assert getattr(found, name).tolist() == getattr(wanted, name).tolist(), name
+    for number, places in enumerate(turns):
+        assert found.row(number)[2][places].tolist() == wanted.row(number)[2].tolist()
+
+
+def prepare_one(album: Album, processor: Any) -> Any:
+    messages = asked(part(album.name(1)), text("What?"))
+    store = prepare(
+        write_rows(album.directory / "a.jsonl", [{"messages": messages}]), processor
+    ).store
+    wanted = oracle(processor, asked({"type": "image"}, text("What?")), [album.open(1)])
+    assert store[0].input_ids.tolist() == wanted
+    return store
+
+
+def test_token_that_is_not_split_off_alone_is_not_folded(album: Album) -> None:
+    from transformers import AddedToken
+
+    for token in (f"~{PAD}", AddedToken(PAD, lstrip=True, special=True)):
+        processor = processors.make("qwen2_vl")
+        assert PAD in Processor(processor).repeatable
+        processor.tokenizer.add_tokens([token], special_tokens=True)
+        assert PAD not in Processor(processor).repeatable
+        prepare_one(album, processor)
+
+
+def test_run_that_is_encoded_as_something_else_is_left_to_the_processor(album: Album) -> None:
+    with mock.patch.object(Processor, "repeatable", {PAD: 5}):
+        store = prepare_one(album, processors.make("qwen2_vl"))
+    assert store.proof["used"]["expand.expansion"].keys() == {"processor"}
+    assert np.isin(store[0].input_ids, [5]).sum() < store[0].media[0].count

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import tokenmill as tm
-from tests.build.making import INLINE, TOKENIZER, conversations, write_rows
+from tests.build.making import INLINE, TOKENIZER, conversations, prepare, write_rows
 from tests.core.test_options import EVERYTHING
 from tokenmill._core.options import declared
 from tokenmill.build import run as running
@@ -48,8 +48,7 @@ def write_recipe(path: Path, **members: Any) -> Path:
 def test_recipe_object_and_arguments_make_one_store(source: Path) -> None:
     recipe = tm.Recipe(source, tokenizer=str(TOKENIZER), tokenizer_backend="file", turn_end="turn")
     by_recipe = tm.prepare(recipe, executor="inline", progress=False)
-    by_name = tm.prepare(str(source), str(TOKENIZER), turn_end="turn", **INLINE)
-    assert by_recipe.key == by_name.key
+    assert by_recipe.key == prepare(source, turn_end="turn").key
     overridden = tm.prepare(recipe, max_length=400, executor="inline", progress=False)
     assert overridden.manifest["document"]["recipe"]["max_length"] == 400
     assert overridden.manifest["document"]["recipe"]["turn_end"] == "turn"
@@ -156,20 +155,16 @@ def test_missing_recipe_file_is_said_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["tokenizers", "transformers"])
 def test_tokenizer_object_makes_the_rows_of_its_files(source: Path, kind: str) -> None:
-    wanted = tm.prepare(str(source), str(TOKENIZER), **INLINE)
-    given: Any
+    wanted = prepare(source)
+    library: Any = pytest.importorskip(kind)
     if kind == "tokenizers":
-        from tokenizers import Tokenizer
-
-        given = Tokenizer.from_file(str(TOKENIZER / "tokenizer.json"))
+        given = library.Tokenizer.from_file(str(TOKENIZER / "tokenizer.json"))
         more = INLINE | {"chat_template": str(TOKENIZER / "chat_template.jinja")}
     else:
-        transformers = pytest.importorskip("transformers")
-        given = transformers.AutoTokenizer.from_pretrained(str(TOKENIZER))
+        given = library.AutoTokenizer.from_pretrained(str(TOKENIZER))
         more = INLINE | {"tokenizer_backend": "auto"}
     store = tm.prepare(str(source), given, **more)
     for ours, theirs in zip(store, wanted, strict=True):
         assert ours.input_ids.tolist() == theirs.input_ids.tolist()
         assert ours.loss_mask.tolist() == theirs.loss_mask.tolist()
-    again = tm.prepare(str(source), given, **more)
-    assert again.key == store.key
+    assert tm.prepare(str(source), given, **more).key == store.key

@@ -12,21 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.build.making import (
-    INLINE,
-    TOKENIZER,
-    conversation,
-    conversations,
-    files_of,
-    small_cuts,
-    write_rows,
-)
+from tests.build.making import conversation, conversations, files_of, run, small_cuts, write_rows
 from tokenmill.build import run as running
-from tokenmill.build.calls import run_recipe
 from tokenmill.build.outcome import Prepared
 from tokenmill.build.progress import Snapshot
-
-Run = Callable[..., Prepared]
 
 
 @pytest.fixture(autouse=True)
@@ -40,10 +29,6 @@ def source(tmp_path: Path) -> Path:
     return write_rows(tmp_path / "chat.jsonl", conversations(300))
 
 
-def run(source: Any, **given: Any) -> Prepared:
-    return run_recipe(source, str(TOKENIZER), **(INLINE | given))
-
-
 def bits(cache: Path, prepared: Prepared) -> dict[str, bytes]:
     """The files of a store and of its slices, without those of other stores in the cache."""
     keys = set(prepared.store.slice_keys())
@@ -51,9 +36,6 @@ def bits(cache: Path, prepared: Prepared) -> dict[str, bytes]:
     mine = {name: data for name, data in slices.items() if Path(name).name.split(".")[0] in keys}
     assert len(mine) == 3 * len(keys)
     return mine | files_of(prepared.path.parent, prepared.path.name)
-
-
-# The same content
 
 
 def test_same_content_is_a_hit_whatever_its_name_compression_workers_and_engines(
@@ -96,9 +78,6 @@ def test_same_content_is_a_hit_whatever_its_name_compression_workers_and_engines
     assert both.store[300].input_ids.tolist() == first.store[0].input_ids.tolist()
 
 
-# Content that changes a little
-
-
 @pytest.mark.parametrize(
     ("change", "most"),
     [
@@ -118,9 +97,6 @@ def test_changed_rows_rebuild_a_few_slices(
     assert len(after.store) == len(rows)
     assert 1 <= after.account.slices_built <= most
     assert after.summary()["slices"] - before["slices"] <= 1
-
-
-# Another limit
 
 
 @pytest.fixture
@@ -207,9 +183,6 @@ def test_corrupt_slice_is_tokenized_again_for_another_limit(
     assert bits(own_cache, limited) == bits(tmp_path / "direct", direct)
 
 
-# On request
-
-
 @pytest.mark.parametrize("stats", [4096, 0], ids=["by stat", "by directory"])
 def test_slices_that_are_gone_are_built_again(
     source: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, stats: int
@@ -258,9 +231,6 @@ def test_slice_collected_during_the_build_is_built_again(
     assert prepared.account.slices_built == prepared.summary()["slices"] + 1
     assert prepared.store.verify() > 0
     assert len(prepared.store) == 300
-
-
-# How far a build is
 
 
 def test_progress_counts_every_slice_once_found_built_or_derived(source: Path) -> None:

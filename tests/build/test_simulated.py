@@ -16,7 +16,8 @@ from benchmarks.simulated import ROWS, TOKENS, make_slices, make_sources, planne
 from tests.programs import python
 from tokenmill.store import Store
 
-SIZES = (500, 2000)
+Measured = dict[int, dict[str, Any]]
+SIZES = (1000, 3000)
 
 PROGRAM = """
 import gc, json, sys, tracemalloc
@@ -29,7 +30,7 @@ from tokenmill.store import store as reading
 publish._GATHERED = commit._PIECE = 4096
 commit._TOGETHER = 1
 manifest.STRETCH = reading.LISTED_FIRST_ROWS = 64
-ahead.BATCH, ahead.WINDOW = 8, 1  # what is read ahead at the peak depends on who is faster
+ahead.BATCH = ahead.WINDOW = 1  # how much is read ahead at the peak depends on who is faster
 
 # pathlib interns the parts of every path; let the interpreter's table of them grow beforehand.
 grown = [sys.intern(f"part {number}") for number in range(200_000)]
@@ -74,8 +75,7 @@ print(json.dumps({"path": path, "plan": plan, "prepare": prepare, "hit": hit, "o
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
-    """What preparing and opening took, by number of slices."""
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     found = {}
     for slices in SIZES:
         home = tmp_path_factory.mktemp(str(slices))
@@ -87,13 +87,12 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, An
     return found
 
 
-def growth(measured: dict[int, dict[str, Any]], what: str, which: str) -> float:
-    """How much of it one more slice costs."""
+def growth(measured: Measured, what: str, which: str) -> float:
     few, many = SIZES
     return float(measured[many][what][which] - measured[few][what][which]) / (many - few)
 
 
-def test_every_row_of_a_simulated_store_is_served(measured: dict[int, dict[str, Any]]) -> None:
+def test_every_row_of_a_simulated_store_is_served(measured: Measured) -> None:
     for slices, told in measured.items():
         store = Store(told["path"])
         assert len(store) == slices * ROWS
@@ -103,12 +102,12 @@ def test_every_row_of_a_simulated_store_is_served(measured: dict[int, dict[str, 
         assert (origin.row, origin.line, origin.offset) == (5, 6, 8 * 2**20 + 2 * 2**20)
 
 
-def test_commit_opens_two_files_of_a_slice(measured: dict[int, dict[str, Any]]) -> None:
+def test_commit_opens_two_files_of_a_slice(measured: Measured) -> None:
     # The record and the meta file; sources are walked four times, three files each per 1,000.
     assert growth(measured, "prepare", "opened") <= 2.05
 
 
-def test_plan_and_hit_and_open_open_no_slice(measured: dict[int, dict[str, Any]]) -> None:
+def test_plan_and_hit_and_open_open_no_slice(measured: Measured) -> None:
     for what in ("plan", "hit"):
         assert growth(measured, what, "opened") <= 0.02
     assert growth(measured, "open", "opened") == 0
@@ -116,7 +115,7 @@ def test_plan_and_hit_and_open_open_no_slice(measured: dict[int, dict[str, Any]]
 
 
 @pytest.mark.parametrize("what", ["plan", "prepare", "hit", "open", "row"])
-def test_objects_do_not_grow_with_slices(measured: dict[int, dict[str, Any]], what: str) -> None:
+def test_objects_do_not_grow_with_slices(measured: Measured, what: str) -> None:
     if what == "prepare" and sys.version_info[:2] == (3, 12):
         pytest.skip("Python 3.12 keeps what it interns for good, and so every part of a path")
     # One byte per slice says whether it was seen; an object would take fifty or more.

@@ -11,8 +11,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -20,10 +24,13 @@ import tokenmill as tm
 from tests.build.making import TOKENIZER, conversations, small_cuts, write_rows
 from tests.programs import PROJECT, environment
 from tokenmill.build import blocks, executors
+from tokenmill.build.calls import explain_recipe, prepare_part
 from tokenmill.build.tasks import Done, InlineExecutor, Setup, Task
-from tokenmill.errors import TokenizerError
+from tokenmill.errors import TokenizerError, TokenmillError
 from tokenmill.tokenizers import engines
 from tokenmill.tokenizers.tokenizer import Tokenizer
+
+NAMED: dict[str, Any] = {"tokenizer": TOKENIZER, "tokenizer_backend": "file"}
 
 TRANSFORMERS = """
 import json, os, time
@@ -57,23 +64,23 @@ class AutoTokenizer:
 
 
 class Asked:
-    """What the package in AutoTokenizer's place wrote down."""
+    """How often the package in AutoTokenizer's place was asked."""
 
-    def __init__(self, path: Path, package: Path) -> None:
-        self.path, self.package = path, package
+    def __init__(self, directory: Path) -> None:
+        self.package, self.path = directory / "packages", directory / "asked"
+        write_rows(self.package / "transformers" / "__init__.py", [TRANSFORMERS])
+        self.path.touch()
 
     def __len__(self) -> int:
-        return len(self.path.read_text().splitlines()) if self.path.exists() else 0
+        return len(self.path.read_text().splitlines())
 
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
-    package = tmp_path / "packages"
-    (package / "transformers").mkdir(parents=True)
-    (package / "transformers" / "__init__.py").write_text(TRANSFORMERS)
-    monkeypatch.syspath_prepend(str(package))
-    monkeypatch.setenv("ASKED", str(tmp_path / "asked"))
-    return Asked(tmp_path / "asked", package)
+    asked = Asked(tmp_path)
+    monkeypatch.syspath_prepend(str(asked.package))
+    monkeypatch.setenv("ASKED", str(asked.path))
+    return asked
 
 
 @pytest.fixture
@@ -84,15 +91,12 @@ def one_row(tmp_path: Path) -> Path:
 @pytest.fixture
 def no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Starting a worker process is an error."""
-
-    def forbidden(*_: object) -> None:
-        raise AssertionError("a worker was started")
-
+    forbidden = mock.Mock(side_effect=AssertionError("a worker was started"))
     monkeypatch.setattr(executors, "WorkerProcess", forbidden)
 
 
 class Recording:
-    """An executor that notes what it was given, and works here."""
+    """An inline executor that keeps the setups it was given."""
 
     def __init__(self) -> None:
         self.setups: list[Setup] = []
@@ -107,37 +111,31 @@ class Recording:
 def test_little_work_starts_no_worker_and_no_fast_engine(
     one_row: Path, own_cache: Path, no_workers: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def forbidden(*_: object) -> None:
-        raise AssertionError("the fast engine was loaded")
-
-    tm.prepare(one_row, tokenizer=TOKENIZER, tokenizer_backend="file", executor="inline")
+    tm.prepare(one_row, **NAMED, executor="inline")
+    forbidden = mock.Mock(side_effect=AssertionError("the fast engine was loaded"))
     monkeypatch.setattr(engines, "FastokensEngine", forbidden)
     other = write_rows(one_row.parent / "two.jsonl", conversations(2))
-    store = tm.prepare(other, tokenizer=TOKENIZER, tokenizer_backend="file")
-    proof = json.loads((store.path / "proof.json").read_text())
-    assert (len(store), proof["engine"]) == (2, "hf")
+    store = tm.prepare(other, **NAMED)
+    assert (len(store), store.proof["engine"]) == (2, "hf")
     with pytest.raises(AssertionError, match="worker"):
-        tm.prepare(
-            other, tokenizer=TOKENIZER, tokenizer_backend="file", num_workers=1, max_length=64
-        )
+        tm.prepare(other, **NAMED, num_workers=1, max_length=64)
 
 
 def test_more_than_a_little_starts_workers_and_the_fast_engine(
     tmp_path: Path, no_workers: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = {"tokenizer": TOKENIZER, "tokenizer_backend": "file"}
     rows = write_rows(tmp_path / "rows.jsonl", conversations(20))
     little = Recording()
-    tm.prepare(rows, executor=little, **arguments)  # type: ignore[arg-type]
+    tm.prepare(rows, executor=little, **NAMED)
     monkeypatch.setattr(blocks, "LITTLE_WORK", 100)
     monkeypatch.setattr("tokenmill.tokenizers.cache.LITTLE_WORK", 100)
     much = Recording()
-    tm.prepare(rows, executor=much, force_recache=True, **arguments)  # type: ignore[arg-type]
+    tm.prepare(rows, executor=much, force_recache=True, **NAMED)
     built = [setups[-1] for setups in (little.setups, much.setups)]
     assert [setup.little for setup in built] == [True, False]
     assert [setup.options["engine"] for setup in built] == ["hf", "auto"]
     with pytest.raises(AssertionError, match="worker"):
-        tm.prepare(rows, force_recache=True, **arguments)  # type: ignore[arg-type]
+        tm.prepare(rows, force_recache=True, **NAMED)
 
 
 def test_work_ahead_is_what_is_missing_and_not_what_is_there(
@@ -145,13 +143,12 @@ def test_work_ahead_is_what_is_missing_and_not_what_is_there(
 ) -> None:
     small_cuts(monkeypatch)
     monkeypatch.setattr(blocks, "LITTLE_WORK", 30_000)
-    arguments = {"tokenizer": TOKENIZER, "tokenizer_backend": "file"}
     rows = write_rows(tmp_path / "rows.jsonl", conversations(400))
     first, second = Recording(), Recording()
-    tm.prepare(rows, executor=first, **arguments)  # type: ignore[arg-type]
+    tm.prepare(rows, executor=first, **NAMED)
     with open(rows, "a") as file:
         file.write(json.dumps(conversations(1, first=900)[0]) + "\n")
-    store = tm.prepare(rows, executor=second, **arguments)  # type: ignore[arg-type]
+    store = tm.prepare(rows, executor=second, **NAMED)
     assert len(store) == 401
     assert (first.setups[-1].little, second.setups[-1].little) == (False, True)
 
@@ -161,17 +158,13 @@ def test_warm_process_loads_nothing_again(
 ) -> None:
     loads = []
     for name in ("_load_reference", "make_table"):
-        real = getattr(Tokenizer, name)
-        monkeypatch.setattr(
-            Tokenizer,
-            name,
-            lambda self, name=name, real=real: (loads.append(name), real(self))[1],
-        )
+        loads.append(mock.Mock(side_effect=getattr(Tokenizer, name)))
+        monkeypatch.setattr(Tokenizer, name, lambda self, load=loads[-1]: load(self))
     for number in range(3):
         rows = write_rows(tmp_path / f"{number}.jsonl", conversations(1, first=number))
         executor = "inline" if number == 0 else "local"
-        tm.prepare(rows, tokenizer=TOKENIZER, tokenizer_backend="file", executor=executor)
-        assert sorted(loads) == ["_load_reference", "make_table"]
+        tm.prepare(rows, **NAMED, executor=executor)
+        assert [load.call_count for load in loads] == [1, 1]
 
 
 NEW_PROCESS = """
@@ -196,13 +189,10 @@ def new_process(rows: Path, cache: Path, asked: Asked) -> subprocess.Popen[str]:
 def test_autotokenizer_is_asked_once_by_processes_that_meet_at_once(
     tmp_path: Path, own_cache: Path, asked: Asked
 ) -> None:
-    files = [
-        write_rows(tmp_path / f"{number}.jsonl", conversations(1, first=number))
-        for number in range(4)
-    ]
+    files = [write_rows(tmp_path / f"{n}.jsonl", conversations(1, first=n)) for n in range(3)]
     children = [new_process(rows, own_cache, asked) for rows in files]
     said = [json.loads(child.communicate(timeout=240)[0]) for child in children]
-    assert said == [[1, []]] * 4
+    assert said == [[1, []]] * 3
     assert len(asked) == 1
     again = new_process(files[0], own_cache, asked)
     assert json.loads(again.communicate(timeout=240)[0]) == [1, []]
@@ -222,12 +212,10 @@ def test_stopped_or_impossible_lock_only_costs_time(
     finally:
         os.close(held)
     assert len(asked) == 1
-
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "no locks available")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    tm.prepare(one_row, tokenizer=TOKENIZER, tokenizer_backend="file")
+    refused = mock.Mock(side_effect=OSError(errno.ENOLCK, "no locks available"))
+    monkeypatch.setattr(fcntl, "flock", refused)
+    tm.prepare(one_row, **NAMED)
+    assert refused.called
 
 
 def test_autotokenizers_answer_serves_every_template_and_is_asked_again_when_damaged(
@@ -257,3 +245,54 @@ def test_difference_is_remembered_and_refused_again_without_asking(
         assert caught.value.path == str(TOKENIZER)
     assert len(asked) == 1
     assert not list((own_cache / "stores").glob("*"))
+
+
+class Watched(InlineExecutor):
+    """In place of Ray's; works here."""
+
+    made: list[Watched]
+
+    def __init__(self, num_workers: int | None = None) -> None:
+        super().__init__()
+        self.closed = False
+        self.made.append(self)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Watched]:
+    module = ModuleType("tokenmill.integrations.ray")
+    module.RayExecutor = Watched  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tokenmill.integrations.ray", module)
+    Watched.made = []
+    return Watched.made
+
+
+VERBS: dict[str, Callable[..., Any]] = {
+    "prepare": tm.prepare,
+    "prepare_part": partial(prepare_part, part="1/2"),
+    "why": explain_recipe,
+    "lint": tm.lint,
+    "prompts": partial(tm.PromptDataset, prompt_key="messages", apply_chat_template=True),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_executor_made_from_a_name_is_closed_even_where_the_call_fails(
+    verb: str, made: list[Watched], tmp_path: Path
+) -> None:
+    source = write_rows(tmp_path / "chat.jsonl", conversations(5))
+
+    def call(tokenizer: Path, executor: Any, cache: str) -> None:
+        given = NAMED | {"tokenizer": tokenizer, "executor": executor}
+        VERBS[verb](source, cache_dir=tmp_path / cache, **given)
+
+    call(TOKENIZER, "ray", "cache")
+    with pytest.raises(TokenmillError):
+        call(tmp_path / "none.json", "ray", "cache")
+    assert [one.closed for one in made] == [True, True]
+    mine = Watched()
+    call(TOKENIZER, mine, "more")
+    assert not mine.closed

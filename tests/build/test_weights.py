@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tokenmill as tm
-from tests.build.making import INLINE, TOKENIZER, conversation, files_of, small_cuts, write_rows
+from tests.build.making import conversation, files_of, prepare, small_cuts, write_rows
 from tokenmill._core import fingerprint
 from tokenmill.data.view import as_view
 from tokenmill.errors import CorruptionError, UsageError
@@ -28,10 +28,7 @@ from tokenmill.store.manifest import encode_manifest
 from tokenmill.store.transfer import copy_store
 
 Document = dict[str, Any]
-
-
-def prepare(source: Any, **given: Any) -> Store:
-    return tm.prepare(source, str(TOKENIZER), **(INLINE | given))
+Source = tuple[Path, list[Document]]
 
 
 def expected(row: Row, source: Document) -> list[float]:
@@ -51,7 +48,6 @@ def check(store: Store, rows: list[Document]) -> None:
 
 
 def weighted(number: int) -> Document:
-    """Two exchanges; every fourth row says what they count."""
     row, more = conversation(number), conversation(number + 1000)
     row["messages"] += more["messages"]
     if number % 4 == 0:
@@ -101,15 +97,13 @@ def test_tokens_count_what_their_message_and_row_say(
 
 
 @pytest.fixture
-def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[Document]]:
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
     small_cuts(monkeypatch)
     rows = [weighted(n if n < 40 else n * 4 + 1) for n in range(80)]
     return write_rows(tmp_path / "rows.jsonl", rows), rows
 
 
-def test_slices_and_stores_say_so_where_they_have_weights(
-    source: tuple[Path, list[Document]], tmp_path: Path
-) -> None:
+def test_slices_and_stores_say_so_where_they_have_weights(source: Source, tmp_path: Path) -> None:
     store = prepare(source[0])
     check(store, source[1])
     assert set(WEIGHT_FILES) < set(store.manifest["files"])
@@ -133,9 +127,7 @@ def test_no_weights_no_trace(tmp_path: Path) -> None:
     check(store, rows)
 
 
-def test_manifest_that_hides_a_file_of_weights_is_refused(
-    source: tuple[Path, list[Document]], tmp_path: Path
-) -> None:
+def test_manifest_that_hides_a_file_of_weights_is_refused(source: Source, tmp_path: Path) -> None:
     store = prepare(source[0])
     copy_store(store, tmp_path / "copy")
     files = {k: v for k, v in store.manifest["files"].items() if k != "run_weights.bin"}
@@ -149,9 +141,7 @@ def test_manifest_that_hides_a_file_of_weights_is_refused(
 
 
 @pytest.mark.parametrize("limit", [155, None])
-def test_derived_slices_keep_weights(
-    source: tuple[Path, list[Document]], tmp_path: Path, limit: int | None
-) -> None:
+def test_derived_slices_keep_weights(source: Source, tmp_path: Path, limit: int | None) -> None:
     path, rows = source
     rows += [conversation(5, words=40) | {"weight": 0.25}]
     write_rows(path, rows)
@@ -178,7 +168,7 @@ def test_what_is_no_weight_rejects_its_row(tmp_path: Path) -> None:
         assert f"weight of {'the row' if origin.row % 2 else 'a message'} is" in detail
 
 
-def test_each_turn_by_itself_keeps_its_weight(source: tuple[Path, list[Document]]) -> None:
+def test_each_turn_by_itself_keeps_its_weight(source: Source) -> None:
     store = prepare(source[0], expand="turns")
     check(store, source[1])
     assert {row.part for row in store if set(row.weights.tolist()) - {0, 1}} == {0, 1}

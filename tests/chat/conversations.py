@@ -1,8 +1,4 @@
-"""Conversations to render: real rows of every corpus, and the odd ones that data sets do hold.
-
-`ODD` are rows by name, `corpus_rows` reads the shared corpora. Words are unique per message where
-the case allows it, so that a report shows at once whose text it is.
-"""
+"""Conversations to render: rows of the shared corpora, and odd ones (`ODD`) with unique words."""
 
 from __future__ import annotations
 
@@ -39,19 +35,16 @@ NAMES = {"s": "system", "u": "user", "a": "assistant", "t": "tool", "d": "develo
 
 
 def words(kind: str, index: int, count: int = 3) -> str:
-    """A text of words that only this message has."""
     return " ".join(f"{kind}{index}x{number}" for number in range(count))
 
 
 def say(role: str, index: int, content: Any = None, **keys: Any) -> Message:
-    """A message; its text is made up where none is given."""
     name = NAMES[role]
     text = words(name, index) if content is None else content
     return {"role": name, "content": text, **keys}
 
 
 def turns(roles: str) -> list[Message]:
-    """A conversation of unique words: ``turns("sua")``."""
     return [_result(index) if role == "t" else say(role, index) for index, role in enumerate(roles)]
 
 
@@ -76,7 +69,6 @@ def _result(index: int, content: str | None = None, number: int = 1) -> Message:
 def _calling(
     *calls: dict[str, Any], content: Any = "", after: str = "ta", result: str | None = None
 ) -> Row:
-    """A user, an assistant who calls, the results, an answer."""
     messages = [say("u", 0), say("a", 1, content, tool_calls=list(calls))]
     for index, role in enumerate(after, 2):
         messages.append(_result(index, result) if role == "t" else say(role, index))
@@ -158,7 +150,6 @@ def _arguments() -> dict[str, Row]:
 
 
 def _odd() -> dict[str, Row]:
-    """The odd cases by name."""
     made: dict[str, Row] = {
         "plain": {"messages": turns("ua")},
         "system": {"messages": turns("sua")},
@@ -364,14 +355,12 @@ def _lines(path: Path) -> list[str]:
 
 
 def corpus_rows(shared: Path, name: str, count: int | None, seed: int = 13) -> list[Row]:
-    """Rows of one corpus: a seeded sample, or all of them."""
     path = shared / "corpora" / f"{name}.jsonl"
     lines = _lines(path) if count is None else _sampled_lines(path, count, f"{name}{seed}")
     return [json.loads(line) for line in lines]
 
 
 def zoo(shared: Path) -> dict[str, str]:
-    """Every released template in the shared data, by name."""
     found = {
         f"{path.parent.name}/{path.stem}": path.read_text("utf-8")
         for path in sorted((shared / "templates").glob("*/*.jinja"))

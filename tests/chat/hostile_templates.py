@@ -1,10 +1,7 @@
-"""Templates that ask of their texts what a fast path could answer wrongly, and rows for them.
+"""Templates whose output depends on what a fast path forgets easily, and odd rows for them.
 
-Each of `HOSTILE` is legal jinja2. What it prints depends on something that is easy to forget when
-a render is predicted from another row's: what Python's own string methods say of odd characters,
-the difference between 1, 1.0 and True, the order of keys, undefined values and where they raise,
-state that one message leaves for the next. `rows` makes conversations of few shapes and many odd
-texts, so that whatever was learned on one row is tried on many others.
+Python's string methods on odd characters, 1, 1.0 and True, the order of keys, undefined values,
+state that one message leaves for the next.
 """
 
 from __future__ import annotations
@@ -115,7 +112,6 @@ UNDEFINED = [
 
 
 def each(body: str, before: str = "", after: str = "") -> str:
-    """A template that prints every message through one body."""
     return (
         before
         + "{% for m in messages %}<|{{ m.role }}|>"
@@ -127,14 +123,12 @@ def each(body: str, before: str = "", after: str = "") -> str:
 
 
 def branch(question: str) -> str:
-    """A template that asks and prints the text either way."""
     return each(
         "{% if " + question + " %}yes {{ m.content }}{% else %}{{ m.content }} no{% endif %}"
     )
 
 
 def printed(expression: str) -> str:
-    """A template that prints an expression beside the text."""
     return each("{{ m.content }}\n{{ " + expression + " }}")
 
 
@@ -388,12 +382,10 @@ ROLES = {"u": "user", "a": "assistant", "s": "system"}
 
 
 def odd_text(source: random.Random) -> str:
-    """A short text of odd pieces, often one that was seen before."""
     return "".join(source.choice(PIECES) for _ in range(source.choice((0, 1, 1, 1, 2, 2, 3, 5))))
 
 
 def rows(seed: object, count: int) -> list[Row]:
-    """Conversations of few shapes with odd texts and values."""
     source = random.Random(str(seed))
     made: list[Row] = []
     for _ in range(count):

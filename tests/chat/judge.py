@@ -1,9 +1,4 @@
-"""The product's masks before the oracle, template by template.
-
-`score` counts pairs tried, refused by the template itself, content lost (an assistant's words that
-the render does not hold), no trained token, proven, rejected though nothing is lost, violations,
-not judged.
-"""
+"""The product's masks before the oracle, template by template."""
 
 from __future__ import annotations
 
@@ -18,7 +13,7 @@ from tests.chat.conversations import CORPORA, DATE, ODD, SPECIAL, VARIABLES, Row
 from tests.chat.loop_oracle import OracleTemplate, Refused
 from tests.chat.mask_oracle import judge, to_train
 from tests.chat.turn_oracle import Conversation, lost
-from tokenmill.chat import ChatSpec, Renderer, Rendering
+from tokenmill.chat import ChatSpec, Renderer
 from tokenmill.chat.calls import call_list, text_arguments
 from tokenmill.chat.shapes import Plain, read
 from tokenmill.errors import RowError
@@ -32,28 +27,12 @@ REASONS = (
 )
 UNTRAINED_ROLES = ("tool", "function", "ipython")
 
-Place = tuple[int, int]
 Answer = tuple[str, Any, Any]
-
-
-def make_renderer(
-    spec: ChatSpec,
-    template: str | Mapping[str, str] | None,
-    special_tokens: Mapping[str, str] | None = None,
-    renderer: str = "auto",
-) -> Renderer:
-    """The product's renderer, all by position."""
-    return Renderer(spec, template, special_tokens, renderer=renderer)
 
 
 @dataclass(slots=True)
 class Score:
-    """What came out for one template."""
-
     pairs: int = 0
-    refused: int = 0
-    lost: int = 0
-    nothing: int = 0
     proven: int = 0
     due: int = 0
     unproven: Counter[str] = field(default_factory=Counter)
@@ -63,14 +42,13 @@ class Score:
     notes: list[str] = field(default_factory=list)
 
     def wrong(self, kind: str, report: str) -> None:
-        """Take down a violation."""
         self.violated[kind] += 1
         self.reports.append(report)
 
     def add(self, other: Score) -> None:
-        """Sum up."""
-        for name in ("pairs", "refused", "lost", "nothing", "proven", "due"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.pairs += other.pairs
+        self.proven += other.proven
+        self.due += other.due
         self.unproven.update(other.unproven)
         self.violated.update(other.violated)
         self.unsure.update(other.unsure)
@@ -80,14 +58,11 @@ class Score:
 
 @lru_cache(maxsize=128)
 def oracle(name: str, source: str) -> OracleTemplate:
-    """The oracle of a template, compiled once for all tests of a process."""
     return OracleTemplate(source, {**SPECIAL, **VARIABLES.get(name, {})}, DATE)
 
 
 @dataclass(slots=True)
 class Wanted:
-    """One text that a row is to give: its messages, and which of them are trained."""
-
     part: int
     messages: list[dict[str, Any]]
     tools: Any
@@ -97,7 +72,6 @@ class Wanted:
     hollow: set[int] = field(default_factory=set)
 
     def form(self, nulls: bool, texts: bool) -> list[dict[str, Any]]:
-        """The messages with null contents, and with calls whose arguments are texts."""
         if not nulls and not texts:
             return self.messages
         return [
@@ -111,7 +85,6 @@ class Wanted:
 
 
 def wanted(row: Row, spec: ChatSpec) -> list[Wanted]:
-    """The texts of a row as the product documents them; empty: it has no conversation to judge."""
     found = read(row, spec)
     if isinstance(found, Plain):
         return []
@@ -148,14 +121,15 @@ def wanted(row: Row, spec: ChatSpec) -> list[Wanted]:
 def score(
     name: str, source: str, rows: Mapping[str, Row], *, spec: ChatSpec | None = None
 ) -> Score:
-    """Let the product render rows under one template and judge what it says."""
     total = Score()
     template = oracle(name, source)
     spec = spec or ChatSpec(date=DATE)
-    product = make_renderer(spec, source, template.given).render(list(rows.values()))
+    product = Renderer(spec, source, template.given).render(list(rows.values()))
     if product.notes.get("mismatches"):
         total.wrong("differs from the reference", f"{name}: the product's own audit found it")
-    made, rejected = _by_place(product)
+    texts = zip(product.texts, product.spans, product.turns, strict=True)
+    made = dict(zip(zip(product.source, product.part, strict=True), texts, strict=True))
+    rejected = {(source, part): error for source, part, error in product.rejected}
     for number, (case, row) in enumerate(rows.items()):
         for job in wanted(row, spec):
             place = (number, job.part)
@@ -164,20 +138,11 @@ def score(
     return total
 
 
-def _by_place(product: Rendering) -> tuple[dict[Place, Answer], dict[Place, RowError]]:
-    """What the product made and what it rejected, by row and part."""
-    made = zip(product.texts, product.spans, product.turns, strict=True)
-    places = zip(product.source, product.part, strict=True)
-    rejected = {(source, part): error for source, part, error in product.rejected}
-    return dict(zip(places, made, strict=True)), rejected
-
-
 def conversation_of(template: OracleTemplate, job: Wanted) -> Conversation | Refused:
-    """The conversation in the form that the template takes, or its refusal.
+    """Return the conversation in the form that the template takes, or its refusal.
 
-    Null contents as they stand, arguments as objects. Null is empty text where the template fails
-    on null or prints it as a word. Where it fails on calls or prints them nowhere, they are tried
-    with null content and with arguments as texts.
+    Null is empty text where the template fails on null or prints it as a word. Where it fails on
+    calls or loses them, they are tried with null content and with arguments as texts.
     """
 
     @cache
@@ -229,7 +194,6 @@ def _judge_one(
     total.pairs += 1
     talk = conversation_of(template, job)
     if isinstance(talk, Refused):
-        total.refused += 1
         if error is None or error.reason not in ("template_error", "limit"):
             said = "accepted" if error is None else error.reason
             total.wrong("accepted what the template refuses", f"{where}: {said}: {talk}")
@@ -245,12 +209,7 @@ def _judge_one(
         total.notes.append(f"{where}: the sentinels do not survive")
     gone = lost(talk.messages, talk.found) if talk.found is not None else None
     silent = not to_train(talk, job.trained)
-    if gone is not None:
-        total.lost += 1
-    elif silent:
-        total.nothing += 1
-    else:
-        total.due += 1
+    total.due += gone is None and not silent
     if error is not None:
         if error.reason in ("template_error", "limit"):
             total.wrong("refused what the template renders", f"{where}: {error.reason}: {error}")
@@ -290,7 +249,6 @@ def _judge_one(
 
 
 def sample(shared: Path, per_corpus: int | None, odd: bool = True) -> dict[str, Row]:
-    """The odd cases and rows of every corpus, by name."""
     rows = dict(ODD) if odd else {}
     for corpus in CORPORA:
         for number, row in enumerate(corpus_rows(shared, corpus, per_corpus)):

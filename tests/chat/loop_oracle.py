@@ -1,13 +1,8 @@
-"""An oracle of its own kind: who owns each character of a render, from the template's own loop.
+"""An oracle for masks: the owner of each character of a render, from the template's own loop.
 
-It shares nothing with the product's way of finding spans. The template is parsed by a jinja2 set
-up as transformers sets it up, and every ``for`` loop is rewritten to print a private-use character
-when it takes up one of the conversation's messages (known by identity) and another when it leaves
-it. The sentinels ride in the output itself, so macros, set blocks and call blocks keep them. Taken
-out again they say for every character which message's turn printed it: the *owner*, the innermost
-loop's message. A render that is not the plain one without its sentinels is not judged.
-
-`turn_oracle` finds headers and closers inside the turns, `mask_oracle` judges a mask by both.
+It shares nothing with the product. Every ``for`` loop is rewritten to print a private-use character
+when it begins and ends one of the messages (known by identity). These sentinels say which message's
+turn printed each character. A render that differs without its sentinels is not judged.
 """
 
 from __future__ import annotations
@@ -40,7 +35,6 @@ LEAVE = 0x4000
 GENERATION = 0x8000
 PLAIN: dict[str, CodeType] = {}  # what sources become, for whichever variables and date,
 SPEAKING: dict[str, CodeType] = {}  # and with loops that speak
-OF_DICT = frozenset(dir(dict))
 REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -49,8 +43,6 @@ class Refused(Exception):
 
 
 class _Generation(jinja2.ext.Extension):
-    """``{% generation %}`` as a plain block that says where it printed."""
-
     tags = {"generation"}  # noqa: RUF012 - jinja2's own spelling
 
     def parse(self, parser: Any) -> Any:
@@ -106,28 +98,8 @@ def _raise(message: Any) -> None:
     raise jinja2.exceptions.TemplateError(message)
 
 
-class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """jinja2's sandbox; what is safe depends on a value's type alone, so it is asked once."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._safe: dict[tuple[type, str], bool] = {}
-
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        key = (type(obj), attr)
-        if key not in self._safe:
-            self._safe[key] = super().is_safe_attribute(obj, attr, value)
-        return self._safe[key]
-
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        if type(obj) is dict and attribute in obj and attribute not in OF_DICT:
-            return obj[attribute]  # what jinja2 ends with after an exception that costs time
-        return super().getattr(obj, attribute)
-
-
 def environment(date: str) -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    """jinja2 as `apply_chat_template` sets it up, its clock standing still."""
-    made = _Sandbox(
+    made = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     day = datetime.datetime.strptime(date, "%Y-%m-%d")
@@ -221,7 +193,6 @@ class _Loops(jinja2.visitor.NodeTransformer):
 
 
 def _is_place(value: Any, target: Any) -> bool:
-    """Whether an expression reads the very name or namespace attribute that is assigned."""
     if isinstance(target, jinja2.nodes.NSRef):
         named = isinstance(value, jinja2.nodes.Getattr) and isinstance(
             value.node, jinja2.nodes.Name
@@ -260,27 +231,16 @@ class Owned:
 
     @property
     def owner(self) -> list[int]:
-        """The owner of every character."""
         return [who for start, end, who in self.runs for _ in range(start, end)]
 
     def before(self, position: int) -> int:
-        """The owner of the character in front of a position."""
         return next((who for start, end, who in self.runs if start < position <= end), NOBODY)
 
     def end(self) -> int:
-        """Where the last character is followed by nobody's alone."""
         return max((end for _, end, who in self.runs if who != NOBODY), default=0)
 
 
 class OracleTemplate:
-    """One template, plain and with loops that speak.
-
-    Args:
-        source: Jinja source.
-        variables: Special tokens and further template variables.
-        date: What `strftime_now` says.
-    """
-
     def __init__(self, source: str, variables: Mapping[str, Any], date: str = "2026-11-15") -> None:
         self.source = source
         self.given = dict(variables)
@@ -351,21 +311,12 @@ class OracleTemplate:
     def plain(
         self, messages: list[Message], tools: Any = None, *, add_generation_prompt: bool = False
     ) -> str:
-        """The render as transformers makes it.
-
-        Raises:
-            Refused: The template raises.
-        """
         return self._run(self._plain, aliased(messages), tools, add_generation_prompt)
 
     def owned(
         self, messages: list[Message], tools: Any = None, *, add_generation_prompt: bool = False
     ) -> Owned | None:
-        """The render with its owners; None where sentinels change what is printed.
-
-        Raises:
-            Refused: The template raises on the plain conversation.
-        """
+        """Return the render with its owners; None where sentinels change what is printed."""
         plain = self.plain(messages, tools, add_generation_prompt=add_generation_prompt)
         for self._plane in PLANES:
             if not re.search(f"[{chr(self._plane)}-{chr(self._plane + 0xFFFF)}]", plain):
@@ -431,7 +382,6 @@ def _shared(runs: list[Run], messages: list[Message]) -> list[Run]:
 
 
 def aliased(messages: list[Message]) -> list[Message]:
-    """Reasoning under the names that templates read, as transformers fills them in."""
     found = []
     for message in messages:
         reasoning = next((message[k] for k in REASONING if message.get(k) is not None), None)

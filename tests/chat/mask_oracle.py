@@ -1,9 +1,6 @@
-"""The judgement: a mask held against the owners and turns that the template's loop tells.
+"""Judge a mask by the owners and turns of `loop_oracle` and `turn_oracle`.
 
-`judge` labels every character of a render: it must be trained, must not be, or may be. Trained
-outside an assistant's own turn, in a header, in another turn's opener or closer, or after the
-closer; not trained inside the own part or its closer: each run of such characters is a `Violation`
-that shows its surroundings. Where the oracle does not know, it says so (`Verdict.unsure`).
+Every character must be trained, must not be, or may be; a run of wrong ones is a `Violation`.
 """
 
 from __future__ import annotations
@@ -41,8 +38,6 @@ MAY_BE_TRAINED = bytes(code for label, code in CODES.items() if label[0] != "!")
 
 @dataclass(slots=True)
 class Violation:
-    """A run of characters on which mask and oracle disagree."""
-
     kind: str
     start: int
     end: int
@@ -50,14 +45,11 @@ class Violation:
     excerpt: str
 
     def __str__(self) -> str:
-        """One line for a report."""
         return f"{self.kind} [{self.start}:{self.end}] of {self.owner}: {self.excerpt}"
 
 
 @dataclass(slots=True)
 class Verdict:
-    """What the oracle says of one mask."""
-
     violations: list[Violation] = field(default_factory=list)
     unsure: list[str] = field(default_factory=list)
 
@@ -71,16 +63,10 @@ def judge(
     turn_end: str = "stop",
     thinking_opener: str = "trained",
 ) -> Verdict:
-    """Hold a mask against the owners of every character.
+    """Compare a mask with the owners of every character.
 
-    Args:
-        talk: The conversation under its template.
-        text: The product's render.
-        spans: What it would train.
-        trained: Messages that are to be trained; None: every assistant.
-        turn_end: ``stop`` or ``turn``, as in the recipe.
-        thinking_opener: Whether a thinking opener that the generation prompt already holds is to
-            be ``trained`` or belongs to the ``prompt``.
+    ``trained`` are the messages to be trained, None for every assistant. The other options are
+    those of the recipe.
     """
     verdict = Verdict()
     found = talk.found
@@ -140,7 +126,6 @@ def _labels(
     thinking_opener: str,
     verdict: Verdict,
 ) -> bytearray:
-    """For every character the code of its label."""
     labels = bytearray(len(found.text))
     names = {NOBODY: "!no turn", SHARED: "!two turns"}
     for start, end, who in found.runs:
@@ -175,7 +160,6 @@ def _paint(labels: bytearray, start: int, end: int, label: str) -> None:
 
 
 def to_train(talk: Conversation, trained: Sequence[int]) -> bool:
-    """Whether the render holds anything but whitespace that must be trained."""
     found = talk.found
     if found is None:
         return True
@@ -187,7 +171,6 @@ def to_train(talk: Conversation, trained: Sequence[int]) -> bool:
 
 
 def _parts(turn: Turn, turn_end: str, thinking_opener: str) -> Iterator[tuple[int, int, str]]:
-    """The parts of a turn, each with its label."""
     if turn.header is None:
         yield turn.start, turn.end, "?"
         return

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.chat.conversations import DATE, ODD, turns
@@ -33,7 +34,6 @@ def lines(path: Path) -> list[Any]:
 
 
 def special_tokens(directory: Path) -> dict[str, str]:
-    """The named tokens of a tokenizer_config.json, as transformers passes them to templates."""
     config = json.loads((directory / "tokenizer_config.json").read_text())
     found = {}
     for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"):
@@ -104,8 +104,10 @@ def test_marked_twins_of_training_templates_train_the_same_words(shared: Path) -
 
 def tokens(tokenizer: Tokenizer, text: str, spans: list[tuple[int, int]]) -> Any:
     encoding = tokenizer.encode(text, add_special_tokens=False)
-    mask = [int(any(start < b and a < end for a, b in spans)) for start, end in encoding.offsets]
-    return encoding.ids, mask, encoding.offsets
+    (starts, ends), (first, stop) = np.array(encoding.offsets).T, np.array(spans).T
+    last = np.searchsorted(first, ends) - 1  # the last span that begins before the token ends
+    mask = (last >= 0) & (stop[last] > starts)
+    return encoding.ids, mask.astype(int).tolist(), encoding.offsets
 
 
 @pytest.mark.slow

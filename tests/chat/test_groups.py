@@ -1,9 +1,4 @@
-"""Rows with several answers: every side is an ordinary conversation, and all of them count or none.
-
-The oracle is the product's own treatment of one conversation, which `test_zoo` and `test_masks`
-judge: the sides of a group must come out exactly as if each stood in a row of its own; and each
-text must be what transformers' way of rendering gives, written down here once more.
-"""
+"""Rows with several answers: every side is an ordinary conversation; all count or none."""
 
 from __future__ import annotations
 
@@ -16,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.chat.conversations import DATE, zoo
-from tests.chat.judge import make_renderer, oracle
+from tests.chat.judge import oracle
 from tests.chat.loop_oracle import Refused
 from tests.chat.templates import ALL, CHATML
 from tokenmill.chat import ChatSpec, Renderer, Rendering
@@ -105,7 +100,6 @@ def outcome(rendering: Rendering) -> list[Any]:
 
 
 def alone(renderer: Renderer, row: dict[str, Any], prompt: Any, answers: list[Any]) -> Rendering:
-    """Every side in a row of its own."""
     more = {name: row[name] for name in ("tools",) if name in row}
     return renderer.render([{"prompt": prompt, "completion": one, **more} for one in answers])
 
@@ -113,7 +107,7 @@ def alone(renderer: Renderer, row: dict[str, Any], prompt: Any, answers: list[An
 def judge(name: str, source: str, cases: list[str]) -> int:
     """Compare the sides under one template; how many groups were accepted."""
     template = oracle(name, source)
-    renderer = make_renderer(ChatSpec(date=DATE), source, template.given)
+    renderer = Renderer(ChatSpec(date=DATE), source, template.given)
     accepted = 0
     for case in cases:
         row, prompt, answers = FORMS[case]
@@ -156,7 +150,6 @@ def test_sides_are_ordinary_rows_under_every_habit() -> None:
 def test_sides_are_ordinary_rows_under_real_templates(
     shared: Path, one_in: int, share: int, least: int
 ) -> None:
-    """A share of the templates, with other forms for each."""
     cases = list(FORMS)
     some = list(enumerate(zoo(shared).items()))[::one_in]
     accepted = sum(judge(name, source, cases[n % share :: share]) for n, (name, source) in some)

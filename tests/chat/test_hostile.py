@@ -1,9 +1,4 @@
-"""Templates that ask odd questions of their texts: a shortcut may not know them, never differ.
-
-Each of `hostile_templates.HOSTILE` renders random rows of few shapes and odd texts. The renderer
-with its shortcuts gives jinja2's text or jinja2's refusal, and the masks and rejections that it
-gives without them.
-"""
+"""Templates that ask odd questions of their texts: a shortcut may not know them, never differ."""
 
 from __future__ import annotations
 
@@ -13,10 +8,10 @@ import pytest
 
 from tests.chat.conversations import DATE, SPECIAL
 from tests.chat.hostile_templates import HOSTILE, Row, rows
-from tests.chat.judge import make_renderer, score
+from tests.chat.judge import score
 from tests.chat.loop_oracle import OracleTemplate, Refused
 from tests.chat.test_outcomes import outcomes
-from tokenmill.chat import ChatSpec
+from tokenmill.chat import ChatSpec, Renderer
 
 CHANCE = ("random", "lipsum")  # refused by name, whatever jinja2 draws
 WHOLE = ChatSpec(date=DATE, train_on="everything")
@@ -26,14 +21,9 @@ GROUPS = 8  # so that several workers share the templates
 
 
 def rendered(spec: ChatSpec, source: str, data: list[Row], renderer: str) -> list[Any]:
-    """What became of each row; a renderer that falls over is one thing that may come of it."""
     try:
-        made = make_renderer(spec, source, SPECIAL, renderer).render(data)
+        made = Renderer(spec, source, SPECIAL, renderer=renderer).render(data)
     except Exception as error:
-        return [repr(error)] * len(data)
-    except BaseException as error:  # an engine in another language may panic past Exception
-        if type(error).__name__ != "PanicException":
-            raise
         return [repr(error)] * len(data)
     return outcomes(made, len(data))
 
@@ -54,7 +44,6 @@ def expected(name: str, source: str, data: list[Row]) -> list[str | None]:
 
 
 def differences(name: str, source: str, data: list[Row], renderers: tuple[str, ...]) -> list[str]:
-    """Where the product differs from jinja2, or from itself without shortcuts."""
     found: list[str] = []
     texts = expected(name, source, data)
     for renderer in renderers:
@@ -95,7 +84,6 @@ def test_hostile_templates_are_never_different(
 @pytest.mark.soak
 @pytest.mark.timeout(36000)
 def test_hostile_masks_train_no_other_turn() -> None:
-    """The oracle's word on those that are proven: nobody else's text and no header is trained."""
     wrong: list[str] = []
     for name, source in HOSTILE.items():
         data = {f"row {number}": row for number, row in enumerate(rows((name, "mask"), 60))}

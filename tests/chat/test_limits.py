@@ -1,18 +1,15 @@
 """What a template may take: less than 256 MB and 5 s, whatever it does, by counts alone.
 
-Hostile templates run in processes that the operating system limits to 700 MB of address space and
-5 seconds of processor time. A template that got around the counter would die there, or show too
-high a peak of memory.
+Hostile templates run in processes that the operating system limits to 700 MB more of address space
+and 5 seconds of processor time. A template that got around the counter would die there, or show
+too high a peak of memory.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import resource
-import subprocess
-import sys
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
@@ -26,7 +23,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from tests.chat.hungry_templates import END, HUNGRY, LOOP, SAME_HASH
-from tests.programs import PROJECT
+from tests.faults.tools import Zygote
 from tokenmill.chat import sandbox
 from tokenmill.chat.sandbox import CountingEnvironment, LimitReached
 from tokenmill.chat.template import ReferenceTemplate
@@ -36,14 +33,20 @@ ADDRESS_SPACE = 700 << 20
 SECONDS = 5
 MEMORY = 256 << 10  # KiB
 WORDS = "word " * 400
-PART = 8  # most templates get one part in so many of what a render may take
+PART = 32  # most templates get one part in so many of what a render may take
 
 
-def _run(job: dict[str, Any]) -> dict[str, Any]:
-    """Render one template under limits, in a process that is thrown away."""
+class Outcome(NamedTuple):
+    outcome: str
+    peak: int = 0  # KiB
+    detail: str = ""
+
+
+def render_limited(job: dict[str, Any]) -> int:
     sandbox.BASE_STEPS //= job["part"]
     sandbox.BASE_SIZE //= job["part"]
-    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + ADDRESS_SPACE, mapped + ADDRESS_SPACE))
     resource.setrlimit(resource.RLIMIT_CPU, (job["seconds"], job["seconds"] + 1))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     messages = [{"role": "user", "content": job["content"]}, {"role": "assistant", "content": "x"}]
@@ -62,65 +65,24 @@ def _run(job: dict[str, Any]) -> dict[str, Any]:
     except BaseException as error:
         outcome = f"{type(error).__name__}: {error}"[:200]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    return {"outcome": outcome, "peak": peak, "detail": str(held[-1])[:200] if held else ""}
+    print(json.dumps([outcome, peak, str(held[-1])[:200] if held else ""]))
+    return 0
 
 
-def _serve() -> None:
-    for line in sys.stdin:
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.write(writing, json.dumps(_run(json.loads(line))).encode())
-            os._exit(0)
-        os.close(writing)
-        with os.fdopen(reading, "rb") as pipe:
-            answer = pipe.read()
-        _, status = os.waitpid(child, 0)
-        died = {"outcome": f"died of {status}", "peak": 0, "detail": ""}
-        print(answer.decode() or json.dumps(died), flush=True)
-
-
-class Outcome(NamedTuple):
-    """What became of a template."""
-
-    outcome: str
-    peak: int  # KiB
-    detail: str
-
-
-class Cage:
-    """Renders templates in processes that the system limits."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-
-    def render(
-        self,
-        source: str,
-        content: str = WORDS,
-        *,
-        times: int = 1,
-        seconds: int = SECONDS,
-        part: int = 1,
-    ) -> Outcome:
-        """Render a conversation so many times, keeping the errors."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        job = {"source": source, "content": content, "times": times, "seconds": seconds}
-        self._process.stdin.write(json.dumps({**job, "part": part}) + "\n")
-        self._process.stdin.flush()
-        return Outcome(**json.loads(self._process.stdout.readline()))
-
-
-@pytest.fixture(scope="module")
-def cage() -> Iterator[Cage]:
-    command = [sys.executable, "-m", "tests.chat.test_limits"]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=PROJECT
-    ) as process:
-        yield Cage(process)
-        assert process.stdin is not None
-        process.stdin.close()
+def render(
+    zygote: Zygote,
+    source: str,
+    content: str = WORDS,
+    *,
+    times: int = 1,
+    seconds: int = SECONDS,
+    part: int = 1,
+) -> Outcome:
+    """Render a conversation so many times, keeping the errors, in a process with limits."""
+    job = {"source": source, "content": content, "times": times, "seconds": seconds, "part": part}
+    call = {"call": f"{__name__}:render_limited", "argument": job, "imports": [__name__]}
+    (ended,) = zygote.run(call)
+    return Outcome(*json.loads(ended.stdout)) if ended.exit == 0 else Outcome(f"exit {ended.exit}")
 
 
 def check_refused(found: Outcome, memory: int) -> None:
@@ -131,8 +93,10 @@ def check_refused(found: Outcome, memory: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(HUNGRY))
-def test_hungry_template_is_refused_with_a_part_of_what_it_may_take(cage: Cage, name: str) -> None:
-    check_refused(cage.render(HUNGRY[name], seconds=2, part=PART), MEMORY // 2)
+def test_hungry_template_is_refused_with_a_part_of_what_it_may_take(
+    zygote: Zygote, name: str
+) -> None:
+    check_refused(render(zygote, HUNGRY[name], seconds=1, part=PART), MEMORY // 8)
 
 
 @pytest.mark.parametrize(
@@ -142,8 +106,8 @@ def test_hungry_template_is_refused_with_a_part_of_what_it_may_take(cage: Cage, 
         for number, name in enumerate(sorted(HUNGRY))
     ],
 )
-def test_hungry_template_is_refused_before_it_eats(cage: Cage, name: str) -> None:
-    check_refused(cage.render(HUNGRY[name]), MEMORY)
+def test_hungry_template_is_refused_before_it_eats(zygote: Zygote, name: str) -> None:
+    check_refused(render(zygote, HUNGRY[name]), MEMORY)
 
 
 @pytest.mark.slow
@@ -153,17 +117,17 @@ def test_hungry_template_is_refused_before_it_eats(cage: Cage, name: str) -> Non
      "list again: s | sort | length", "keep: [], {}, [], {}", "keep: [1] | map('upper')"],
 )  # fmt: skip
 def test_hungry_template_is_bounded_for_a_row_of_a_million_characters(
-    cage: Cage, name: str
+    zygote: Zygote, name: str
 ) -> None:
     source = HUNGRY[name].replace("'a' * 900000", "messages[0].content")
-    found = cage.render(source, "abcdefghi " * 100_000, seconds=2 * SECONDS)
+    found = render(zygote, source, "abcdefghi " * 100_000, seconds=2 * SECONDS)
     check_refused(found, MEMORY)
 
 
-def test_errors_that_are_kept_keep_no_values_of_their_templates(cage: Cage) -> None:
+def test_errors_that_are_kept_keep_no_values_of_their_templates(zygote: Zygote) -> None:
     big = "{% set x = 'a' * 30000000 %}{% set n = namespace(y='b' * 30000000) %}"
     for end in ("{% set z = x * 9 %}", "{{ x[1:] + 1 }}", "{{ raise_exception(n) }}"):
-        found = cage.render(big + end, times=10)  # 60 MB each
+        found = render(zygote, big + end, times=6)  # 60 MB each
         assert found.outcome in ("limit", "template_error")
         assert found.peak < MEMORY, found
 
@@ -215,26 +179,28 @@ SOURCES = filled(
 )  # fmt: skip
 
 
-def check_bounded(cage: Cage, source: str, part: int) -> None:
-    found = cage.render(source, part=part)
+def check_bounded(zygote: Zygote, source: str, part: int) -> None:
+    found = render(zygote, source, part=part)
     assert found.outcome in ("limit", "template_error", "rendered", "uncompilable"), (found, source)
-    assert found.peak < (MEMORY if part == 1 else MEMORY // 2), (found, source)
+    assert found.peak < (MEMORY if part == 1 else MEMORY // 4), (found, source)
 
 
 @pytest.mark.slow
 @settings(max_examples=60)
 @given(SOURCES)
 def test_whatever_a_template_does_with_whatever_it_makes_is_bounded(
-    cage: Cage, source: str
+    zygote: Zygote, source: str
 ) -> None:
-    check_bounded(cage, source, PART)
+    check_bounded(zygote, source, PART)
 
 
 @pytest.mark.soak
 @settings(max_examples=600)
 @given(SOURCES)
-def test_whatever_templates_do_with_all_they_may_take_is_bounded(cage: Cage, source: str) -> None:
-    check_bounded(cage, source, 1)
+def test_whatever_templates_do_with_all_they_may_take_is_bounded(
+    zygote: Zygote, source: str
+) -> None:
+    check_bounded(zygote, source, 1)
 
 
 @pytest.mark.parametrize(
@@ -398,7 +364,3 @@ def test_counted_templates_print_what_plain_ones_print(body: str) -> None:
 )
 def test_operands_are_evaluated_once_and_in_order(source: str, text: str) -> None:
     assert ReferenceTemplate("{% set c = cycler(2, 5, 3) %}" + source, {}, None).render([]) == text
-
-
-if __name__ == "__main__":
-    _serve()

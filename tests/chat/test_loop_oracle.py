@@ -18,7 +18,7 @@ from tests.chat.judge import oracle, score, wanted
 from tests.chat.loop_oracle import OracleTemplate, Refused
 from tests.chat.mask_oracle import judge
 from tests.chat.templates import ALL, CHATML, GENERATION, HABITS, THINKING
-from tests.chat.turn_oracle import Conversation, thinking_at_end
+from tests.chat.turn_oracle import Conversation
 from tokenmill.chat import ChatSpec, Renderer, Rendering
 
 
@@ -78,7 +78,6 @@ def test_hostile_templates_are_those_of_transformers() -> None:
 
 
 def owners(source: str, messages: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """A render in pieces, each with its owner: the message's number, or a dot for nobody."""
     found = Conversation(OracleTemplate(source, SPECIAL), messages, None).found
     assert found is not None
     pairs = zip(found.owner, found.text, strict=True)
@@ -160,25 +159,6 @@ def test_texts_that_hold_sentinels_are_judged_all_the_same() -> None:
     assert pieces == [("0", "\U00100000"), ("1", "\U00104001")]
     both = [{"role": "user", "content": "\U00100000\U000f0000"}]
     assert OracleTemplate(CHATML, SPECIAL).owned(both) is None
-
-
-@pytest.mark.parametrize(
-    ("prompt", "length"),
-    [
-        ("<|im_start|>assistant\n", 22),
-        ("<|im_start|>assistant\n<think>\n", 22),
-        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", 22),
-        ("<|start|>assistant<|channel|>analysis<|message|>", 18),
-        ("<|turn>model\n<|channel>thought\n<channel|>", 13),
-        ("<|START|><|START_THINKING|><|END_THINKING|>", 9),
-        ("[ASSISTANT][THINK]", 11),
-        ("<|Assistant|></think>", 21),
-        ("Think of it: ", 13),
-        ("<think>no</think> more", 22),
-    ],
-)
-def test_thinking_that_a_prompt_opens(prompt: str, length: int) -> None:
-    assert thinking_at_end(prompt) == length
 
 
 def complaints(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.chat.conversations import SPECIAL
 from tests.chat.templates import (
     ALL,
     CHATML,
@@ -21,12 +22,10 @@ from tests.chat.templates import (
 from tokenmill.chat import ChatSpec, Renderer, Rendering
 from tokenmill.errors import UsageError
 
-SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 CALL = {"type": "function", "function": {"name": "look", "arguments": {"at": "sky"}}}
 
 
 def turns(*contents: Any) -> list[dict[str, Any]]:
-    """User and assistant by turns."""
     return [
         {"role": "assistant" if i % 2 else "user", "content": content}
         for i, content in enumerate(contents)
@@ -263,8 +262,3 @@ def test_named_templates_are_chosen_as_transformers_chooses() -> None:
     assert trained(result, 1) == ["one<|eot_id|>"]
     with pytest.raises(UsageError, match="tool_use"):
         render({"tool_use": CHATML}, talk)
-
-
-def test_prompt_ends_with_the_generation_prompt() -> None:
-    renderer = Renderer(ChatSpec(), CHATML, SPECIAL)
-    assert renderer.prompt(turns("Hi")).endswith("Hi<|im_end|>\n<|im_start|>assistant\n")

@@ -1,8 +1,4 @@
-"""A row's outcome is a function of the row and the recipe alone.
-
-Whatever a renderer remembers from other rows, each row gives the same text, spans and turns or the
-same rejection: alone, first, last, shuffled, repeated, after other rows, with or without shortcuts.
-"""
+"""A row's outcome depends on the row and the recipe alone, whatever was rendered before it."""
 
 from __future__ import annotations
 
@@ -16,9 +12,9 @@ from hypothesis import strategies as st
 
 from tests.chat.conversations import DATE, ODD, SPECIAL, VARIABLES, Row, zoo
 from tests.chat.hostile_templates import rows as odd_rows
-from tests.chat.judge import make_renderer, sample, wanted
+from tests.chat.judge import sample, wanted
 from tests.chat.templates import ALL, HABITS
-from tokenmill.chat import ChatSpec
+from tokenmill.chat import ChatSpec, Renderer
 from tokenmill.chat.render import Asked, forget
 from tokenmill.errors import RowError
 
@@ -42,7 +38,6 @@ NEIGHBOURS = (
 
 
 def outcomes(rendering: Any, count: int) -> list[Outcome]:
-    """What became of each row: its texts with spans and turns, or its rejections."""
     found: list[Outcome] = [[] for _ in range(count)]
     parts = zip(
         rendering.source,
@@ -59,15 +54,28 @@ def outcomes(rendering: Any, count: int) -> list[Outcome]:
     return [sorted(outcome, key=lambda made: made[0]) for outcome in found]
 
 
-def check(name: str, source: str, rows: list[Row], seed: int, spec: ChatSpec) -> None:
-    """Render the rows in many companies."""
+def prompted(renderer: Renderer, talks: list[Asked]) -> list[Any]:
+    return [
+        (made.reason, made.message) if isinstance(made, RowError) else made
+        for made in renderer.prompts(talks)
+    ]
+
+
+def rendered(renderer: Renderer, rows: list[Row]) -> list[Any]:
+    return outcomes(renderer.render(rows), len(rows))
+
+
+def check(
+    name: str, source: str, rows: list[Any], seed: int, spec: ChatSpec, render: Any = rendered
+) -> None:
     variables = {**SPECIAL, **VARIABLES.get(name, {})}
 
-    def fresh(renderer: str = "auto") -> Any:
-        return make_renderer(spec, source, variables, renderer)
+    def fresh(renderer: str = "auto") -> Renderer:
+        forget()
+        return Renderer(spec, source, variables, renderer=renderer)
 
     chance = random.Random(seed)
-    alone = [outcomes(fresh().render([row]), 1)[0] for row in rows]
+    alone = [render(fresh(), [row])[0] for row in rows]
     companies: dict[str, list[int]] = {
         "in order": list(range(len(rows))),
         "shuffled": chance.sample(range(len(rows)), len(rows)),
@@ -75,13 +83,12 @@ def check(name: str, source: str, rows: list[Row], seed: int, spec: ChatSpec) ->
         "repeated": [n for n in range(len(rows)) for _ in range(3)],
     }
     for company, order in companies.items():
-        got = outcomes(fresh().render([rows[n] for n in order]), len(order))
+        got = render(fresh(), [rows[n] for n in order])
         assert got == [alone[n] for n in order], f"{name}: {company}"
-    by_reference = outcomes(fresh("jinja2").render(rows), len(rows))
-    assert by_reference == alone, f"{name}: renderer='jinja2'"
+    assert render(fresh("jinja2"), rows) == alone, f"{name}: renderer='jinja2'"
     seasoned = fresh()
     for number in chance.choices(range(len(rows)), k=2 * len(rows)):
-        got = outcomes(seasoned.render([rows[number]]), 1)[0]
+        got = render(seasoned, [rows[number]])[0]
         assert got == alone[number], f"{name}: one by one after others"
 
 
@@ -130,20 +137,15 @@ def test_outcome_depends_on_the_row_alone(
 @pytest.mark.timeout(300)
 def test_outcome_is_the_same_in_either_order(templates: dict[str, str]) -> None:
     rows = [ODD[case] for case in NEIGHBOURS]
-    wrong = []
     for name, source in list(templates.items())[::3]:  # `make soak` asks them all
         variables = {**SPECIAL, **VARIABLES.get(name, {})}
         there, back = (
-            outcomes(
-                make_renderer(ChatSpec(date=DATE), source, variables).render(rows[::step]),
-                len(rows),
-            )[::step]
+            rendered(Renderer(ChatSpec(date=DATE), source, variables), rows[::step])[::step]
             for step in (1, -1)
         )
-        for case, one, other in zip(NEIGHBOURS, there, back, strict=True):
-            if one != other:
-                wrong.append(f"{name} × {case}: {one} or {other}")
-    assert not wrong, "\n".join(wrong)
+        assert dict(zip(NEIGHBOURS, there, strict=True)) == dict(
+            zip(NEIGHBOURS, back, strict=True)
+        ), name
 
 
 @pytest.mark.soak
@@ -162,25 +164,9 @@ def test_prompt_depends_on_the_conversation_alone(
 ) -> None:
     chance = random.Random(13)
     for name in chance.sample(sorted(templates), 4):
-        variables = {**SPECIAL, **VARIABLES.get(name, {})}
         talks = [
             Asked(job.messages, job.tools)
             for row in chance.sample(sorted(real_rows), 12)
             for job in wanted(real_rows[row], ChatSpec())
         ]
-
-        def fresh(renderer: str = "auto") -> Any:
-            forget()
-            return make_renderer(ChatSpec(date=DATE), templates[name], variables, renderer)  # noqa: B023
-
-        def made(renderer: Any, chosen: list[Any]) -> list[Any]:
-            return [
-                (text.reason, text.message) if isinstance(text, RowError) else text
-                for text in renderer.prompts(chosen)
-            ]
-
-        alone = [made(fresh(), [talk])[0] for talk in talks]
-        order = chance.sample(range(len(talks)), len(talks))
-        assert made(fresh(), [talks[n] for n in order]) == [alone[n] for n in order], name
-        assert made(fresh(), [*talks, *talks]) == [*alone, *alone], name
-        assert made(fresh("jinja2"), talks) == alone, name
+        check(name, templates[name], talks, 13, ChatSpec(date=DATE), prompted)

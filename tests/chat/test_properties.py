@@ -7,11 +7,11 @@ from typing import Any
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from tests.chat.conversations import SPECIAL, say
 from tests.chat.templates import ALL
 from tokenmill.chat import ChatSpec, Renderer
 from tokenmill.chat.template import ReferenceTemplate
 
-SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 RENDERERS = {name: Renderer(ChatSpec(), source, SPECIAL) for name, source in ALL.items()}
 TURNS = {name: Renderer(ChatSpec(turn_end="turn"), s, SPECIAL) for name, s in ALL.items()}
 REFERENCES = {name: ReferenceTemplate(source, SPECIAL, None) for name, source in ALL.items()}
@@ -148,18 +148,9 @@ def test_random_conversations_are_proven_or_rejected(
     )
 )
 def test_random_rows_are_rejected_never_raised(row: Any) -> None:
-    """Whatever JSON holds, a row is accepted or rejected; the renderer itself never falls over."""
     renderer = RENDERERS["chatml"]
-    result = renderer.render(
-        [
-            row,
-            {"messages": [{"role": "user", "content": row}, {"role": "assistant", "content": "x"}]},
-            {
-                "messages": [
-                    {"role": "user", "content": "x"},
-                    {"role": "assistant", "content": "y", "tool_calls": row},
-                ]
-            },
-        ]
-    )
+    asked = {"role": "user", "content": row}
+    answered = say("a", 1, "y", tool_calls=row)
+    talks = [[asked, say("a", 1, "x")], [say("u", 0, "x"), answered]]
+    result = renderer.render([row, *({"messages": talk} for talk in talks)])
     assert len(result.texts) + len(result.rejected) == 3

@@ -1,8 +1,6 @@
 """Variables that a row itself gives its template: ``chat_template_kwargs``, as TRL's rows have it.
 
-Two oracles: the text is what a plain jinja2 template prints that is given these variables; texts,
-spans and rejections are those of a renderer whose spec states the same for all rows, which knows
-nothing of the rows around. One renderer meets all rows, in an order without order.
+Oracles: a plain jinja2 template, and a renderer whose spec has the same variables for all rows.
 """
 
 from __future__ import annotations

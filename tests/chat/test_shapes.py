@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.chat.templates import CHATML, THINKING
-from tokenmill.chat import RENDERER_VERSION, ChatSpec, Renderer
+from tokenmill.chat import ChatSpec, Renderer
 from tokenmill.chat.shapes import Conversation, Plain, read
 from tokenmill.errors import RowError, UsageError
 
@@ -23,6 +23,11 @@ def messages(row: Any, **options: Any) -> list[dict[str, Any]]:
 
 
 HELLO = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+SHARED = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
+
+
+def asked(*parts: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": list(parts)}, HELLO[1]]}
 
 
 @pytest.mark.parametrize(
@@ -31,16 +36,8 @@ HELLO = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "He
         ({"messages": HELLO}, {}),
         ({"conversations": HELLO}, {}),
         ({"talk": HELLO}, {"messages_key": "talk"}),
-        (
-            {
-                "conversations": [
-                    {"from": "human", "value": "Hi"},
-                    {"from": "gpt", "value": "Hello"},
-                ]
-            },
-            {},
-        ),
-        ({"messages": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}, {}),
+        ({"conversations": SHARED}, {}),
+        ({"messages": SHARED}, {}),
         ({"instruction": "Hi", "output": "Hello"}, {}),
         ({"instruction": "Hi", "input": "", "output": "Hello"}, {}),
         ({"instruction": "Hi", "input": None, "output": "Hello"}, {}),
@@ -48,22 +45,8 @@ HELLO = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "He
         ({"prompt": HELLO[:1], "completion": "Hello"}, {}),
         ({"prompt": "Hi", "completion": HELLO[1:]}, {}),
         ({"q": HELLO[:1], "a": HELLO[1:]}, {"prompt_key": "q", "completion_key": "a"}),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}, HELLO[1]]},
-            {},
-        ),
-        (
-            {
-                "messages": [
-                    {
-                        "role": "user",
-                        "content": [{"type": "text", "value": "H"}, {"type": "text", "text": "i"}],
-                    },
-                    HELLO[1],
-                ]
-            },
-            {},
-        ),
+        (asked({"type": "text", "text": "Hi"}), {}),
+        (asked({"type": "text", "value": "H"}, {"type": "text", "text": "i"}), {}),
     ],
 )
 def test_shape_every_spelling_gives_one_conversation(row: Any, options: dict[str, Any]) -> None:
@@ -96,10 +79,7 @@ def odd_call(arguments: str) -> dict[str, Any]:
             ({"role": "assistant", "content": "", "tool_calls": [odd_call(text)]}, {})
             for text in ("[1]", "not json", '"text"', "3")
         ),
-        (
-            {"role": "tool", "content": "x", "tool_call_id": "7", "name": "f", "odd": [1, None]},
-            {},
-        ),
+        ({"role": "tool", "content": "x", "tool_call_id": "7", "name": "f", "odd": [1, None]}, {}),
         (
             {
                 "role": "assistant",
@@ -277,12 +257,6 @@ def test_train_on_what_rows_cannot_satisfy_is_a_usage_error(options: Any, row: A
 def test_spec_refuses_what_means_nothing(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         ChatSpec(**options)
-
-
-def test_spec_document_holds_every_field() -> None:
-    document = ChatSpec(template_kwargs={"a": 1}).document()
-    assert document["renderer"] == RENDERER_VERSION
-    assert set(document) > {"format", "date", "train_on", "turn_end", "expand", "trailing"}
 
 
 def test_conversations_without_a_template_are_a_usage_error() -> None:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.programs import python
+from tests.faults.tools import Zygote
 from tokenmill.chat.sandbox import TemplateRaised
 from tokenmill.chat.template import pinned_strftime
 
@@ -38,9 +38,11 @@ print(json.dumps(found))
 
 
 @pytest.mark.slow
-def test_pinned_date_is_the_c_librarys_in_utc_in_every_zone_and_locale() -> None:
-    answer = python(PROGRAM)
-    assert answer.returncode == 0, answer.stderr
+def test_pinned_date_is_the_c_librarys_in_utc_in_every_zone_and_locale(
+    zygote: Zygote,
+) -> None:
+    answer = zygote.program(PROGRAM)
+    assert answer.exit == 0, answer.stderr
     expected = {}
     for zone, language, date, ours, theirs in json.loads(answer.stdout):
         expected.setdefault(date, theirs)  # those of UTC and C come first

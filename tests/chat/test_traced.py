@@ -6,17 +6,28 @@ from typing import Any
 
 import pytest
 
-from tests.chat.conversations import say, turns
+from tests.chat.conversations import SPECIAL, say, turns
 from tests.chat.templates import ALL, CHATML, HABITS, THINKING
-from tokenmill.chat import ChatSpec, Renderer
+from tests.chat.test_outcomes import outcomes
+from tokenmill.chat import ChatSpec, Renderer, Rendering
 from tokenmill.chat.program import NotTraced, Run
 from tokenmill.chat.render import AUDIT_ONE_IN, FIRST_AUDITED, Asked, audited, digest_of
 from tokenmill.chat.template import ReferenceTemplate
 from tokenmill.chat.trace import TracedTemplate, Tracer
 from tokenmill.errors import UsageError
 
-SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
-EVERY = {**ALL, **HABITS}
+# Templates that look at messages as a whole, where the order of keys or a text may matter.
+WHOLE = {
+    "items": "{% for m in messages %}{% for k, v in m.items() %}<{{ k }}>{{ v }}{% endfor %}</m>",
+    "keys": "{% for m in messages %}{% for k in m %}<{{ k }}>{{ m[k] }}{% endfor %}</m>",
+    "first": "{% for m in messages %}<{{ m | first }}>{{ m.content }}</m>",
+    "list": "{% for m in messages %}<{{ (m | list)[0] }}>{{ m.content }}</m>",
+    "whole": "{% for m in messages %}{{ m }}</m>",
+    "json": "{% for m in messages %}{{ m | tojson }}</m>",
+    "equal": "{% for m in messages %}{{ m == messages[1] }}{{ m.content }}</m>",
+    "in": "{% for m in messages %}{{ 'answer 1' in m.values() }}{{ m.content }}</m>",
+}
+EVERY = {**ALL, **HABITS, **{name: source + "{% endfor %}" for name, source in WHOLE.items()}}
 
 
 def rows(count: int, text: str = "answer") -> list[dict[str, Any]]:
@@ -26,14 +37,9 @@ def rows(count: int, text: str = "answer") -> list[dict[str, Any]]:
     ]
 
 
-def same(left: Any, right: Any) -> None:
-    assert left.texts == right.texts
-    assert left.spans == right.spans
-    assert left.turns == right.turns
-    assert left.source == right.source
-    assert [(i, p, e.reason, e.message) for i, p, e in left.rejected] == [
-        (i, p, e.reason, e.message) for i, p, e in right.rejected
-    ]
+def same(left: Rendering, right: Rendering) -> None:
+    count = 1 + max([*left.source, *right.source, *(index for index, *_ in left.rejected)])
+    assert outcomes(left, count) == outcomes(right, count)
 
 
 def traced(source: str, variables: dict[str, Any] | None = None) -> TracedTemplate:
@@ -43,8 +49,13 @@ def traced(source: str, variables: dict[str, Any] | None = None) -> TracedTempla
 @pytest.mark.parametrize("name", sorted(EVERY))
 @pytest.mark.parametrize("train_on", ["all_assistant_messages", "everything"])
 def test_traced_and_reference_give_the_same(name: str, train_on: str) -> None:
+    turned = [
+        {"messages": [dict(reversed(message.items())) for message in row["messages"]]}
+        for row in rows(3)
+    ]
     data = [
         *rows(9),
+        *turned,
         *rows(3, "  spaced "),
         *rows(3, "<think>hm</think>\n"),
         *rows(2, "\x1c odd \x1c"),
@@ -220,14 +231,8 @@ CALLS_WHERE_NULL = (  # as DeepSeek V3's: calls are printed only where there is 
 @pytest.mark.parametrize("renderer", ["auto", "jinja2"])
 def test_null_content_is_rendered_as_it_stands_where_the_template_takes_it(renderer: str) -> None:
     call = {"type": "function", "function": {"name": "look", "arguments": {"where": "here"}}}
-    data = [
-        {
-            "messages": [
-                {"role": "user", "content": "hi"},
-                {"role": "assistant", "content": None, "tool_calls": [call]},
-            ]
-        }
-    ]
+    called = {"role": "assistant", "content": None, "tool_calls": [call]}
+    data = [{"messages": [say("u", 0, "hi"), called]}]
     result = Renderer(ChatSpec(), CALLS_WHERE_NULL, renderer=renderer).render(data)
     assert result.texts == ['<|user|>hi<|end|><|assistant|>[look {"where": "here"}]<|end|>']
     assert "null_as_empty" not in result.notes
@@ -316,31 +321,6 @@ def test_no_tools_and_an_empty_list_of_tools_are_two_things(
     same_as_reference(source, 5 * [pair[n] for n in order], ChatSpec(train_on="everything"))
 
 
-KEYS = {
-    "items": "{% for m in messages %}{% for k, v in m.items() %}<{{ k }}>{{ v }}{% endfor %}</m>",
-    "keys": "{% for m in messages %}{% for k in m %}<{{ k }}>{{ m[k] }}{% endfor %}</m>",
-    "first": "{% for m in messages %}<{{ m | first }}>{{ m.content }}</m>",
-    "list": "{% for m in messages %}<{{ (m | list)[0] }}>{{ m.content }}</m>",
-    "whole": "{% for m in messages %}{{ m }}</m>",
-    "json": "{% for m in messages %}{{ m | tojson }}</m>",
-    "equal": "{% for m in messages %}{{ m == messages[1] }}{{ m.content }}</m>",
-    "in": "{% for m in messages %}{{ 'Yes.' in m.values() }}{{ m.content }}</m>",
-}
-"""Templates that look at messages as a whole, where the order of keys or a text may have a say."""
-
-
-@pytest.mark.parametrize("name", KEYS)
-def test_messages_looked_at_as_a_whole_are_what_the_reference_prints(name: str) -> None:
-    asked = {"role": "user", "content": "Is it?"}
-    answered = {"role": "assistant", "content": "Yes."}
-    turned = [dict(reversed(message.items())) for message in (asked, answered)]
-    other = [asked, {"role": "assistant", "content": "No."}]
-    data = [{"messages": messages} for messages in ([asked, answered], turned, other)]
-    for order in ([0, 0, 1, 2], [1, 1, 0, 2], [2, 2, 1, 0]):
-        some = [data[place] for place in order]
-        same_as_reference(KEYS[name] + "{% endfor %}", some, ChatSpec(train_on="everything"))
-
-
 CALLS = (
     "{% if tools %}[tools]{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}{% endif %}"
     "{% for m in messages %}<{{ m.role }}>"
@@ -385,7 +365,6 @@ ARGUMENTS: tuple[Any, ...] = (
 
 
 def calling_rows() -> list[dict[str, Any]]:
-    """Rows with calls, nulls, tools and reasoning in many forms."""
     tool = {"type": "function", "function": {"name": "look", "description": "Looks."}}
     lists: list[Any] = [[tool], [tool, {**tool, "strict": 1}], [{**tool, "strict": True}], [], None]
     rows: list[dict[str, Any]] = []

@@ -1,9 +1,4 @@
-"""Every stored template × real and odd conversations, each character judged by the oracle (T22).
-
-`loop_oracle` says whose turn printed each character, from the template's own loop; the product's
-masks must train the assistants' own parts, all of them and nothing else, or reject the row with a
-reason. `make test` takes a seeded sample of the pairs, `make soak` all of them.
-"""
+"""Every stored template × real and odd conversations, each character judged by the oracle."""
 
 from __future__ import annotations
 
@@ -12,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.chat.conversations import CORPORA, DATE, ODD, Row, corpus_rows, zoo
-from tests.chat.judge import Score, make_renderer, oracle, sample, score, wanted
+from tests.chat.judge import Score, oracle, sample, score, wanted
 from tests.chat.loop_oracle import Refused
 from tests.chat.templates import ALL, HABITS
-from tokenmill.chat import ChatSpec
+from tokenmill.chat import ChatSpec, Renderer
 from tokenmill.chat.render import Asked
 from tokenmill.errors import RowError
 
@@ -31,12 +26,10 @@ SPECS = {
 
 
 def share(rows: dict[str, Row], number: int, of: int) -> dict[str, Row]:
-    """Every so many-th row, others for every template."""
     return dict(list(rows.items())[number % of :: of])
 
 
 def hold(total: Score, due: int, proven: float = 0.99) -> None:
-    """No violation, nearly everything proven, nearly everything judged."""
     shown = "\n".join(total.reports[:40])
     assert not total.violated, f"{dict(total.violated)}\n{shown}"
     assert sum(total.unsure.values()) <= 0.01 * total.pairs, "\n".join(total.notes[:40])
@@ -101,7 +94,7 @@ def test_zoo_prompts_are_those_of_jinja2(shared: Path) -> None:
             except Refused:
                 expected.append(None)
         for renderer in ("auto", "jinja2"):
-            maker = make_renderer(ChatSpec(date=DATE), source, template.given, renderer)
+            maker = Renderer(ChatSpec(date=DATE), source, template.given, renderer=renderer)
             made = maker.prompts([*talks, *talks])
             texts = [None if isinstance(text, RowError) else text for text in made]
             assert texts == [*expected, *expected], name

@@ -1,15 +1,7 @@
-r"""What an assistant said, and where its turns begin and end in a render.
+"""What an assistant said, and where its turns begin and end in a render.
 
-`spoken` are the leaves of a message in the forms in which templates print them, `lost` finds one
-that its turn does not print. A `Conversation` takes the owners of `loop_oracle` and finds the
-`Turn` of every assistant: its *header* is what the generation prompt of that very prefix, rendered
-for the purpose, already holds; the rest is the model's own, with what closes the turn at its end.
-
-::
-
-    owner   ───── user ──────┐┌──────────────── assistant ─────────────────┐
-            …text⟩<|im_end|>\n<|im_start|>assistant\n<think>\n⟨text⟩<|im_end|>\n
-                              └────── header ──────┘└opener─┘└own─┘└closer─┘└after
+The *header* of a turn is what the generation prompt of that very prefix holds; the rest is the
+model's own, with what closes the turn at its end.
 """
 
 from __future__ import annotations
@@ -30,7 +22,6 @@ ENDING_WORD = re.compile(r"^<\W*/|^\[/|end|close|^<[a-z]+\|>$", re.I)
 
 
 def spoken(message: Message, *, reasoning: bool = True) -> Iterator[list[str]]:
-    """Every leaf of what a message says, each in the forms in which it may be printed."""
     yield from ([answer] for answer in _answers(message)[1])
     if reasoning:
         yield from ([thought] for thought in thoughts(message))
@@ -43,13 +34,11 @@ def spoken(message: Message, *, reasoning: bool = True) -> Iterator[list[str]]:
 
 
 def thoughts(message: Message) -> list[str]:
-    """What a message thinks: in front of its answer, and under a key of its own."""
     own = next((message[k] for k in REASONING if isinstance(message.get(k), str)), "")
     return [thought for thought in (*_answers(message)[0], own.strip()) if thought]
 
 
 def _answers(message: Message) -> tuple[list[str], list[str]]:
-    """The thinking and the answers in a message's content."""
     content = message.get("content")
     texts = [content] if isinstance(content, str) else []
     if isinstance(content, list):
@@ -135,8 +124,7 @@ def _adopt(found: Owned, messages: list[Message]) -> None:
 class Turn:
     """An assistant's turn in a render, as offsets into the text.
 
-    ``start`` and ``end`` are the first and last own character, ``header`` the end of the header,
-    ``opener`` the start of a thinking opener that the header ends with, ``stop`` the end of what
+    ``opener`` is the start of a thinking opener that the header ends with, ``stop`` the end of what
     closes the turn. ``header`` is None where the oracle cannot say.
     """
 
@@ -150,7 +138,6 @@ class Turn:
 
 
 def common(left: str, right: str) -> int:
-    """Length of what two texts start with, in whole units."""
     if left.startswith(right):
         return len(right)
     length = 0
@@ -162,11 +149,10 @@ def common(left: str, right: str) -> int:
 
 
 def thinking_at_end(prompt: str) -> int:
-    r"""Where the thinking that a generation prompt opens at its end begins, else its length.
+    """Return where the thinking that a generation prompt opens at its end begins, else its length.
 
-    ``<think>\n``, ``<think>\n\n</think>\n\n``, ``<|channel|>analysis<|message|>``,
-    ``<|channel>thought\n<channel|>``: a tag that names thinking, or a tag and a word that does,
-    with nothing but its end and whitespace after it.
+    A tag that names thinking, or a tag and a word that does, with nothing but its end and
+    whitespace after it.
     """
     tags = list(TAG.finditer(prompt))
     for tag in reversed(tags):
@@ -186,8 +172,6 @@ def thinking_at_end(prompt: str) -> int:
 
 
 class Conversation:
-    """One conversation under one template: its owners and its assistants' turns."""
-
     def __init__(self, template: OracleTemplate, messages: list[Message], tools: Any) -> None:
         self.template = template
         self.messages = messages
@@ -198,7 +182,6 @@ class Conversation:
         self._prompts: dict[int, list[str]] = {}
 
     def prompts(self, count: int) -> list[str]:
-        """What may be the generation prompt after the first messages; empty: none is known."""
         if count not in self._prompts:
             self._prompts[count] = self._find_prompts(count)
         return self._prompts[count]
@@ -225,7 +208,6 @@ class Conversation:
 
     @cached_property
     def usual(self) -> list[str]:
-        """The generation prompts after a user's turn."""
         key = json.dumps(self.tools)
         if key not in self.template.usual:
             user = [{"role": "user", "content": "Hello."}]
@@ -238,7 +220,6 @@ class Conversation:
 
     @cached_property
     def turns(self) -> dict[int, Turn]:
-        """The turn of every assistant that prints anything."""
         assert self.found is not None
         places: dict[int, Span] = {}
         for start, end, who in self.found.runs:

@@ -1,4 +1,4 @@
-"""A shell in this process, and one store that the reading commands share."""
+"""Sources, and one store that the reading commands share."""
 
 from __future__ import annotations
 
@@ -7,20 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.build.making import INLINE, TOKENIZER, conversations, write_rows
-from tests.cli.harness import Shell
 from tokenmill.build.calls import run_recipe
 
 DIRTY = ['{"messages": [', '{"messages": 7}', '{"messages": [{"role": "user", "content": "?"}]}']
 
 
 @pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
-    return Shell(capsys)
-
-
-@pytest.fixture
 def chat(tmp_path: Path) -> Path:
-    """Twenty good rows."""
     return write_rows(tmp_path / "chat.jsonl", conversations(20))
 
 

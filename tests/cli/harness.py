@@ -16,8 +16,8 @@ from tests.programs import environment
 from tokenmill.cli import main
 
 ERROR = {"type", "message", "path", "row", "line", "offset"}
+# What `prepare` and `why` need to stay in this process and off transformers.
 QUICK = ("--tokenizer", str(TOKENIZER), "--tokenizer-backend", "file", "--executor", "inline")
-"""What `prepare` and `why` need to stay in this process and off transformers."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,12 @@ class Answer:
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error object, whole."""
         error = self.json["error"]
         assert set(error) == ERROR
         return dict(error)
 
 
 class Shell:
-    """Calls the command line in this process."""
-
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
 

@@ -19,7 +19,6 @@ from tokenmill.inspect.row import RowFacts, store_tokenizer
 
 @pytest.fixture
 def own(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """A store of one's own."""
     monkeypatch.setenv("TOKENMILL_CACHE_DIR", str(tmp_path / "own"))
     shutil.copytree(store.parent.parent, tmp_path / "cache")
     return open_store(tmp_path / "cache" / "stores" / store.name)

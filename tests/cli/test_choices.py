@@ -29,13 +29,13 @@ DECLARED = {
     for name, option in declared(struct).items()
     if option.choices
 }
-PACKS = {"method": METHODS, "oversize": OVERSIZE, "order": ORDERS}
+PACKS = {"method": METHODS, "oversize": OVERSIZE}
 OWN = {
     "attach": {"per": PER},
-    "export": {"format": FORMATS, "mask": MASKS, "layout": LAYOUTS, **PACKS},
+    "export": {"format": FORMATS, "mask": MASKS, "layout": LAYOUTS, "order": ORDERS, **PACKS},
     "inspect": {"rule": RULES},
     "lint": {"fail_on": FAIL_ON},
-    "stats": {"method": METHODS, "oversize": OVERSIZE},
+    "stats": PACKS,
     "trace": {"format": ("auto", *ROLLOUT_FORMATS), "fail_on": CLASSES[:0:-1]},
 }
 
@@ -50,6 +50,7 @@ def all_commands() -> dict[str, Any]:
 @pytest.mark.parametrize("name", all_commands())
 def test_choices_of_a_command_are_those_of_the_library(shell: Shell, name: str) -> None:
     shown = shell(*name.split(), "--help").out
+    assert shown.startswith(f"Usage: tokenmill {name}")
     told = re.findall(r"^  --([\w-]+) [<[]([\w-]+(?:\|[\w-]+)+)[>\]]", shown, re.MULTILINE)
     flags = {flag.name for flag in all_commands()[name].params}
     known = {**DECLARED, **OWN.get(name, {})}

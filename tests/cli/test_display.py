@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,6 @@ def test_hostile_text_is_shown_and_not_obeyed(shell: Shell, tmp_path: Path) -> N
 
 
 def test_damaged_store_cannot_steer_the_terminal(shell: Shell, store: Path, tmp_path: Path) -> None:
-    """What `cache list` says of it quotes the file."""
     cache = shutil.copytree(store.parent.parent, tmp_path / "copy")
     manifest = cache / "stores" / store.name / "manifest.json"
     whole = manifest.read_bytes()
@@ -89,10 +89,8 @@ def test_store_without_rows_can_be_looked_at(shell: Shell, tmp_path: Path) -> No
 def test_trimmed_turns_are_told(shell: Shell, tmp_path: Path) -> None:
     turns = conversations(1)[0]["messages"]
     source = write_rows(tmp_path / "trim.jsonl", [{"messages": [*turns, turns[0]]}])
-    assert (
-        "1 conversations ended with a user turn"
-        in shell("prepare", source, *QUICK, "--trailing", "trim").err
-    )
+    trimmed = shell("prepare", source, *QUICK, "--trailing", "trim").err
+    assert "1 conversations ended with a user turn" in trimmed
     rejected = shell("prepare", source, *QUICK).err
     assert "trailing_user" in rejected
     assert "note:" not in rejected
@@ -102,10 +100,8 @@ def test_derived_and_reused_slices_are_told(shell: Shell, chat: Path) -> None:
     assert "1 of 1 slices built" in shell("prepare", chat, *QUICK).err
     found = shell("prepare", chat, *QUICK, "--json")
     limit = int(Store(found.json["path"]).lengths.max()) - 1
-    assert (
-        "0 of 1 slices built, 1 derived"
-        in shell("prepare", chat, *QUICK, "--max-length", str(limit)).err
-    )
+    derived = shell("prepare", chat, *QUICK, "--max-length", str(limit)).err
+    assert "0 of 1 slices built, 1 derived" in derived
     assert "found in" in shell("prepare", chat, *QUICK).err
 
 
@@ -120,10 +116,7 @@ def test_derived_and_reused_slices_are_told(shell: Shell, chat: Path) -> None:
     ],
 )
 def test_shell_completes_commands_options_and_values(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    typed: str,
-    offered: list[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, typed: str, offered: Any
 ) -> None:
     monkeypatch.setenv("_TOKENMILL_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", typed)

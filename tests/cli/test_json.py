@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.build.making import write_rows
 from tests.cli.harness import QUICK, Shell
 from tokenmill import open_store
@@ -13,12 +11,6 @@ from tokenmill import open_store
 PREPARE = {"path", "key", "hit", "source_rows", "rows_in", "rows_out", "rejected", "tokens",
            "trained_tokens", "slices", "slices_built", "slices_derived", "seconds", "engine",
            "renderer", "audited_rows", "audit_mismatches"}  # fmt: skip
-
-READING = {
-    "inspect": {"ids", "pieces", "mask", "turns", "origin"},
-    "stats": {"rows", "tokens", "trained_tokens", "percentiles"},
-    "verify": {"ok", "checked_bytes", "errors"},
-}
 
 
 def test_prepare_json_tells_build_then_hit(shell: Shell, dirty: Path) -> None:
@@ -49,15 +41,6 @@ def test_prepare_prints_the_path_alone_on_stdout(shell: Shell, chat: Path) -> No
     assert "20 rows" in answer.err
 
 
-@pytest.mark.parametrize("command", READING)
-def test_reading_command_json_has_the_contracts_keys(
-    shell: Shell, store: Path, command: str
-) -> None:
-    answer = shell(command, store, "--json")
-    assert answer.code == 0
-    assert READING[command] <= set(answer.json)
-
-
 def test_inspect_json_shows_the_asked_row(shell: Shell, store: Path) -> None:
     shown, row = shell("inspect", store, "--row", "3", "--json").json, open_store(store)[3]
     assert shown["ids"] == row.input_ids.tolist()
@@ -71,7 +54,7 @@ def test_inspect_json_shows_the_asked_row(shell: Shell, store: Path) -> None:
 
 def test_stats_json_adds_up(shell: Shell, store: Path) -> None:
     stats, opened = shell("stats", store, "--json").json, open_store(store)
-    assert stats["rows"] == 20
+    assert (stats["rows"], stats["trained_tokens"]) == (20, int(opened.trained.sum()))
     assert stats["tokens"] == int(opened.lengths.sum())
     assert stats["percentiles"]["p100"] == int(opened.lengths.max())
     assert sum(role["tokens"] for role in stats["roles"].values()) == stats["tokens"]
@@ -144,14 +127,10 @@ def test_stats_pack_counts_the_loaders_packs(shell: Shell, store: Path) -> None:
 
     opened = open_store(store)
     longest = int(opened.lengths.max())
-    for method in ("best_fit", "first_fit", "sequential", "balanced"):
+    for method in ("best_fit", "sequential"):
         wish = ("--pack", str(2 * longest), "--method", method, "--window", "3")
         [told] = shell("stats", store, *wish, "--json").json["packing"]
-        loader = Loader(opened, batch_size=1, pack=Pack(2 * longest, method, 3))
-        assert told["packs"] == len(loader)
-        assert told["fill"] == pytest.approx(
-            int(opened.lengths.sum()) / (told["packs"] * 2 * longest), abs=1e-6
-        )
+        assert told["packs"] == len(Loader(opened, batch_size=1, pack=Pack(2 * longest, method, 3)))
     refused = shell("stats", store, "--pack", "8", "--oversize", "error", "--json")
     assert refused.code == 2
     assert "oversize" in refused.error["message"]

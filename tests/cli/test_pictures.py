@@ -20,15 +20,8 @@ def test_processor_directory_media_root_and_embedded_pictures(shell: Shell, tmp_
     source = write_rows(tmp_path / "rows" / "a.jsonl", rows)
     directory, out = tmp_path / "processor", tmp_path / "out"
     Processor(processors.make("llava")).save(directory)
-    how = (
-        source,
-        "--processor",
-        directory,
-        "--media-root",
-        album.directory,
-        "--executor",
-        "inline",
-    )
+    how = (source, "--processor", directory, "--media-root", album.directory,
+           "--executor", "inline")  # fmt: skip
     told = shell("prepare", *how, "--out", out, "--embed-media")
     assert told.code == 0, told.err
     assert "bad_media" in told.err

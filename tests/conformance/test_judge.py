@@ -76,7 +76,6 @@ def masked(trained: int, *places: int) -> list[Token]:
 
 
 def halved(at: int) -> list[Token]:
-    """The right row with one word in two tokens, of which the second is trained."""
     piece = RIGHT[at][0]
     return [*RIGHT[:at], (piece[:3], 0), (piece[3:], 1), *RIGHT[at + 1 :]]
 

@@ -28,7 +28,7 @@ from tests.data.making import TOKENIZER, write_rows
 NAMES = ("NAME", "CHECKOUT", "PATHS", "PACKAGE", "STAND_INS", "TRAINS", "HOW", "prepare")
 
 
-def test_every_driver_keeps_the_contract_and_imports_no_host() -> None:
+def test_every_driver_keeps_the_contract_and_imports_no_host(tmp_path: Path) -> None:
     before = set(sys.modules)
     for name in DRIVERS:
         module = driver(name)
@@ -36,13 +36,9 @@ def test_every_driver_keeps_the_contract_and_imports_no_host() -> None:
         assert module.TRAINS in ("every", "last")
     hosts = {"verl", "skyrl", "swift", "slime", "miles", "axolotl", "nemo_rl", "openrlhf", "trl"}
     assert not (set(sys.modules) - before) & hosts
-    modules = {path.stem for path in Path(importlib.import_module("conformance.hosts").__path__[0])
-               .glob("*.py")}  # fmt: skip
-    assert set(DRIVERS) == modules - {"__init__"}
+    place = Path(importlib.import_module("conformance.hosts").__path__[0])
+    assert set(DRIVERS) == {path.stem for path in place.glob("*.py")} - {"__init__"}
     assert len({driver(name).NAME for name in DRIVERS}) == len(DRIVERS)
-
-
-def test_missing_checkout_is_skipped_by_name(tmp_path: Path) -> None:
     answer = run_driver("skyrl_last", tmp_path, {"templates": [], "timing": {}})
     assert answer == {"not_run": "no directory SkyRL under HOSTS"}
 
@@ -142,7 +138,6 @@ def test_replacement_comes_before_conftest_and_tests_that_reach_it_are_known(
 
 
 def test_chosen_tests_run_with_a_temporary_directory_of_their_own(tmp_path: Path) -> None:
-    """Tests that are not chosen are not counted; what a forked worker reaches is."""
     tests = (
         "import multiprocessing, tempfile\n"
         "from slime.rollout import data_source\n"

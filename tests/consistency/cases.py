@@ -64,7 +64,6 @@ def loader_of(corpus: Corpus, name: str, **more: Any) -> Loader:
 
 
 def run_of(loader: Any, name: str, epochs: int | None = None) -> Iterator[Any]:
-    """The batches of a run to the end of its epochs, from where the loader is."""
     if CASES[name].get("last", "wrap") == "wrap":
         yield from loader.repeat(epochs)
     else:

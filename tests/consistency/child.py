@@ -20,7 +20,6 @@ from tests.programs import environment
 
 
 def digest(batch: dict[str, Any]) -> str:
-    """One value for all arrays of a batch: names, types, shapes, bytes."""
     hasher = hashlib.blake2b(digest_size=12)
     for name in sorted(batch):
         value = np.asarray(batch[name])

@@ -21,7 +21,6 @@ Sample = tuple[tuple[int, int, int], ...]
 
 
 def lengths_of(name: str) -> list[int]:
-    """Token counts by a formula, so that golden values depend on no random generator."""
     return [3 + (i * 7919 + len(name) * 13 + (i * i) % 11) % 37 for i in range(SIZES[name])]
 
 
@@ -51,8 +50,6 @@ def slices_of(name: str) -> list[SliceColumns]:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Both stores; their rows are numbered through ("one", then "two")."""
-
     root: Path
 
     @cached_property
@@ -63,7 +60,6 @@ class Corpus:
 
     @cached_property
     def rows(self) -> list[tuple[list[int], list[int]]]:
-        """Ids and mask of every row, read straight from the columns that were written."""
         found = []
         for name in SIZES:
             for columns in slices_of(name):
@@ -82,7 +78,6 @@ class Corpus:
         return places
 
     def samples(self, batch: dict[str, Any]) -> list[Sample]:
-        """The samples of a batch, recognised by content, with every label checked."""
         ids, labels = np.asarray(batch["input_ids"]), np.asarray(batch["labels"])
         mask = np.asarray(batch["loss_mask"])
         assert np.array_equal(labels != -100, mask == 1)

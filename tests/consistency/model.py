@@ -23,8 +23,6 @@ SEED = 11
 
 
 class Model:
-    """One case, eagerly. Only `balanced` packing depends on the data-parallel ranks."""
-
     def __init__(self, corpus: Corpus, name: str, ranks: int = 1) -> None:
         self.corpus = corpus
         self.case = CASES[name]
@@ -140,7 +138,6 @@ class Model:
     def step(
         self, cursor: tuple[int, int], size: int, end: int | None
     ) -> tuple[list[Sample], tuple[int, int]] | None:
-        """The samples of one step, and the next cursor."""
         epoch, place = cursor
         batch: list[Sample] = []
         while len(batch) < size:
@@ -161,7 +158,6 @@ class Model:
         return batch, (epoch, place)
 
     def run(self, size: int, epochs: int) -> list[list[Sample]]:
-        """Every step of a run, as the samples of all ranks together."""
         steps, cursor = [], (0, 0)
         while (found := self.step(cursor, size, epochs)) is not None:
             batch, cursor = found

@@ -30,7 +30,6 @@ def ranks_of(corpus: Corpus, name: str, world: int, state: Any, **more: Any) -> 
 def take(
     corpus: Corpus, name: str, loaders: list[Loader], steps: int, epochs: int | None = None
 ) -> list[list[Sample]]:
-    """Global batches: the ranks' parts, in order; states and token counts agree."""
     iterators = [run_of(loader, name, epochs) for loader in loaders]
     found = []
     for _ in range(steps):

@@ -21,7 +21,6 @@ GOLDEN = Path(__file__).with_name("golden_streams.json")
 
 
 def stream(corpus: Corpus, name: str) -> list[dict[str, Any]]:
-    """The first five batches of two epochs, and the state after them."""
     epochs = []
     for epoch in (0, 2):
         loader = loader_of(corpus, name)

@@ -32,7 +32,6 @@ def in_a_soak(number: int) -> list[Any]:
 
 
 def uninterrupted(corpus: Corpus, name: str, **more: Any) -> tuple[list[str], list[dict[str, Any]]]:
-    """Digest of every batch, and the state before the first and after each."""
     loader = loader_of(corpus, name, **more)
     states, batches = [loader.state_dict()], []
     for batch in run_of(loader, name, EPOCHS):

@@ -28,7 +28,6 @@ def expected_of(corpus: Corpus, name: str) -> list[str]:
 
 
 def some(batches: Iterable[Any], steps: int) -> list[str]:
-    """Digests of the first steps; the loop is left at the last of them."""
     return [digest(batch) for batch in itertools.islice(batches, steps)]
 
 

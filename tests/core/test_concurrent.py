@@ -10,7 +10,7 @@ import pytest
 
 from tests.programs import environment
 
-WRITERS = 8
+WRITERS = 4
 ROUNDS = 12
 
 PROGRAM = """

@@ -113,13 +113,8 @@ def test_block_checksums_cover_every_byte_once(data: bytes, block: int) -> None:
     found = block_checksums(data, block)
     assert found == [f"{checksum64(data[i : i + block]):016x}" for i in range(0, len(data), block)]
     assert len(found) == -(-len(data) // block)
-
-
-def test_block_checksums_read_arrays_as_their_bytes() -> None:
-    import array
-
-    numbers = array.array("i", range(40))
-    assert block_checksums(memoryview(numbers), 16) == block_checksums(numbers.tobytes(), 16)
+    numbers = memoryview(data[: len(data) // 4 * 4]).cast("i")
+    assert block_checksums(numbers, 16) == block_checksums(numbers.tobytes(), 16)
 
 
 def test_key_does_not_see_hash_seed_locale_or_time_zone() -> None:

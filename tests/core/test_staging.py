@@ -16,12 +16,10 @@ from hypothesis import strategies as st
 
 from tests.programs import python
 from tokenmill._core.publish import (
-    NewFile,
     Staging,
     make_directory,
     sync_directory,
     write_file,
-    writing_errors,
 )
 from tokenmill.errors import CacheError
 
@@ -150,12 +148,6 @@ def test_staging_is_removed_also_after_an_error(tmp_path: Path) -> None:
     assert not staging.path.exists()
 
 
-def test_staging_names_are_never_shared(tmp_path: Path) -> None:
-    names = {Staging(tmp_path).path for _ in range(100)}
-    assert len(names) == 100
-    assert all(f"-{os.getpid()}-" in path.name for path in names)
-
-
 @pytest.mark.parametrize(
     ("root_mode", "file_mode"), [(0o755, 0o644), (0o775, 0o664), (0o700, 0o600), (0o2775, 0o664)]
 )
@@ -239,30 +231,3 @@ def test_sync_directory_where_it_is_not_supported_is_no_error(
     code = errno.EIO
     with pytest.raises(OSError, match="Input/output"):
         sync_directory(tmp_path)
-
-
-def test_writing_errors_leaves_a_cache_error_as_it_is() -> None:
-    inner = CacheError("full", path="inner")
-    with pytest.raises(CacheError) as caught, writing_errors("outer"):
-        raise inner
-    assert caught.value is inner
-
-
-def test_new_file_gathers_small_pieces_and_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writes, write = [], os.write
-
-    def counted(descriptor: int, view: bytes) -> int:
-        writes.append(len(view))
-        return write(descriptor, view)
-
-    monkeypatch.setattr(os, "write", counted)
-    with NewFile(tmp_path / "file") as file:
-        for number in range(1000):
-            file.write(number.to_bytes(8, "little"))
-        file.write(bytes(2 << 20))
-    assert (file.size, writes) == (8000 + (2 << 20), [8000, 2 << 20])
-    data = (tmp_path / "file").read_bytes()
-    assert data[:8000] == b"".join(number.to_bytes(8, "little") for number in range(1000))
-    assert len(data) == file.size

@@ -24,7 +24,6 @@ class Eager:
     refused: list[int] = field(default_factory=list)
 
     def limited(self, max_length: int | None) -> Eager:
-        """The same under a limit."""
         if max_length is None:
             return self
         short = [n for n in self.kept if self.lengths.get(n, 0) <= max_length]
@@ -75,13 +74,11 @@ def eager(
     prompt_key: str,
     label_key: str | None = None,
     tool_key: str | None = None,
-    metadata_key: str = "metadata",
     multimodal_keys: dict[str, str] | None = None,
     apply_chat_template: bool = False,
     kwargs: dict[str, Any] | None = None,
     rows: int | None = None,
 ) -> Eager:
-    """Every sample of a file."""
     made = Eager()
     everything = []
     lines = path.read_text(encoding="utf-8").split("\n")[:rows]
@@ -93,7 +90,7 @@ def eager(
                 prompt = [{"role": "user", "content": prompt}]
             if multimodal_keys:
                 prompt = with_parts(prompt, row, multimodal_keys)
-            metadata = row.get(metadata_key) or {}
+            metadata = row.get("metadata") or {}
             tools = None
             if tool_key is not None and row.get(tool_key) is not None:
                 tools = row[tool_key]

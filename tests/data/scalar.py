@@ -6,15 +6,7 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
-from tokenmill.data.order import (
-    _MASK,
-    _MULTIPLY_1,
-    _MULTIPLY_2,
-    ROUNDS,
-    SMALL,
-    SMALL_ROUNDS,
-    derive_key,
-)
+from tokenmill.data import order
 
 
 def permuted(n: int, key: int, position: int) -> int:
@@ -23,10 +15,11 @@ def permuted(n: int, key: int, position: int) -> int:
     sizes[1] = -(-n // sizes[0])
     while True:
         halves = list(divmod(position, sizes[1]))
-        for number in range(ROUNDS if n >= SMALL else SMALL_ROUNDS):
+        for number in range(order.ROUNDS if n >= order.SMALL else order.SMALL_ROUNDS):
             moved, other = number % 2, 1 - number % 2
-            value = ((halves[other] ^ derive_key(key, n, number)) * _MULTIPLY_1) & _MASK
-            value = ((value ^ (value >> 32)) * _MULTIPLY_2) & _MASK
+            value = halves[other] ^ order.derive_key(key, n, number)
+            value = (value * order._MULTIPLY_1) & order._MASK
+            value = ((value ^ (value >> 32)) * order._MULTIPLY_2) & order._MASK
             halves[moved] = (halves[moved] + ((value >> 32) * sizes[moved] >> 32)) % sizes[moved]
         position = halves[0] * sizes[1] + halves[1]
         if position < n:

@@ -34,20 +34,18 @@ def test_golden_prompts_of_miles_are_given_exactly(
         golden = json.loads(path.read_text())
         arguments: dict[str, Any] = {
             "tokenizer": shared / "tokenizers" / tokenizer,
-            "tokenizer_backend": "file",
             "prompt_key": golden["prompt_key"],
             "label_key": golden["label_key"],
             "apply_chat_template": golden["apply_chat_template"],
             "date": "2026-11-15",
-            "num_workers": 0,
             "cache_dir": warm,
         }
         source = shared / "corpora" / golden["corpus"]
-        prompts = PromptDataset(source, max_length=limit, **arguments)
+        prompts = open_prompts(source, max_length=limit, **arguments)
         measured.append(prompts.measured)
         if not texts:  # the shorter limit keeps a part of these
             texts = {prompt.row: str(prompt.prompt) for prompt in prompts}
-        everything = PromptDataset(source, **arguments).lengths
+        everything = open_prompts(source, **arguments).lengths
         assert digest(json.dumps(everything.tolist())) == golden["lengths_sha256"]
         kept = [row for row in range(len(everything)) if everything[row] <= limit]
         assert [prompt.row for prompt in prompts[:50]] == kept[:50] == golden["kept_head"]

@@ -28,10 +28,6 @@ from tokenmill.integrations.miles import MilesOrder
 from tokenmill.integrations.trainers import VERBATIM
 
 
-def many_rows(path: Path, count: int) -> Path:
-    return write_rows(path, ({"text": f"row {n}: " + "word " * (n % 90)} for n in range(count)))
-
-
 def many_files(directory: Path, files: int = 5, rows: int = 40) -> str:
     """A source of several blocks: each file is one."""
     directory.mkdir()
@@ -56,9 +52,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_several_limits_measure_once(tmp_path: Path, counted: list[int]) -> None:
-    rows = many_rows(tmp_path / "r.jsonl", 500)
+    rows = many_files(tmp_path / "files", files=1, rows=200)
     everything = open_prompts(rows)
-    assert sum(counted) == 500
+    assert sum(counted) == 200
     counted.clear()
     lengths = everything.lengths
     for limit in (1, 5, 20, 50, 100, 1000):
@@ -148,7 +144,7 @@ def test_index_of_other_rows_under_a_key_is_refused(tmp_path: Path) -> None:
 
 
 def test_damaged_part_is_measured_again(tmp_path: Path, counted: list[int]) -> None:
-    rows = many_rows(tmp_path / "r.jsonl", 300)
+    rows = many_files(tmp_path / "files", files=1)
     wanted = open_prompts(rows)
     lengths, index = wanted.lengths.tolist(), wanted.path
     shutil.rmtree(index)
@@ -156,7 +152,7 @@ def test_damaged_part_is_measured_again(tmp_path: Path, counted: list[int]) -> N
     part.write_bytes(part.read_bytes()[:-1])
     counted.clear()
     assert open_prompts(rows).lengths.tolist() == lengths
-    assert sum(counted) == 300
+    assert sum(counted) == 40
 
 
 def test_builders_with_different_bytes_are_told(tmp_path: Path) -> None:

@@ -109,23 +109,15 @@ def test_iterators_of_a_loader_share_its_position(store: Store, prefetch: int) -
 
 
 def test_epochs_of_repeat_count_from_the_start_of_the_run(store: Store) -> None:
-    whole = numbers(Loader(store, 8, indices=True).repeat(3))
-    assert len(whole) == -(-150 // 8)
-    flat = [row for batch in whole for row in batch]
+    loader = Loader(store, 8, indices=True)
+    flat = [row for batch in numbers(loader.repeat(3)) for row in batch]
     for epoch in range(3):
         assert sorted(flat[epoch * 50 : epoch * 50 + 50]) == list(range(50))
-    begun = Loader(store, 8, indices=True)
-    batches = begun.repeat(3)
-    found = [next(batches)["indices"].tolist() for _ in range(9)]  # in the second epoch
-    resumed = Loader(store, 8, indices=True)
-    resumed.load_state_dict(begun.state_dict())
-    resumed.set_epoch(resumed.epoch)  # trainers announce the epoch; this moves nothing
-    assert found + numbers(resumed.repeat(3)) == whole
-    assert list(resumed.repeat(3)) == []
-    assert len(numbers(resumed.repeat(4))) == -(-200 // 8) - len(whole)
-    moved = Loader(store, 8, indices=True)
-    moved.set_epoch(5)
-    assert len(numbers(moved.repeat(1))) == 7
+    loader.set_epoch(loader.epoch)  # trainers announce the epoch; this moves nothing
+    assert list(loader.repeat(3)) == []
+    assert len(numbers(loader.repeat(4))) == -(-200 // 8) - -(-150 // 8)
+    loader.set_epoch(5)
+    assert len(numbers(loader.repeat(1))) == 7
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])

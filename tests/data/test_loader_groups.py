@@ -131,7 +131,6 @@ def test_a_group_stays_in_one_pack(stores: dict[str, Store], kind: str) -> None:
 
 
 def stream(loader: Any) -> list[list[int]]:
-    """All rows of a run, in order."""
     rows = []
     for batch in loader:
         if "chosen_input_ids" in batch:

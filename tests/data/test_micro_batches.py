@@ -109,35 +109,24 @@ def test_ranks_serve_the_step_in_equally_many_batches_under_the_budget(
 
 
 @pytest.mark.parametrize("name", ["trained", "padded work", "shared", "split packs"])
-def test_thirty_chained_resumes_under_changing_ranks_serve_the_same_steps(
-    store: Store, name: str
-) -> None:
-    """A global batch of 12 samples, as 1, 2, 3, 4 or 6 ranks; each epoch's steps are the same."""
+def test_resume_anywhere_under_other_ranks_serves_the_same_steps(store: Store, name: str) -> None:
+    """A global batch of 12 samples, as 1, 2, 3, 4 or 6 ranks."""
 
     def step_of(batches: Any) -> list[int]:
         return sorted(row for step in batches for b in step for row in b["indices"].tolist())
 
-    shared = WISHES[name].get("context_parallel", 1)
     whole = loaders_of(store, name, 1, each=12)[0]
-    expected = [step_of([step]) for step in whole.repeat(5)]
-    found, state = [], None
-    for number in range(30):
+    expected = [(step_of([step]), whole.state_dict()) for step in whole.repeat(4)]
+    assert len(expected) > 20
+    for number, (_, state) in enumerate(expected[:-1]):
         world = (1, 2, 3, 4, 6)[number % 5]
-        loaders = loaders_of(store, name, world, each=12 // world)[::shared]
-        iterators = []
+        loaders = loaders_of(store, name, world, each=12 // world)
         for loader in loaders:
-            if state is not None:
-                loader.load_state_dict(json.loads(json.dumps(state)))
-            iterators.append(loader.repeat(5))
-        for _ in range(number % 3):
-            steps = [next(iterator, None) for iterator in iterators]
-            if None not in steps:
-                found.append(step_of(steps))
-        states = [loader.state_dict() for loader in loaders]
-        assert all(other == states[0] for other in states)
-        state = states[0]
-    assert len(found) > 20
-    assert found == expected[: len(found)]
+            loader.load_state_dict(json.loads(json.dumps(state)))
+        steps = [next(loader.repeat(4)) for loader in loaders]
+        shared = WISHES[name].get("context_parallel", 1)
+        for loader in loaders:
+            assert (step_of(steps[::shared]), loader.state_dict()) == expected[number + 1]
 
 
 def test_prefetch_and_torch_hand_out_the_same_lists(store: Store) -> None:

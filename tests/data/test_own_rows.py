@@ -14,9 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 
 import tokenmill as tm
 from tests.remote.servers import RangeServer, serving
@@ -30,7 +27,7 @@ from tokenmill.data.packs import Pack
 from tokenmill.data.view import View, concat
 from tokenmill.errors import UsageError
 from tokenmill.store import Row, Store
-from tokenmill.store.columns import SliceColumns, weight_runs_of, weights_along
+from tokenmill.store.columns import SliceColumns
 
 WORLD = 4
 Data = Store | View | Mixture
@@ -231,30 +228,3 @@ def test_sidecar_of_the_same_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="weights of its own and a sidecar 'loss_weights'"):
         Loader(store)
     assert "loss_weights" in next(iter(Loader(store, sidecars=())))
-
-
-WEIGHTS = arrays.arrays(np.float32, st.integers(0, 12), elements=st.sampled_from([0.0, 1, 1, 0.5]))
-
-
-@given(rows=st.lists(WEIGHTS, max_size=6))
-def test_runs_give_back_every_weight(rows: list[Any]) -> None:
-    starts = np.concatenate(([0], np.cumsum([len(row) for row in rows]))).astype(np.int64)
-    flat = np.concatenate([*rows, np.zeros(0, np.float32)])
-    places, weights, bounds = weight_runs_of(flat, starts)
-    assert len(bounds) == len(rows) + 1
-    for number, row in enumerate(rows):
-        own = slice(bounds[number], bounds[number + 1])
-        assert (bounds[number] < bounds[number + 1]) == bool((row == 0.5).any())
-        found = weights_along(places[own], weights[own], (row > 0).astype(np.uint8))
-        assert found.tolist() == row.tolist()
-
-
-def test_torch_workers_serve_weights_and_sidecars_as_tensors(stores: tuple[Store, Store]) -> None:
-    torch = pytest.importorskip("torch")
-    loader = stores[0].torch(batch_size=4, num_workers=2)
-    for batch, other in zip(Loader(stores[0], batch_size=4), loader, strict=True):
-        assert batch.keys() == other.keys()
-        assert other["weight_sum"] == batch["weight_sum"]
-        for name in ("loss_weights", "given"):
-            assert other[name].dtype == torch.float32
-            assert np.array_equal(other[name].numpy(), batch[name])

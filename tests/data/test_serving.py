@@ -7,6 +7,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from tests.data.making import PROMPTS, TOKENIZER, open_prompts, write_rows
 from tests.programs import python
 from tokenmill import PromptDataset, StateError, UsageError
-from tokenmill.data.order import FeistelOrder
+from tokenmill.data.order import FeistelOrder, unroll
 from tokenmill.integrations.miles import MilesOrder
 
 
@@ -41,7 +42,7 @@ def test_shuffled_order_is_the_documented_function_of_seed_and_epoch(cache: Path
     seen = set()
     for epoch in (0, 1, 5):
         prompts.shuffle(epoch)
-        wanted = [file_order[order.index(epoch, n)] for n in range(len(prompts))]
+        wanted = [file_order[n] for n in order.indices(epoch, np.arange(len(prompts)))]
         assert rows_of(prompts) == wanted
         assert [prompts[n].row for n in range(-3, 3)] == wanted[-3:] + wanted[:3]
         assert rows_of(prompts[2:9]) == wanted[2:9]
@@ -84,10 +85,10 @@ def test_stream_resumed_anywhere_goes_on_as_if_never_stopped(
     orders: dict[Any, Any] = {"feistel": FeistelOrder, MilesOrder: MilesOrder}
     model = orders[order](size, 42) if order else None
     file_order = rows_of(fresh(cache))
-    for place, row in enumerate(uninterrupted):
-        epoch, position = divmod(place, size)
-        number = position if model is None else model.index(epoch, position)
-        assert row == file_order[number]
+    numbers = np.arange(len(uninterrupted)) % size
+    if model is not None:
+        numbers = unroll(model, np.arange(len(uninterrupted)))
+    assert uninterrupted == [file_order[number] for number in numbers]
     assert len(json.dumps(state)) < 1024
 
 

@@ -81,9 +81,12 @@ def check_records(records: list[dict[str, Any]], store: Store, mask: str, *, tex
                 assert not isinstance(found, float) or math.isclose(found, values[number])
 
 
+def files_at(path: Path, suffix: str) -> list[Path]:
+    return sorted(path.glob(f"*{suffix}")) if path.is_dir() else [path]
+
+
 def read_parquet(path: Path) -> list[dict[str, Any]]:
-    files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
-    return [row for file in files for row in pq.read_table(file).to_pylist()]
+    return [row for file in files_at(path, ".parquet") for row in pq.read_table(file).to_pylist()]
 
 
 def read_arrow(path: Path) -> list[dict[str, Any]]:
@@ -95,8 +98,8 @@ def read_arrow(path: Path) -> list[dict[str, Any]]:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    texts = [file.read_text() for file in files_at(path, ".jsonl")]
+    return [json.loads(line) for text in texts for line in text.splitlines()]
 
 
 READERS = {"parquet": read_parquet, "arrow": read_arrow, "jsonl": read_jsonl}
@@ -187,7 +190,6 @@ def test_splits_are_a_dataset_of_splits(store: Store, tmp_path: Path) -> None:
 
 
 def read_indexed(prefix: Path) -> tuple[list[list[int]], list[int], np.dtype[Any]]:
-    """Sequences, documents and item type of an indexed pair, from the format's description."""
     raw = prefix.with_suffix(".idx").read_bytes()
     assert raw[:9] == b"MMIDIDX\0\0"
     version, code, sequences, documents = struct.unpack("<QBQQ", raw[9:34])

@@ -15,13 +15,11 @@ from tokenmill.store import Store
 
 
 def values_of(store: Store) -> list[NDArray[np.float32]]:
-    """What every process computes: a value for each token that names its row and place."""
     lengths = store.lengths.tolist()
     return [np.arange(length, dtype=np.float32) + 1000 * row for row, length in enumerate(lengths)]
 
 
 def attach_whole(argument: str) -> int:
-    """Attach all values at once."""
 
     def work(store: Store) -> None:
         store.attach("ref", values_of(store), made_by="m", per="token")
@@ -30,7 +28,6 @@ def attach_whole(argument: str) -> int:
 
 
 def attach_share(argument: str) -> int:
-    """Attach a share of the missing rows, two in a part; then look whether all are there."""
     path, number, count = json.loads(argument)
 
     def work(store: Store) -> None:

@@ -13,8 +13,6 @@ from tests.faults.world import FILES, Picture, picture, prepare_arguments, write
 
 
 class Clean(NamedTuple):
-    """Sources and what an undisturbed preparation of them publishes."""
-
     sources: Path
     cache: Path
     picture: Picture
@@ -30,13 +28,11 @@ def build_cleanly(zygote: Zygote, directory: Path, files: int = FILES, rows: int
 
 @pytest.fixture(scope="session")
 def clean(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Clean:
-    """A clean build; tests must not write into its cache."""
     return build_cleanly(zygote, tmp_path_factory.mktemp("clean"))
 
 
 @pytest.fixture
 def cache(clean: Clean, tmp_path: Path) -> Path:
-    """A copy of the clean cache, to be damaged."""
     return Path(shutil.copytree(clean.cache, tmp_path / "cache"))
 
 

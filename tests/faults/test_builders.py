@@ -44,7 +44,6 @@ def test_eight_builders_of_one_key_share_the_work(
 
 @pytest.mark.slow
 def test_builders_without_locks_agree(zygote: Zygote, clean: Clean, tmp_path: Path) -> None:
-    """In a world in which every file lock is granted to whoever asks."""
     if zygote.shim is None:
         pytest.skip("needs gcc, to compile the shim that makes locks a no-op")
     cache = tmp_path / "cache"
@@ -60,7 +59,6 @@ def test_builders_without_locks_agree(zygote: Zygote, clean: Clean, tmp_path: Pa
 def kill_randomly(
     zygote: Zygote, clean: Clean, cache: Path, rng: random.Random, environment: dict[str, str]
 ) -> None:
-    """One to three builders, of which some die at a random step; then one that does not."""
     arguments = prepare_arguments(clean.sources, cache)
     runs: list[dict[str, object]] = []
     for _ in range(rng.randrange(1, 4)):

@@ -42,8 +42,6 @@ EDITS = [append, rewrite, replace, same_size_same_mtime]
 
 
 class Editing(InlineExecutor):
-    """Edits a source when the n-th slice is about to be built."""
-
     def __init__(self, path: Path, edit: Callable[[Path], None], nth: int) -> None:
         self._path, self._edit, self._nth = path, edit, nth
 

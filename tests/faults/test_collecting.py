@@ -13,7 +13,6 @@ from tokenmill.store.collect import collect
 
 
 def collect_often(cache: str) -> int:
-    """Collect without any grace, again and again."""
     removed = 0
     deadline = time.monotonic() + 1
     while time.monotonic() < deadline:

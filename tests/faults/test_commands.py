@@ -73,13 +73,11 @@ def is_gone(process: psutil.Process) -> bool:
 
 @pytest.fixture(scope="module")
 def larger(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Clean:
-    """Sources whose preparation takes long enough to be disturbed."""
     return build_cleanly(zygote, tmp_path_factory.mktemp("larger"), files=30, rows=60)
 
 
 @pytest.fixture
 def commands() -> Iterator[list[subprocess.Popen[str]]]:
-    """Commands started by a test; ended with it."""
     started: list[subprocess.Popen[str]] = []
     yield started
     for command in started:
@@ -88,8 +86,6 @@ def commands() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 class Running(NamedTuple):
-    """A command that has published a few slices."""
-
     command: subprocess.Popen[str]
     workers: list[psutil.Process]
     cache: Path

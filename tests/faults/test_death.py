@@ -14,7 +14,6 @@ from tests.faults.world import committed, picture, prepare_arguments
 
 
 def steps(zygote: Zygote, clean: Clean, cache: Path, part: str) -> int:
-    """How many calls of an undisturbed preparation touch a part of the cache."""
     armed = fault(EVERY, cache / part, 1 << 40, "count")
     outcome = zygote.one(prepare_arguments(clean.sources, cache), fault=armed)
     assert outcome.exit == 0, outcome.stderr

@@ -16,16 +16,14 @@ from tests.faults.world import prepare_arguments
 from tokenmill._core import fingerprint
 from tokenmill.errors import TokenmillError
 from tokenmill.store import open_store
-from tokenmill.store.manifest import encode_manifest
+from tokenmill.store.manifest import encode_manifest, with_digest
 
 Manifest = dict[str, Any]
 
 
 def signed(manifest: Manifest) -> Manifest:
-    """Sign anew, as an attacker would: digests are no signatures."""
-    unsigned = {name: value for name, value in manifest.items() if name != "digest"}
-    unsigned["key"] = fingerprint.key(unsigned.get("document"))
-    return {**unsigned, "digest": fingerprint.key(unsigned)}
+    """Compute key and digest as an attacker would: they are no signatures."""
+    return with_digest(manifest, key=fingerprint.key(manifest.get("document")))
 
 
 HOSTILE: dict[str, Callable[[Manifest], Any]] = {

@@ -29,7 +29,6 @@ WAYS = [
 
 @pytest.fixture
 def counting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A builder that is not deterministic: its first token counts the slices it built."""
     numbers, real = itertools.count(), Pipeline.run
 
     def run(self: Pipeline, rows: Any) -> Any:

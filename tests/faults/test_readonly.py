@@ -103,12 +103,7 @@ def test_second_user_of_a_group_builds_on_what_the_first_left(
         (outcome,) = zygote.run(
             {
                 "call": "tests.faults.test_readonly:as_user",
-                "argument": {
-                    "user": user,
-                    "group": 12399,
-                    "sources": [str(path) for path in chosen],
-                    "cache": str(cache),
-                },
+                "argument": [user, 12399, [str(path) for path in chosen], str(cache)],
                 "umask": 0o077,
             }
         )
@@ -120,20 +115,20 @@ def test_second_user_of_a_group_builds_on_what_the_first_left(
 
 @pytest.fixture
 def open_directory() -> Iterator[Path]:
-    """A directory that every user can get to, as those of pytest are not."""
     with tempfile.TemporaryDirectory(prefix="tokenmill-users-") as name:
         os.chmod(name, 0o755)
         yield Path(name)
 
 
-def as_user(argument: dict[str, Any]) -> int:
-    """Run a command as another user."""
+def as_user(argument: list[Any]) -> int:
     from tokenmill.cli import main
 
+    user, group, paths, cache = argument
+    sources = [Path(path) for path in paths]
     # First for itself: what is imported on the way may lie where the other user cannot go.
     with tempfile.TemporaryDirectory() as own, contextlib.redirect_stdout(io.StringIO()):
-        main(prepare_arguments([Path(p) for p in argument["sources"]], Path(own)))
-    os.setgroups([argument["group"]])
-    os.setgid(argument["group"])
-    os.setuid(argument["user"])
-    return main(prepare_arguments([Path(p) for p in argument["sources"]], Path(argument["cache"])))
+        main(prepare_arguments(sources, Path(own)))
+    os.setgroups([group])
+    os.setgid(group)
+    os.setuid(user)
+    return main(prepare_arguments(sources, Path(cache)))

@@ -25,7 +25,6 @@ NAMES = [f"{call} {errno.errorcode[code]}" for call, code in FAILURES]
 def calls_made(
     zygote: Zygote, clean: Clean, directory: Path, calls: Sequence[str] = CALLS
 ) -> dict[str, int]:
-    """How often an undisturbed preparation makes each call in its cache."""
     found = {}
     for call in calls:
         cache = directory / call

@@ -25,8 +25,6 @@ EVERY = ",".join(CALLS)
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one run ended: exit code (negative: a signal), output, calls that the shim counted."""
-
     exit: int
     late: bool
     seen: int
@@ -95,7 +93,6 @@ class Zygote:
             raise RuntimeError("the zygote did not start; its traceback is above")
 
     def run(self, *runs: dict[str, Any], timeout: float = 60) -> list[Outcome]:
-        """Run all at the same moment; a run that is late was killed."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         if self.shim is None and any("fault" in run for run in runs):
@@ -149,7 +146,6 @@ def compile_shim() -> Path | None:
 
 
 def start_command(arguments: list[str], **more: str) -> subprocess.Popen[str]:
-    """A real ``tokenmill`` in a process of its own."""
     return subprocess.Popen(
         [sys.executable, "-m", "tokenmill", *arguments],
         stdout=subprocess.PIPE,

@@ -38,7 +38,6 @@ WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "ate", "seven", "fish", "
 
 
 def write_sources(directory: Path, files: int = FILES, rows: int = 4, seed: int = 0) -> Path:
-    """Sources of one slice each; the second file has a row that is rejected."""
     directory.mkdir(parents=True, exist_ok=True)
     rng = random.Random(seed)
     for number in range(files):
@@ -50,7 +49,6 @@ def write_sources(directory: Path, files: int = FILES, rows: int = 4, seed: int 
 
 
 def prepare_arguments(sources: Path | Sequence[Path], cache: Path, *more: str) -> list[str]:
-    """The command line of one preparation, inline unless it says otherwise."""
     named = [sources] if isinstance(sources, Path) else sources
     given = ["prepare", *map(str, named), "--tokenizer", str(TOKENIZER), "--json"]
     # Without AutoTokenizer's opinion nothing has to import transformers.

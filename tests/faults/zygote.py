@@ -80,7 +80,6 @@ def run_program(source: str, arguments: list[str]) -> int:
 
 
 def live(run: dict[str, Any], directory: Path, gate: int) -> None:
-    """The child: wait for the start, do one run, leave what it printed; never returns."""
     code = 70
     try:
         os.setsid()
@@ -125,7 +124,6 @@ def import_once(names: list[str]) -> None:
 
 
 def answer(request: dict[str, Any], directory: Path) -> list[dict[str, Any]]:
-    """Run everything of a request at once and say how each ended."""
     import_once([name for run in request["runs"] for name in run.get("imports", ())])
     gate, opening = os.pipe()
     children = []
@@ -144,7 +142,6 @@ def answer(request: dict[str, Any], directory: Path) -> list[dict[str, Any]]:
 
 
 def ending(pid: int, place: Path, deadline: float) -> dict[str, Any]:
-    """Wait for one child, killing it when its time is over."""
     late = False
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)

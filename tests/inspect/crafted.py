@@ -1,8 +1,4 @@
-"""A file with exactly one instance of every rule, a clean one, and a template that can do it all.
-
-The template is ChatML that misbehaves where a message says so: it refuses, drops, repeats, forgets
-to close. `ROWS` lists, line by line, what is wrong; None is a row in which nothing is.
-"""
+"""Rows with one instance of every rule, and a template that misbehaves where they say so."""
 
 from __future__ import annotations
 
@@ -60,7 +56,6 @@ def talk(question: str, answer: str, **more: Any) -> dict[str, Any]:
 
 
 def asked(question: str, answer: str, **more: Any) -> dict[str, Any]:
-    """The same, with members of the question."""
     return {"messages": [says("user", question, **more), says("assistant", answer)]}
 
 
@@ -120,8 +115,8 @@ ROWS: list[tuple[str | None, Any]] = [
     ("history_differs", joined(conversation(3), conversation(4))),
 ]  # fmt: skip
 
+# Rule → the lines on which it is to be found.
 GOLDEN = {rule: [line] for line, (rule, _) in enumerate(ROWS, 1) if rule is not None}
-"""Rule → the lines on which it is to be found."""
 
 
 def crafted(directory: Path) -> Path:
@@ -133,13 +128,6 @@ def clean(directory: Path) -> Path:
 
 
 def tokenizer_with(directory: Path, post: str | None = None, **config: Any) -> Path:
-    """The bundled tokenizer with another configuration.
-
-    Args:
-        directory: Where to put it.
-        post: A token that encoding puts in front by itself.
-        config: Members of tokenizer_config.json; None removes one.
-    """
     target = directory / f"tokenizer-{len(list(directory.iterdir()))}"
     shutil.copytree(TOKENIZER, target)
     (target / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
@@ -158,12 +146,7 @@ def tokenizer_with(directory: Path, post: str | None = None, **config: Any) -> P
     return target
 
 
-GOLDEN_OF_PICTURES: dict[str, list[int]] = {
-    "missing_picture": [2],
-    "bad_media": [3],
-    "large_picture": [4],
-    "media_mismatch": [5],
-    "repeated_picture": [6],
-    "duplicate_picture": [7],
-}
-"""Rule → lines, for the rows of `tests.inspect.test_lint_pictures`."""
+# The same for the rows of `tests.inspect.test_lint_pictures`.
+GOLDEN_OF_PICTURES = {"missing_picture": [2], "bad_media": [3], "large_picture": [4],
+                      "media_mismatch": [5], "repeated_picture": [6],
+                      "duplicate_picture": [7]}  # fmt: skip

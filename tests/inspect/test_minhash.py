@@ -12,8 +12,7 @@ from tokenmill.inspect.lint import minhash
 from tokenmill.inspect.lint.linter import near_duplicates
 
 Row = list[int]
-SURE = 0.9
-"""What is so alike is missed once in 200,000 pairs; at the threshold it is once in 130."""
+SURE = 0.9  # what is so alike is missed once in 200,000 pairs; at the threshold once in 130
 
 
 def naive_shingles(row: Row) -> set[tuple[int, ...]]:
@@ -66,14 +65,6 @@ def test_copies_with_few_edits_are_found_and_others_are_not(
     for row, (other, index) in answer.items():
         assert other < row
         assert index == round(naive_jaccard(rows[row], rows[other]), 4)
-
-
-@given(st.lists(st.lists(st.integers(0, 3), min_size=minhash.SHINGLE, max_size=40), max_size=12))
-def test_whatever_is_reported_is_exact(rows: list[Row]) -> None:
-    for row, (other, index) in found(rows).items():
-        assert other < row
-        assert index == round(naive_jaccard(rows[row], rows[other]), 4)
-        assert index >= minhash.THRESHOLD
 
 
 @given(st.lists(st.lists(st.integers(0, 99), min_size=5, max_size=300), min_size=1, max_size=6))

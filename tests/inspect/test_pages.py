@@ -19,7 +19,6 @@ CLASSES = [
 
 
 def sections(page: str) -> dict[str, str]:
-    """Heading of the third level → the text below it."""
     parts = re.split(r"^#{2,3} (.+)$", (DOCS / page).read_text(encoding="utf-8"), flags=re.M)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 

@@ -55,23 +55,6 @@ def test_share_bins_hold_every_row_once(rows: list[tuple[int, int]], bins: int) 
     assert [entry["from"] for entry in found] == [n / bins for n in range(bins)]
 
 
-def test_page_and_terminal_count_the_same_bins(store: Store) -> None:
-    from tokenmill.inspect.page.document import overview
-    from tokenmill.inspect.row import RowFacts
-
-    fine, coarse = overview(RowFacts(store), None), stats.store_distributions(store)
-    for fine_bins, bins in (
-        (fine["lengths"], coarse["histogram"]),
-        (fine["shares"], coarse["trained_share_histogram"]),
-    ):
-        for entry in bins:
-            inside = [b for b in fine_bins if entry["from"] <= b["from"] and b["to"] <= entry["to"]]
-            assert sum(b["rows"] for b in inside) == entry["rows"]
-    by_length = {preview["length"]: preview for preview in fine["packing"]["previews"]}
-    for preview in coarse["packing"]:
-        assert preview.items() <= by_length[preview["length"]].items()
-
-
 @given(rows_of_tokens, st.integers(1, 50_000))
 def test_limit_drops_what_is_longer(rows: list[tuple[int, int]], limit: int) -> None:
     longer = [(length, trained) for length, trained in rows if length > limit]
@@ -150,13 +133,12 @@ exhausted: {exhausted}
 
 @pytest.mark.parametrize("exhausted", ["stop", "repeat", "drop"])
 def test_mixture_counts_what_the_loader_serves(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], exhausted: str
+    tmp_path: Path, shell: Shell, exhausted: str
 ) -> None:
     chat = make_store(tmp_path, [make_columns([5] * 80)], name="chat")
     code = make_store(tmp_path, [make_columns([9] * 50)], name="code")
     recipe = tmp_path / "mix.yaml"
     recipe.write_text(RECIPE.format(chat=chat.path, code=code.path.name, exhausted=exhausted))
-    shell = Shell(capsys)
     planned = shell("stats", "--mix", recipe, "--steps", 20, "--batch-size", 6, "--json").json
     loader = Loader(open_mixture(recipe), batch_size=6)
     for _ in itertools.islice(loader.repeat(), 20):

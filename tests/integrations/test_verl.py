@@ -327,7 +327,6 @@ def test_hooks_that_would_never_be_called_are_refused(base: type, hook: str) -> 
 
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows as verl's examples write them; every seventh has a long prompt, every fifth no extra."""
     rows = []
     for number in range(50):
         text = f"How much is {number} and {number}? " * (30 if number % 7 == 0 else 1)

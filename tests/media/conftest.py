@@ -12,11 +12,9 @@ from tokenmill.media import Processor
 
 @functools.cache
 def raw(name: str, directory: Path = processors.EXAMPLE) -> Any:
-    """A processor of transformers, the same object every time; leave it as it is."""
     return processors.make(name, directory)
 
 
 @functools.cache
 def known(name: str) -> Processor:
-    """Ours around it."""
     return Processor(raw(name), processors.OPTIONS.get(name))

@@ -27,7 +27,6 @@ ORIENTED = ("JPEG", "PNG", "WEBP", "TIFF", "AVIF")  # can carry EXIF
 
 
 def draw(rng: random.Random, width: int, height: int, mode: str = "RGB") -> Image.Image:
-    """A picture with noise, lines and letters."""
     noise = np.frombuffer(rng.randbytes(width * height * 3), np.uint8).reshape(height, width, 3)
     picture = Image.fromarray(noise.copy())
     pen = ImageDraw.Draw(picture)
@@ -45,7 +44,6 @@ def draw(rng: random.Random, width: int, height: int, mode: str = "RGB") -> Imag
 
 
 def encode(picture: Image.Image, form: str, orientation: int = 1) -> bytes:
-    """The bytes of a file."""
     if orientation == 1:
         return _saved(picture, form)
     exif = Image.Exif()
@@ -54,7 +52,6 @@ def encode(picture: Image.Image, form: str, orientation: int = 1) -> bytes:
 
 
 def any_picture(rng: random.Random, longest: int = 700) -> tuple[bytes, str]:
-    """A file of any kind, and what it is called."""
     form = rng.choice(sorted(form for form in MODES if form in _writable()))
     mode = rng.choice(MODES[form])
     orientation = rng.randint(1, 8) if form in ORIENTED else 1

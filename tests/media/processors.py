@@ -35,7 +35,6 @@ _QWEN = {
 
 
 def tokenizer_with(tokens: dict[str, str], directory: Path = EXAMPLE) -> Any:
-    """A tokenizer of a directory with the tokens that a processor needs."""
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(

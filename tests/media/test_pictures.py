@@ -27,7 +27,6 @@ PICTURES = Pictures()
 
 
 def reference(data: bytes) -> Image.Image:
-    """How transformers itself loads the bytes of a picture."""
     from transformers.image_utils import load_image
 
     return load_image(base64.b64encode(data).decode())
@@ -51,13 +50,16 @@ def test_every_format_and_mode(form: str, mode: str) -> None:
     require_as_the_reference(encode(draw(rng, 41, 23, mode), form), f"{form} {mode}")
 
 
-@pytest.mark.parametrize("orientation", range(2, 9))
+@pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("form", [form for form in ORIENTED if form in _formats()])
 def test_every_orientation(form: str, orientation: int) -> None:
     data = encode(draw(random.Random(orientation), 41, 23), form, orientation)
     require_as_the_reference(data, f"{form} {orientation}")
-    turned = orientation >= 5
-    assert PICTURES.facts(data).width == (23 if turned else 41)
+    facts = PICTURES.facts(data)
+    assert facts.width == (23 if orientation >= 5 else 41)
+    with Image.open(io.BytesIO(data)) as image:
+        image.load()  # Pillow itself turns TIFF files
+        assert facts.unturned == image.size
 
 
 @pytest.mark.soak
@@ -245,7 +247,6 @@ def test_what_says_nothing_is_refused(said: object) -> None:
 
 @pytest.fixture
 def house(tmp_path: Path) -> Path:
-    """A directory with pictures, one beside it, and links in and out."""
     inside, outside = tmp_path / "house", tmp_path / "street"
     (inside / "room").mkdir(parents=True)
     outside.mkdir()
@@ -387,14 +388,3 @@ def test_members_that_are_not_read(archives: Path, said: str, words: str) -> Non
     with pytest.raises(RowError, match=words) as caught:
         read(said, None, pictures)
     assert caught.value.reason == "bad_media"
-
-
-@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF"])
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_unturned_size_is_that_of_a_loader_without_orientation(form: str, orientation: int) -> None:
-    data = encode(draw(random.Random(1), 90, 50), form, orientation)
-    facts = Pictures().facts(data)
-    with Image.open(io.BytesIO(data)) as image:
-        image.load()  # Pillow itself turns TIFF files
-        assert facts.unturned == image.size
-    assert (facts.width, facts.height) == Pictures().open(data).size

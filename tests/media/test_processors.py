@@ -32,7 +32,6 @@ TEXTS = (
 
 
 def row_of(rng: random.Random, token: str, longest: int) -> tuple[str, list[bytes]]:
-    """A text with image tokens in it, and the files of its pictures."""
     files = [any_picture(rng, longest)[0] for _ in range(rng.choice((1, 1, 1, 2, 3)))]
     text = rng.choice(TEXTS) + "".join(token + rng.choice(TEXTS) for _ in files)
     return text, files

@@ -19,8 +19,6 @@ BODY = b"\x89PNG" + bytes(5000)
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Answers by path; what it was asked is counted."""
-
     asked: ClassVar[list[str]] = []
 
     def log_message(self, *args: Any) -> None:

@@ -58,13 +58,10 @@ class RangeServer(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
     def answer(self, handler: Handler) -> bool:
-        """Answer a request that is not for a file; False when it is for one."""
         return False
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers for one connection."""
-
     server: RangeServer
     fault: str | int | None = None
     protocol_version = "HTTP/1.1"

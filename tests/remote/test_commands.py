@@ -10,7 +10,7 @@ import pytest
 from tests.build.making import conversations, write_rows
 from tests.cli.harness import QUICK, Shell
 from tests.remote.servers import RangeServer
-from tests.remote.test_rows import lines
+from tests.sources.make import as_lines as lines
 from tokenmill import open_store
 from tokenmill.errors import SourceMissing
 from tokenmill.inspect.page.serve import Viewer

@@ -13,7 +13,8 @@ import pytest
 
 from tests.remote.conftest import Place
 from tests.remote.servers import RangeServer
-from tests.remote.test_rows import ROWS, lines
+from tests.remote.test_rows import ROWS
+from tests.sources.make import as_lines as lines
 from tokenmill._core import ranged, remote
 from tokenmill._core.ranged import RemoteFile
 from tokenmill.errors import SourceChanged, SourceError

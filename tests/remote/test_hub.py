@@ -1,7 +1,7 @@
 """Datasets of the hub by name and split: against a stand-in for the hub on loopback.
 
 The stand-in speaks the part of the hub's HTTP interface that huggingface_hub asks (revisions,
-trees, files by ranges); each test runs in a process of its own, because that library reads its
+trees, files by ranges). It is asked in processes of their own, because that library reads its
 environment when it is imported.
 """
 
@@ -94,35 +94,35 @@ class Hub(RangeServer):
         ]
 
 
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    (tmp_path / "hub").mkdir()
-    with serving(Hub(tmp_path / "hub")) as server:
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    with serving(Hub(tmp_path_factory.mktemp("hub"))) as server:
         assert isinstance(server, Hub)
         yield server
 
 
-def put(
-    hub: Hub, name: str, rows: list[dict[str, Any]], commit: str = "main", repo: str = "words"
-) -> None:
+def put(hub: Hub, repo: str, name: str, data: list[Any] | str, commit: str = "main") -> None:
     path = hub.root / "owner" / repo / COMMIT[commit] / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    if name.endswith(".parquet"):
-        pq.write_table(pa.Table.from_pylist(rows), path)
+    if isinstance(data, str):
+        path.write_text(data)
+    elif name.endswith(".parquet"):
+        pq.write_table(pa.Table.from_pylist(data), path)
     else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        path.write_text("".join(json.dumps(row) + "\n" for row in data))
 
 
 ASK = """
 import json, sys
 import tokenmill as tm
-answers = []
+answers = {}
 for address in sys.argv[1:]:
     try:
         rows = tm.open_rows(address)
-        answers.append({"rows": len(rows), "last": rows[-1], "path": rows.origin(-1).path})
+        paths = [file.path for file in rows.files]
+        answers[address] = {"rows": len(rows), "last": rows[-1], "paths": paths}
     except tm.TokenmillError as error:
-        answers.append({"error": type(error).__name__, "message": str(error)})
+        answers[address] = {"error": type(error).__name__, "message": str(error)}
 print(json.dumps(answers))
 """
 
@@ -142,80 +142,136 @@ def child(hub: Hub, *arguments: str, offline: str = "0") -> Any:
     return json.loads(answer.stdout)
 
 
-def test_split_of_a_dataset_is_prepared_at_the_commit_it_had(hub: Hub, tmp_path: Path) -> None:
-    rows = conversations(60)
-    put(hub, "data/train-00000-of-00002.parquet", rows[:25])
-    put(hub, "data/train-00001-of-00002.parquet", rows[25:50])
-    put(hub, "data/test-00000-of-00001.parquet", rows[50:])
+def test_split_of_a_dataset_is_prepared_at_the_commit_it_had(hub: Hub) -> None:
+    put_words(hub)
+    hub.forget()
     flags = ("--tokenizer", str(TOKENIZER), "--tokenizer-backend", "file", "--num-workers", "2")
     made = child(hub, "-m", "tokenmill", "prepare", "owner/words:train", *flags, "--json")
     assert made["rows_out"] == 50
     proof = json.loads((Path(made["path"]) / "proof.json").read_text())
-    base = f"hf://datasets/owner/words@{COMMIT['main']}/data"
-    assert proof["paths"] == [f"{base}/train-0000{n}-of-00002.parquet" for n in range(2)]
+    assert proof["paths"] == WORDS
     assert all(COMMIT["main"] in path for path, _ in hub.requests)
-    short, long, several = child(
-        hub,
-        "-c",
-        ASK,
-        f"owner/words@{COMMIT['main']}:train[:1000]",
-        "hf://datasets/owner/words:test[2:]",
-        "owner/words",
-    )
-    assert short == {"rows": 50, "last": rows[49], "path": proof["paths"][1]}
-    assert (long["rows"], long["last"]) == (8, rows[59])
-    assert several["error"] == "UsageError"
-    assert "owner/words:" in several["message"]
 
 
-def test_card_says_which_files_a_split_has(hub: Hub) -> None:
-    rows = conversations(9)
-    put(hub, "data/part-0.parquet", rows[:3])
-    put(hub, "data/held.parquet", rows[3:5])
-    put(hub, "other/x.parquet", rows[5:9])
-    (hub.root / "owner/words" / COMMIT["main"] / "README.md").write_text(CARD)
-    train, extra, unknown, config, other = child(
-        hub,
-        "-c",
-        ASK,
-        "owner/words:train",
-        "owner/words:extra/train",
-        "owner/words:validation",
-        "owner/words:extra",
-        "owner/words:nowhere/train",
-    )
-    assert (train["rows"], extra["rows"]) == (3, 4)
-    assert "no split 'validation'; splits are: train, test" in unknown["message"]
-    assert "no split 'extra'" in config["message"]
+ROWS = conversations(60)
+WORDS = [
+    f"hf://datasets/owner/words@{COMMIT['main']}/data/train-0000{n}-of-00002.parquet"
+    for n in range(2)
+]
+
+
+def put_words(hub: Hub) -> None:
+    put(hub, "words", "data/train-00000-of-00002.parquet", ROWS[:25])
+    put(hub, "words", "data/train-00001-of-00002.parquet", ROWS[25:50])
+    put(hub, "words", "data/test-00000-of-00001.parquet", ROWS[50:])
+
+
+SHARDS = ["data/train-00000-of-00001.parquet", "data/test-00000-of-00001.parquet", "x.parquet"]
+LAYOUTS: list[tuple[list[str], str, dict[str, list[str]]]] = [
+    (SHARDS, "", {"train": SHARDS[:1], "test": SHARDS[1:2]}),
+    (["train/a.parquet", "train/deep/b.parquet", "test/c.parquet", "notes.py"], "",
+     {"train": ["train/a.parquet", "train/deep/b.parquet"], "test": ["test/c.parquet"]}),
+    (["one/train.parquet", "two/train.parquet"],
+     "- config_name: one\n  data_dir: one\n- config_name: two\n  data_dir: two\n",
+     {"one/train": ["one/train.parquet"], "two/train": ["two/train.parquet"]}),
+    (["a.parquet", "deep/b.parquet"], "- config_name: default\n  data_files: '*.parquet'\n",
+     {"": ["a.parquet"], "default/train": ["a.parquet"]}),
+    (["test.parquet", "in/train.parquet"],
+     "- config_name: default\n  data_files:\n  - split: train\n    path: '**/train*'\n"
+     "  - split: test\n    path: '**/test*'\n",
+     {"train": ["in/train.parquet"], "test": ["test.parquet"]}),
+]  # fmt: skip
+RESOLVED = {
+    f"owner/layout{number}:{split}".rstrip(":"): [
+        f"hf://datasets/owner/layout{number}@{COMMIT['main']}/{name}" for name in names
+    ]
+    for number, (_, _, splits) in enumerate(LAYOUTS)
+    for split, names in splits.items()
+}
+REFUSED = {
+    "field": ("data_files: a.jsonl\n  field: inner", "sets 'field', which changes rows"),
+    "csv": ("data_files: b.csv", "b.csv is not of a known format"),
+    "none": ("data_files: none*.jsonl", "`datasets` finds no files"),
+}
+CONVERTED = "hf://datasets/owner/tagged@refs/convert/parquet/default/train/*.parquet"
+
+
+@pytest.fixture(scope="module")
+def answers(hub: Hub) -> Any:
+    """What one process says of all datasets of this page."""
+    put_words(hub)
+    put(hub, "card", "data/part-0.parquet", ROWS[:3])
+    put(hub, "card", "data/held.parquet", ROWS[3:5])
+    put(hub, "card", "other/x.parquet", ROWS[5:9])
+    put(hub, "card", "README.md", CARD)
+    put(hub, "tagged", "notes.txt", [])
+    put(hub, "tagged", "default/train/0000.parquet", ROWS[:7], commit="refs/convert/parquet")
+    put(hub, "tagged", "words.jsonl", ROWS[:4], commit="v1")
+    for number, (files, configs, _) in enumerate(LAYOUTS):
+        for name in files:
+            put(hub, f"layout{number}", name, ROWS[:1])
+        if configs:
+            put(hub, f"layout{number}", "README.md", f"---\nconfigs:\n{configs}---\n# Words\n")
+    for repo, (card, _) in REFUSED.items():
+        put(hub, repo, "a.jsonl", ROWS[:2])
+        put(hub, repo, "b.csv", [])
+        head = "---\nconfigs:\n- config_name: default\n  "
+        put(hub, repo, "README.md", f"{head}{card}\n---\n")
+    return child(
+        hub, "-c", ASK, f"owner/words@{COMMIT['main']}:train[:1000]",
+        "hf://datasets/owner/words:test[2:]", "owner/words", "owner/card:train",
+        "owner/card:extra/train", "owner/card:validation", "owner/card:extra",
+        "owner/card:nowhere/train", "owner/tagged", CONVERTED, "owner/tagged@v1",
+        "hf://datasets/owner/tagged@v1/*.jsonl", "nobody/nothing:train", *RESOLVED,
+        *(f"owner/{repo}:train" for repo in REFUSED),
+    )  # fmt: skip
+
+
+def test_split_and_slice_of_a_dataset(answers: Any) -> None:
+    short = answers[f"owner/words@{COMMIT['main']}:train[:1000]"]
+    assert short == {"rows": 50, "last": ROWS[49], "paths": WORDS}
+    long = answers["hf://datasets/owner/words:test[2:]"]
+    assert (long["rows"], long["last"]) == (8, ROWS[59])
+    assert answers["owner/words"]["error"] == "UsageError"
+    assert "owner/words:" in answers["owner/words"]["message"]
+
+
+def test_card_says_which_files_a_split_has(answers: Any) -> None:
+    assert answers["owner/card:train"]["rows"] == 3
+    assert answers["owner/card:extra/train"]["rows"] == 4
+    unknown = answers["owner/card:validation"]["message"]
+    assert "no split 'validation'; splits are: train, test" in unknown
+    assert "no split 'extra'" in answers["owner/card:extra"]["message"]
+    other = answers["owner/card:nowhere/train"]
     assert other["error"] == "UsageError"
     assert "['default', 'extra']" in other["message"]
 
 
-def test_revision_and_conversion_of_the_hub(hub: Hub) -> None:
-    put(hub, "notes.txt", [])
-    put(hub, "default/train/0000.parquet", conversations(7), commit="refs/convert/parquet")
-    put(hub, "words.jsonl", conversations(4), commit="v1")
-    refused, converted, tagged, found, nobody = child(
-        hub,
-        "-c",
-        ASK,
-        "owner/words",
-        "hf://datasets/owner/words@refs/convert/parquet/default/train/*.parquet",
-        "owner/words@v1",
-        "hf://datasets/owner/words@v1/*.jsonl",
-        "nobody/nothing:train",
-    )
-    assert refused["error"] in ("UsageError", "SourceMissing")
-    assert converted["rows"] == 7
-    assert COMMIT["refs/convert/parquet"] in converted["path"]
-    assert tagged["path"] == f"hf://datasets/owner/words@{COMMIT['v1']}/words.jsonl"
-    assert (tagged["rows"], found["rows"]) == (4, 4)
+def test_revision_and_conversion_of_the_hub(answers: Any) -> None:
+    assert answers["owner/tagged"]["error"] in ("UsageError", "SourceMissing")
+    assert answers[CONVERTED]["rows"] == 7
+    assert COMMIT["refs/convert/parquet"] in answers[CONVERTED]["paths"][0]
+    tagged = answers["owner/tagged@v1"]
+    assert tagged["paths"] == [f"hf://datasets/owner/tagged@{COMMIT['v1']}/words.jsonl"]
+    assert (tagged["rows"], answers["hf://datasets/owner/tagged@v1/*.jsonl"]["rows"]) == (4, 4)
+    nobody = answers["nobody/nothing:train"]
     assert nobody["error"] == "SourceMissing"
     assert "no such dataset" in nobody["message"]
 
 
+def test_splits_of_hub_datasets_are_resolved_at_one_commit(answers: Any) -> None:
+    assert {address: answers[address].get("paths") for address in RESOLVED} == RESOLVED
+
+
+@pytest.mark.parametrize("repo", REFUSED)
+def test_card_that_names_no_readable_files_is_refused(answers: Any, repo: str) -> None:
+    answer = answers[f"owner/{repo}:train"]
+    assert answer["error"] == ("SourceMissing" if repo == "none" else "UsageError")
+    assert REFUSED[repo][1] in answer["message"]
+
+
 def test_offline_is_said_at_once(hub: Hub) -> None:
-    (answer,) = child(hub, "-c", ASK, "owner/words:train", offline="1")
+    answer = child(hub, "-c", ASK, "owner/words:train", offline="1")["owner/words:train"]
     assert answer["error"] == "SourceError"
     assert answer["message"].startswith("owner/words:train: no file or directory here, and it ")
     assert "HF_HUB_OFFLINE is set" in answer["message"]
@@ -242,62 +298,6 @@ def test_hub_that_cannot_be_reached_is_one_line_that_says_what_to_do(
         assert "ConnectionError: cannot reach the host); offline, name local files" in message
         assert "\n" not in message
         assert "paragraph" not in message
-
-
-SHARDS = ["data/train-00000-of-00001.parquet", "data/test-00000-of-00001.parquet", "x.parquet"]
-LAYOUTS: list[tuple[list[str], str, dict[str, list[str]]]] = [
-    (SHARDS, "", {"train": SHARDS[:1], "test": SHARDS[1:2]}),
-    (["train/a.parquet", "train/deep/b.parquet", "test/c.parquet", "notes.py"], "",
-     {"train": ["train/a.parquet", "train/deep/b.parquet"], "test": ["test/c.parquet"]}),
-    (["one/train.parquet", "two/train.parquet"],
-     "- config_name: one\n  data_dir: one\n- config_name: two\n  data_dir: two\n",
-     {"one/train": ["one/train.parquet"], "two/train": ["two/train.parquet"]}),
-    (["a.parquet", "deep/b.parquet"], "- config_name: default\n  data_files: '*.parquet'\n",
-     {"": ["a.parquet"], "default/train": ["a.parquet"]}),
-    (["test.parquet", "in/train.parquet"],
-     "- config_name: default\n  data_files:\n  - split: train\n    path: '**/train*'\n"
-     "  - split: test\n    path: '**/test*'\n",
-     {"train": ["in/train.parquet"], "test": ["test.parquet"]}),
-]  # fmt: skip
-RESOLVE = """
-import json, sys
-from tokenmill.sources.discover import parse_address
-from tokenmill.sources.discover import discover
-print(json.dumps([[one.path for one in discover(parse_address(text))] for text in sys.argv[1:]]))
-"""
-
-
-def test_splits_of_hub_datasets_are_resolved_at_one_commit(hub: Hub) -> None:
-    expected: dict[str, list[str]] = {}
-    for number, (files, configs, splits) in enumerate(LAYOUTS):
-        repo = f"owner/words{number}"
-        for name in files:
-            put(hub, name, conversations(1), repo=f"words{number}")
-        if configs:
-            card = hub.root / repo / COMMIT["main"] / "README.md"
-            card.write_text(f"---\nconfigs:\n{configs}---\n# Words\n")
-        base = f"hf://datasets/{repo}@{COMMIT['main']}"
-        for split, names in splits.items():
-            expected[f"{repo}:{split}".rstrip(":")] = [f"{base}/{name}" for name in names]
-    assert child(hub, "-c", RESOLVE, *expected) == list(expected.values())
-
-
-@pytest.mark.parametrize(
-    ("card", "message"),
-    [
-        ("  data_files: a.jsonl\n  field: inner\n", "sets 'field', which changes rows"),
-        ("  data_files: b.csv\n", "b.csv is not of a known format"),
-        ("  data_files: none*.jsonl\n", "`datasets` finds no files"),
-    ],
-)
-def test_card_that_names_no_readable_files_is_refused(hub: Hub, card: str, message: str) -> None:
-    put(hub, "a.jsonl", conversations(2))
-    put(hub, "b.csv", [])
-    readme = hub.root / "owner/words" / COMMIT["main"] / "README.md"
-    readme.write_text(f"---\nconfigs:\n- config_name: default\n{card}---\n")
-    (answer,) = child(hub, "-c", ASK, "owner/words:train")
-    assert answer["error"] == ("SourceMissing" if "none" in card else "UsageError")
-    assert re.search(message, answer["message"]), answer["message"]
 
 
 @pytest.mark.parametrize(

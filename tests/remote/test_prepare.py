@@ -92,14 +92,14 @@ def test_source_that_changes_between_plan_and_slice_publishes_no_store(
     from tokenmill.build import run
 
     path = write_rows(web.root / "chat.jsonl", conversations(300))
-    real = run._require_writable
+    real = run._require_reachable
 
     def edit(*arguments: object) -> None:
         write_rows(path, conversations(300, first=1))
         ranged.recent.clear()  # what was fetched already is of the planned version, and could serve
         real(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(run, "_require_writable", edit)
+    monkeypatch.setattr(run, "_require_reachable", edit)
     with pytest.raises(SourceChanged):
         tm.prepare(web.url("chat.jsonl"), tokenizer=TOKENIZER, **INLINE)
     assert not list(own_cache.glob("stores/*"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import pickle
 from pathlib import Path
@@ -11,10 +10,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import zstandard
 
 from tests.remote.conftest import Place
 from tests.remote.servers import RangeServer
+from tests.sources.make import (
+    COLUMNAR_MAKERS,
+    Maker,
+    json_array_indented,
+    jsonl,
+    jsonl_gz,
+    jsonl_zst,
+)
+from tests.sources.make import as_lines as lines
 from tokenmill._core import ranged, remote
 from tokenmill.errors import RowError, SourceMissing, UsageError
 from tokenmill.sources.rows import open_rows
@@ -25,53 +32,29 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-def lines(rows: list[dict[str, Any]]) -> bytes:
-    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+MAKERS = [jsonl, jsonl_gz, jsonl_zst, json_array_indented, *COLUMNAR_MAKERS]
 
 
-def written(directory: Path, form: str) -> Path:
-    """The rows as a file of some format."""
-    directory.mkdir(exist_ok=True)
-    path = directory / f"rows.{form}"
-    table = pa.Table.from_pylist(ROWS)
-    if form == "parquet":
-        pq.write_table(table, path, row_group_size=700)
-    elif form == "arrow":
-        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table, max_chunksize=400)
-    elif form == "file.arrow":
-        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-            writer.write_table(table, max_chunksize=400)
-    elif form == "json":
-        path.write_text(json.dumps(ROWS, indent=1))
-    else:
-        data = lines(ROWS)
-        packed = {"gz": gzip.compress, "zst": zstandard.ZstdCompressor().compress}
-        path.write_bytes(packed[form.split(".")[1]](data) if "." in form else data)
-    return path
-
-
-@pytest.mark.parametrize(
-    "form", ["jsonl", "jsonl.gz", "jsonl.zst", "json", "parquet", "arrow", "file.arrow"]
-)
-def test_rows_elsewhere_are_the_rows_here(elsewhere: Place, tmp_path: Path, form: str) -> None:
-    path = written(tmp_path / "here", form)
+@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
+def test_rows_elsewhere_are_the_rows_here(elsewhere: Place, tmp_path: Path, make: Maker) -> None:
+    rows = ROWS[:300]
+    path = make(rows, tmp_path / "here")
     url = elsewhere(path)
     here, there = open_rows(path), open_rows(url)
-    assert len(there) == len(here) == len(ROWS)
-    assert list(there) == list(here) == ROWS
+    assert len(there) == len(here) == len(rows)
+    assert list(there) == list(here) == rows
     assert dict(there.scan()) == dict(here.scan())
-    for index in (0, 1, 699, 700, 1501, 2999, 40):
+    for index in (0, 1, 69, 70, 150, 299, 40):
         assert there[index] == here[index]
         assert there.raw(index) == here.raw(index)
         assert there.origin(index) == here.origin(index)._replace(path=url)
-    assert there.batch([2999, 5, 1400]) == [ROWS[2999], ROWS[5], ROWS[1400]]
+    assert there.batch([299, 5, 140]) == [rows[299], rows[5], rows[140]]
     assert [file.digest for file in there.files] == [file.digest for file in here.files]
     digests = [(block.first_row, block.rows, block.digest) for block in here.blocks()]
     assert [(block.first_row, block.rows, block.digest) for block in there.blocks()] == digests
     again = pickle.loads(pickle.dumps(there[100:200]))
-    assert list(again) == ROWS[100:200]
-    assert list(open_rows(f"{url}@[-10:]")) == ROWS[-10:]
+    assert list(again) == rows[100:200]
+    assert list(open_rows(f"{url}@[-10:]")) == rows[-10:]
 
 
 def test_rows_of_a_remembered_object_are_not_read_again(web: RangeServer, tmp_path: Path) -> None:

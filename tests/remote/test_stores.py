@@ -33,7 +33,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     root = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
         small_cuts(patch)
-        rows: list[Any] = [*conversations(300), "{bad", *conversations(100, first=300)]
+        rows: list[Any] = [*conversations(150), "{bad", *conversations(50, first=150)]
         path = write_rows(root / "chat.jsonl", rows)
         made = tm.prepare(
             path, tokenizer=TOKENIZER, cache_dir=root / "cache", carry=["id"], **INLINE

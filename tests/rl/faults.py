@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tests.rl.simulated import Row, World, encode, pieces_of
 
 WHERE = {"where": {"type": "string", "description": "Where."}}
@@ -71,15 +73,9 @@ def fault(function: Injection) -> Injection:
 
 def _spans(row: Row) -> list[tuple[int, int, int]]:
     """(turn, start, end) in tokens of what was sampled; neighbours are never adjacent."""
-    mask, found, start = [*row["loss_mask"], 0], [], None
+    edges = np.flatnonzero(np.diff([0, *row["loss_mask"], 0])).tolist()
     turns = [k for k, message in enumerate(row["messages"]) if message["role"] == "assistant"]
-    for place, bit in enumerate(mask):
-        if bit and start is None:
-            start = place
-        elif not bit and start is not None:
-            found.append((turns[len(found)], start, place))
-            start = None
-    return found
+    return list(zip(turns, edges[::2], edges[1::2], strict=False))
 
 
 def _seen(world: World, row: Row, messages: list[Row]) -> Row | None:

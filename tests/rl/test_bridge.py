@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -333,7 +334,6 @@ def test_pickled_bridge_works_and_remembers_nothing() -> None:
 
 def test_threads_share_a_bridge(monkeypatch: pytest.MonkeyPatch) -> None:
     rollout = Rollout(CHATML)
-    texts: dict[int, str] = {}
     inside: list[int] = []
     crowded: list[list[int]] = []
     honest = TracedTemplate.follow
@@ -349,21 +349,18 @@ def test_threads_share_a_bridge(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(TracedTemplate, "follow", slow)
 
-    def run(number: int) -> None:
+    def run(number: int) -> str:
         ids = rollout.bridge.prompt([{**USER, "content": f"n{number}"}])
         for turn in range(4):
             ids = rollout.bridge.extend(ids + rollout.ids(f"a{turn}.<|im_end|>"), [AGAIN])
-        texts[number] = rollout.text(ids)
+        return rollout.text(ids)
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        texts = list(pool.map(run, range(4)))
     assert not crowded  # paths are learned by one at a time
     turns = "".join(f"a{turn}.<|im_end|>{NEXT}" for turn in range(4))
     opening = "<|im_start|>user\nn{}<|im_end|>\n<|im_start|>assistant\n"
-    assert texts == {number: opening.format(number) + turns for number in range(4)}
+    assert texts == [opening.format(number) + turns for number in range(4)]
 
 
 def test_append_only_is_a_question_about_a_conversation() -> None:

@@ -6,6 +6,8 @@ They are compared with the oracle of `rollouts`, and with a bridge that samples 
 from __future__ import annotations
 
 import json
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +55,8 @@ def shown(store: Any, template: str) -> list[list[str]]:
     tokenizer = tokenizer_of(template)
     found = []
     for row in store:
-        runs: list[list[int]] = []
-        for before, mask, number in zip(
-            [0, *row.loss_mask], row.loss_mask, row.input_ids, strict=False
-        ):
-            if mask and not before:
-                runs.append([])
-            if mask:
-                runs[-1].append(int(number))
-        found.append([tokenizer.decode(run) for run in runs])
+        runs = groupby(zip(row.loss_mask, row.input_ids, strict=True), key=itemgetter(0))
+        found.append([tokenizer.decode(number for _, number in run) for bit, run in runs if bit])
     return found
 
 

@@ -17,18 +17,6 @@ from tokenmill.sources.discover import Address, parse_address, parse_selection
 from tokenmill.sources.rows import open_rows
 
 
-def test_slice_all_small_bounds_equals_list_slicing() -> None:
-    bounds = [None, *range(-6, 7)]
-    for total in range(6):
-        items = list(range(total))
-        for start in bounds:
-            for stop in bounds:
-                text = f"[{'' if start is None else start}:{'' if stop is None else stop}]"
-                first, last = parse_selection(text, text).resolve(total)
-                assert items[first:last] == items[start:stop], (total, text)
-                assert 0 <= first <= last <= total
-
-
 def test_slice_on_concatenation_of_files_equals_list_slicing(tmp_path: Path) -> None:
     rows = [{"n": number} for number in range(7)]
     for name, part in (("a", rows[:3]), ("b", rows[3:4]), ("c", rows[4:])):

@@ -253,10 +253,10 @@ def test_concurrent_openers_of_one_index_agree(tmp_path: Path) -> None:
             stdout=subprocess.PIPE,
             text=True,
         )
-        for n in range(6)
+        for n in range(4)
     ]
     outputs = {opener.communicate(timeout=60)[0] for opener in openers}
-    assert [opener.returncode for opener in openers] == [0] * 6
+    assert [opener.returncode for opener in openers] == [0] * 4
     (output,) = outputs
     assert output.split()[0] == str(len(ROWS))
     assert len(artefacts(cache, "index.json")) == 1
@@ -269,7 +269,7 @@ def test_killed_indexer_leaves_nothing_that_harms(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     chance = random.Random(7)
     killed = 0
-    for _ in range(8):
+    for _ in range(4):
         opener = subprocess.Popen(
             [sys.executable, "-c", OPENER, str(path), str(cache), "0", "-"],
             env=environment(),

@@ -237,13 +237,9 @@ def refused_or_right(store: Store, expected: list[Any]) -> str | None:
     try:
         found = open_store(store.path)
         for name, values in zip(("ref", "reward"), expected, strict=True):
-            assert all(
-                np.array_equal(found.sidecar(name)[n], value) for n, value in enumerate(values)
-            )
-            assert (
-                found.sidecar(name).values.tobytes()
-                == np.concatenate([np.atleast_1d(value) for value in values]).tobytes()
-            )
+            sidecar = found.sidecar(name)
+            assert all(np.array_equal(sidecar[n], value) for n, value in enumerate(values))
+            assert sidecar.values.tobytes() == b"".join(value.tobytes() for value in values)
     except CorruptionError as error:
         assert error.path is not None
         return str(error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -93,7 +94,6 @@ def word_piece() -> dict[str, Any]:
 
 
 def stripping() -> dict[str, Any]:
-    """Byte-level, with added tokens that strip the white space around them."""
     document = byte_level()
     for token in document["added_tokens"]:
         token["rstrip"] = token["content"] == "<|im_start|>"
@@ -114,6 +114,14 @@ def family_json(name: str) -> bytes:
     return json.dumps(FAMILIES[name](), ensure_ascii=False).encode()
 
 
+def write_directory(path: Path, config: Any, name: str = "byte_level", **changes: Any) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    document = {**json.loads(family_json(name)), **changes}
+    (path / "tokenizer.json").write_text(json.dumps(document))
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    return path
+
+
 @cache
 def family(name: str) -> OurTokenizer:
     return OurTokenizer(
@@ -122,7 +130,6 @@ def family(name: str) -> OurTokenizer:
 
 
 def oracle_mask(data: bytes, text: str, spans: Spans | None) -> tuple[list[int], list[int]]:
-    """Ids and mask of one row, token by token, by the offsets of `tokenizers`."""
     document = json.loads(data)
     document.update(truncation=None, padding=None, post_processor=None)
     return oracle_mask_by(_raw(json.dumps(document)), text, spans)

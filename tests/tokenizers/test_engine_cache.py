@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import fastokens
 import msgspec
@@ -26,31 +30,21 @@ def fresh(name: str = "byte_level") -> Tokenizer:
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of what was loaded, in order."""
     seen: list[str] = []
 
-    def counted(owner: type, method: str, name: str) -> None:
-        real = getattr(owner, method)
-
+    def counted(real: Callable[..., Any], name: str) -> Callable[..., Any]:
         def count(*arguments: object) -> object:
             seen.append(name)
             return real(*arguments)
 
-        monkeypatch.setattr(owner, method, count)
+        return count
 
-    counted(Tokenizer, "_load_reference", "reference")
-    counted(Tokenizer, "make_table", "table")
-    counted(Tokenizer, "_make_digest", "digest")
-
-    real = fastokens.Tokenizer
-
-    class Fast:
-        @staticmethod
-        def from_json_str(text: str) -> object:
-            seen.append("fastokens")
-            return real.from_json_str(text)
-
-    monkeypatch.setattr(fastokens, "Tokenizer", Fast)
+    for method, name in (
+        ("_load_reference", "reference"), ("make_table", "table"), ("_make_digest", "digest")
+    ):  # fmt: skip
+        monkeypatch.setattr(Tokenizer, method, counted(getattr(Tokenizer, method), name))
+    from_json_str = counted(fastokens.Tokenizer.from_json_str, "fastokens")
+    monkeypatch.setattr(fastokens, "Tokenizer", SimpleNamespace(from_json_str=from_json_str))
     return seen
 
 
@@ -69,21 +63,14 @@ def test_engines_of_one_tokenizer_are_loaded_once_per_process(loads: list[str]) 
 
 def test_threads_that_ask_at_the_same_time_load_once() -> None:
     made: list[object] = []
-    got: list[object] = []
 
     def make() -> object:
         time.sleep(0.1)
         made.append(object())
         return made[-1]
 
-    threads = [
-        threading.Thread(target=lambda: got.append(cache.once("x", "thing", make)))
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        got = list(pool.map(lambda _: cache.once("x", "thing", make), range(4)))
     assert len(made) == 1
     assert got == made * 4
 

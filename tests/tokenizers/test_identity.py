@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.programs import python
-from tests.tokenizers.families import family_json
+from tests.tokenizers.families import family_json, write_directory
 from tokenmill.tokenizers import cache
 from tokenmill.tokenizers.cache import recall
 from tokenmill.tokenizers.loading import identify, load
@@ -28,15 +28,10 @@ CONFIG = {
 Document = dict[str, Any]
 
 
-def make(path: Path, document: Document, config: Document, indent: int | None = None) -> Path:
-    path.mkdir(parents=True)
-    (path / "tokenizer.json").write_text(json.dumps(document, indent=indent))
-    (path / "tokenizer_config.json").write_text(json.dumps(config))
-    return path
-
-
 def key_of(path: Path, document: Document, config: Document, indent: int | None = None) -> str:
-    return load(make(path, document, config, indent), backend="file").key
+    write_directory(path, config)
+    (path / "tokenizer.json").write_text(json.dumps(document, indent=indent))
+    return load(path, backend="file").key
 
 
 def _swap(entries: Any, one: Any, other: Any) -> None:
@@ -90,7 +85,7 @@ def test_key_stays_whatever_the_name_spelling_or_use(tmp_path: Path) -> None:
 
 
 def test_key_of_an_object_stays_after_use_with_truncation_and_padding(tmp_path: Path) -> None:
-    path = make(tmp_path / "a", json.loads(family_json("byte_level")), CONFIG)
+    path = write_directory(tmp_path / "a", CONFIG)
     fast = PreTrainedTokenizerFast.from_pretrained(path, pad_token="<pad>")
     before = load(fast)
     key, ids = before.key, before.reference.encode("Hello world", add_special_tokens=False).ids
@@ -123,7 +118,7 @@ def test_cache_that_cannot_be_written_only_costs_time(directory: Path, tmp_path:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    return make(tmp_path / "model", json.loads(family_json("byte_level")), CONFIG)
+    return write_directory(tmp_path / "model", CONFIG)
 
 
 RECALL = """

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import builtins
 import errno
 import json
 import os
 import pickle
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 import tokenizers
 import tokenmill
 from tests.programs import python
-from tests.tokenizers.families import family, family_json
+from tests.tokenizers.families import family, family_json, write_directory
 from tokenmill.errors import CacheError, CorruptionError, TokenizerError, UsageError
 from tokenmill.tokenizers import loading
 from tokenmill.tokenizers.cache import copy_path, keep_copy, load_copy
@@ -41,11 +41,7 @@ CONFIG = {
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    path = tmp_path / "model"
-    path.mkdir()
-    (path / "tokenizer.json").write_bytes(family_json("byte_level"))
-    (path / "tokenizer_config.json").write_text(json.dumps(CONFIG))
-    return path
+    return write_directory(tmp_path / "model", CONFIG)
 
 
 def ids_of(tokenizer: Tokenizer) -> list[int]:
@@ -122,14 +118,11 @@ def test_template_of_the_caller_wins_as_source_file_or_name(
 
 def test_ambiguous_tokenizer_is_refused_and_each_choice_works(directory: Path) -> None:
     # GPT2Tokenizer rebuilds the pre-tokenizer, so digits are no longer split one by one.
-    document = json.loads(family_json("byte_level"))
     digits = {"type": "Digits", "individual_digits": True}
-    own = document["pre_tokenizer"]
-    document["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, own]}
-    document["normalizer"] = None
-    (directory / "tokenizer.json").write_text(json.dumps(document))
+    own = json.loads(family_json("byte_level"))["pre_tokenizer"]
+    split = {"type": "Sequence", "pretokenizers": [digits, own]}
     config = {**CONFIG, "tokenizer_class": "GPT2Tokenizer"}
-    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    write_directory(directory, config, pre_tokenizer=split, normalizer=None)
     with pytest.raises(TokenizerError, match="tokenizer_backend='transformers' or") as caught:
         load(directory)
     assert caught.value.path == str(directory)
@@ -157,12 +150,8 @@ def test_real_tokenizers_that_autotokenizer_leaves_alone_are_not(name: str, shar
 
 
 def test_remote_code_is_not_run_and_the_choice_is_named(directory: Path) -> None:
-    mapped = {
-        **CONFIG,
-        "auto_map": {"AutoTokenizer": ["evil.Evil", None]},
-        "tokenizer_class": "Evil",
-    }
-    (directory / "tokenizer_config.json").write_text(json.dumps(mapped))
+    classes = {"auto_map": {"AutoTokenizer": ["evil.Evil", None]}, "tokenizer_class": "Evil"}
+    write_directory(directory, {**CONFIG, **classes})
     (directory / "evil.py").write_text(f"open({str(directory / 'ran')!r}, 'w')\nclass Evil: pass\n")
     with pytest.raises(TokenizerError, match=r"trust_remote_code=True.*tokenizer_backend='file'"):
         load(directory)
@@ -188,14 +177,7 @@ def test_without_transformers_the_file_is_used_and_the_remedy_named(
 def test_hub_id_needs_the_library_and_honours_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TokenizerError, match="nor on the hub"):
         load("nobody/no-such-tokenizer-here")
-    real = builtins.__import__
-
-    def without_hub(name: str, *rest: Any, **more: Any) -> Any:
-        if name == "huggingface_hub":
-            raise ImportError(name)
-        return real(name, *rest, **more)
-
-    monkeypatch.setattr(builtins, "__import__", without_hub)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(TokenizerError, match=r"pip install 'tokenmill\[hf\]'"):
         load("nobody/no-such-tokenizer-here")
 
@@ -232,10 +214,9 @@ def test_what_is_no_tokenizer_is_refused(directory: Path, tmp_path: Path) -> Non
     (directory / "tokenizer.json").write_text(json.dumps(document))
     with pytest.raises(TokenizerError, match="random"):
         load(directory, backend="file")
-
-
-def test_object_with_split_special_tokens_is_refused(directory: Path) -> None:
-    fast = PreTrainedTokenizerFast.from_pretrained(directory, split_special_tokens=True)
+    fast = PreTrainedTokenizerFast.from_pretrained(
+        write_directory(directory, CONFIG), split_special_tokens=True
+    )
     with pytest.raises(TokenizerError, match="split_special_tokens"):
         load(fast)
 
@@ -255,27 +236,24 @@ def test_pickled_tokenizer_is_small_and_refuses_a_changed_file(directory: Path) 
     assert ids_of(pickle.loads(pickle.dumps(in_memory))) == ids_of(in_memory)
 
 
-def test_files_make_a_directory_with_the_same_identity(directory: Path, tmp_path: Path) -> None:
-    for template in ("a\r\nb{{ eos_token }}", {"default": "d", "tool_use": "t"}, None):
-        tokenizer = load(directory, backend="file", chat_template=template)
-        copy = tmp_path / str(hash(str(template)))
-        copy.mkdir()
-        for name, data in tokenizer.files().items():
-            (copy / name).write_bytes(data)
-        again = load(copy, backend="file")
-        assert again.key == tokenizer.key
-        assert again.template == tokenizer.template
-
-
-def test_damaged_copy_is_refused_with_the_file_named(directory: Path, tmp_path: Path) -> None:
-    for damaged in ("tokenizer.json", "tokenizer_config.json"):
-        copy = tmp_path / f"copy-{damaged}"
-        copy.mkdir()
-        for name, data in load(directory, backend="file").files().items():
-            (copy / name).write_bytes(data.replace(b"m_end", b"m_ent") if name == damaged else data)
+@pytest.mark.parametrize("template", ["a\r\nb{{ eos_token }}", {"a": "d", "tool_use": "t"}, None])
+def test_files_make_a_directory_with_the_same_identity_until_it_is_damaged(
+    directory: Path, tmp_path: Path, template: Any
+) -> None:
+    tokenizer = load(directory, backend="file", chat_template=template)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name, data in tokenizer.files().items():
+        (copy / name).write_bytes(data)
+    again = load(copy, backend="file")
+    assert (again.key, again.template) == (tokenizer.key, tokenizer.template)
+    for damaged in (copy / "tokenizer.json", copy / "tokenizer_config.json"):
+        sound = damaged.read_bytes()
+        damaged.write_bytes(sound.replace(b"m_end", b"m_ent"))
         with pytest.raises(CorruptionError, match="expected") as caught:
             load(copy, backend="file")
-        assert caught.value.path == str(copy / damaged)
+        assert caught.value.path == str(damaged)
+        damaged.write_bytes(sound)
 
 
 def test_pieces_decode_and_special_ids_say_what_tokens_are() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,13 +15,10 @@ from tokenmill.tokenizers import encoder as encoder_module
 from tokenmill.tokenizers import masks
 from tokenmill.tokenizers.encoder import Encoder
 
-ENCODERS: dict[str, Encoder] = {}
 
-
+@cache
 def encoder_of(name: str) -> Encoder:
-    if name not in ENCODERS:
-        ENCODERS[name] = Encoder(family(name))
-    return ENCODERS[name]
+    return Encoder(family(name))
 
 
 WORDS = st.sampled_from(
@@ -180,7 +179,6 @@ def test_empty_batch_and_empty_texts_give_empty_arrays() -> None:
 
 @given(text=st.lists(WORDS | st.just("plain words " * 8) | st.text(max_size=3)).map("".join))
 def test_byte_places_are_the_lengths_of_what_lies_before(text: str) -> None:
-    """Of texts with many wide characters and with few, up to the end of the text."""
     wanted = [len(text[:place].encode()) for place in range(len(text) + 1)]
     found = masks.byte_places(text.encode(), np.arange(len(text) + 1))
     assert found.tolist() == wanted
@@ -193,7 +191,6 @@ def test_byte_places_are_the_lengths_of_what_lies_before(text: str) -> None:
 def test_spans_in_any_order_train_every_token_that_they_touch(
     lengths: list[list[int]], drawn: st.DataObject
 ) -> None:
-    """Also tokens that two spans share, spans without a token, rows without one."""
     flat = np.array([length for row in lengths for length in row], np.int32)
     ends = np.cumsum(flat, dtype=np.int32)
     starts = ends - flat

@@ -38,7 +38,6 @@ OTHERS = ["bert-base-uncased", "gpt-4o-o200k", "smollm2", "t5-small"]  # without
 
 
 def sampled(names: Sequence[str], *rare: str) -> list[Any]:
-    """Those that are rare, or like others, in a soak only."""
     soaked = {*ALIKE, *rare}
     return [pytest.param(name, marks=pytest.mark.soak if name in soaked else ()) for name in names]
 
@@ -57,7 +56,6 @@ def golden_rows(shared: Path, name: str) -> list[dict[str, Any]]:
 def golden_texts(
     rows: list[dict[str, Any]], template: Any, special_tokens: dict[str, str]
 ) -> list[str]:
-    """The rendered texts, each checked against the golden file's digest of it."""
     from transformers.utils import chat_template_utils as utils
 
     texts = []

@@ -8,20 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.tokenizers.families import family_json
+from tests.tokenizers.families import family_json, write_directory
 from tokenmill.errors import TokenizerError
 from tokenmill.tokenizers import loading
 from tokenmill.tokenizers.encoder import Encoder
 from tokenmill.tokenizers.loading import load
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    path = tmp_path / "model"
-    path.mkdir()
-    (path / "tokenizer.json").write_bytes(family_json("byte_level"))
-    return path
-
 
 GENERIC = {"tokenizer_class": "PreTrainedTokenizerFast"}
 
@@ -41,19 +32,19 @@ GENERIC = {"tokenizer_class": "PreTrainedTokenizerFast"}
     ],
 )
 def test_file_that_autotokenizer_refuses_is_used_only_where_it_is_complete(
-    directory: Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     config: dict[str, Any],
     model: dict[str, Any] | None,
     complete: bool,
 ) -> None:
     pytest.importorskip("transformers")
+    directory = write_directory(tmp_path, config)
 
     def refuses(*_: object, **__: object) -> None:
         raise loading.AutoTokenizerError("ImportError: some class is missing")
 
     monkeypatch.setattr(loading, "load_auto", refuses)
-    (directory / "tokenizer_config.json").write_text(json.dumps(config))
     if model is not None:
         (directory / "config.json").write_text(json.dumps(model))
     if complete:
@@ -68,7 +59,6 @@ def test_file_that_autotokenizer_refuses_is_used_only_where_it_is_complete(
 
 
 def added(**ids: int) -> dict[str, Any]:
-    """tokenizer_config.json that says so."""
     decoder = {str(number): {"content": f"<|{name}|>"} for name, number in ids.items()}
     return {**GENERIC, "added_tokens_decoder": decoder}
 
@@ -95,12 +85,11 @@ TRUTHS: dict[str, tuple[dict[str, Any], str | None]] = {
 @pytest.mark.parametrize("backend", ["auto", "file", "without transformers"])
 @pytest.mark.parametrize("name", TRUTHS)
 def test_tokens_named_beside_the_file_must_be_its_own(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, name: str, backend: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, backend: str
 ) -> None:
-    document = json.loads(family_json("byte_level"))
-    document["model"]["vocab"]["<|call|>"] = 700
-    (directory / "tokenizer.json").write_text(json.dumps(document))
-    (directory / "tokenizer_config.json").write_text(json.dumps(GENERIC))
+    model = json.loads(family_json("byte_level"))["model"]
+    model["vocab"]["<|call|>"] = 700
+    directory = write_directory(tmp_path, GENERIC, model=model)
     files, wrong = TRUTHS[name]
     for file, content in files.items():
         (directory / file).write_text(json.dumps(content))
@@ -122,20 +111,18 @@ def test_tokens_named_beside_the_file_must_be_its_own(
     assert "tokenizer.json" in load(directory / "tokenizer.json").notes["named_tokens"]
 
 
-def test_token_that_only_transformers_knows_is_encoded_by_transformers(directory: Path) -> None:
+def test_token_that_only_transformers_knows_is_encoded_by_transformers(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    (directory / "tokenizer_config.json").write_text(json.dumps(added(im_start=2, tool=559)))
+    directory = write_directory(tmp_path, added(im_start=2, tool=559))
     tokenizer = load(directory, backend="transformers")
     assert Encoder(tokenizer, "hf").encode(["<|tool|>"]).ids.tolist() == [559]
 
 
 def test_unknown_token_of_the_model_need_not_be_a_text(tmp_path: Path) -> None:
     for name in ("fallback_gemma", "unigram"):
-        directory = tmp_path / name
-        directory.mkdir()
-        document = json.loads(family_json(name))
-        document["added_tokens"] = [t for t in document["added_tokens"] if t["content"] != "<unk>"]
-        (directory / "tokenizer.json").write_text(json.dumps(document))
+        added_tokens = json.loads(family_json(name))["added_tokens"]
+        without = [token for token in added_tokens if token["content"] != "<unk>"]
+        directory = write_directory(tmp_path / name, {}, name, added_tokens=without)
         (directory / "special_tokens_map.json").write_text(json.dumps({"unk_token": "<unk>"}))
         assert load(directory, backend="file").backend == "file"
 

@@ -26,7 +26,7 @@ Column = Annotated[str, Meta(min_length=1, title="the name of a column")]
 Count = Annotated[int, Meta(ge=1, title="a positive whole number")]
 Variables = Annotated[Mapping[str, Any], Meta(title="a mapping of names to values")]
 
-_HELP = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)  # under "Args:"
+HELP = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)  # under "Args:"
 _CALLED = {bool: "true or false", str: "a text", int: "a whole number"}
 
 
@@ -59,7 +59,7 @@ class Option(NamedTuple):
 def declared(struct: type[Options], documented: Any = None) -> dict[str, Option]:
     """The options of a struct by name, with their help from its docstring or another object's."""
     bare = get_type_hints(struct)
-    told = dict(_HELP.findall(inspect.cleandoc((documented or struct).__doc__ or "")))
+    told = dict(HELP.findall(inspect.cleandoc((documented or struct).__doc__ or "")))
     found = {}
     for field in msgspec.structs.fields(struct):
         kinds = [part for part in _parts(bare[field.name]) if part is not types.NoneType]

@@ -21,8 +21,6 @@ MAX_FRAME = 1 << 30  # bytes; a longer one is a damaged stream, and results are 
 
 
 class Begin(msgspec.Struct, tag=True):
-    """Import `entry` and call it with `options`."""
-
     entry: str
     options: dict[str, Any]
 

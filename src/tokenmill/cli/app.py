@@ -1,9 +1,7 @@
-"""The commands by name, and the one place where an error becomes an exit code.
+"""Run a command and turn errors into exit codes: 2 a wrong call, 1 bad data, 130 Ctrl-C.
 
-Typer declares the commands; `run` invokes one so that every failure passes here: a wrong call exits
-with 2, bad data or a bad cache with 1, Ctrl-C with 130. With ``--json`` a failure is an object with
-the member ``error`` on stdout, beside what the command knew by then; for people it is a sentence on
-stderr. Only a defect of our own shows a traceback.
+With ``--json`` a failure is an object with the member ``error`` on stdout, beside what the command
+knew by then; for people it is a sentence on stderr. Only a defect of our own shows a traceback.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ app = typer.Typer(
 )
 
 INTERRUPTED = 130  # 128 + SIGINT, what a shell expects
-COMPLETION = "_TOKENMILL_COMPLETE"  # set by a shell that asks what could stand next
+COMPLETION = "_TOKENMILL_COMPLETE"  # set by a shell that completes a line
 
 # Typer brings a click of its own since 0.26 and used the installed one before: its own names
 # are the only way to both.
@@ -47,14 +45,12 @@ def _root(
 
 
 def require_command(context: typer.Context) -> None:
-    """For groups: without a command, say which there are."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help(), err=True)
         raise UsageError("name a command")
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command and say what went wrong, if anything did."""
     from tokenmill.cli import commands  # noqa: F401 - registers the commands
 
     if COMPLETION in os.environ:
@@ -88,7 +84,7 @@ def _invoke(arguments: list[str], output: Output) -> int:
         return exit_request.exit_code
     except typer.Abort as error:
         raise KeyboardInterrupt from error
-    except _ClickProblem as error:
+    except _ClickProblem as error:  # the parser of arguments does not understand the call
         return _refuse(error, output)
     except TokenmillError as error:
         if isinstance(error, UsageError) and context is not None:
@@ -100,7 +96,6 @@ def _invoke(arguments: list[str], output: Output) -> int:
 
 
 def _refuse(error: Any, output: Output) -> int:
-    """A call that the parser of arguments does not understand."""
     wrong = UsageError(error.format_message().replace(": Value error, ", ": "))
     output.failure(wrong.as_dict())
     context = getattr(error, "ctx", None)

@@ -1,15 +1,9 @@
 """Commands and their flags.
 
-`command` declares a command. Its flags are the parameters of the function, and the options that
-are declared elsewhere (`tokenmill._core.options`: those of `Recipe`, `RunOptions`, `PromptSpec`)::
-
-    @command(app, *CACHE)
-    def demo(output: Output, given: Given) -> None: ...
-
-``output`` is where the command's words go; every command has ``--json``. ``given`` holds the
-declared options that stand on the command line, under their Python names: those that are left out
-keep their defaults, or what a ``recipe.yaml`` says. A ``Literal`` is a choice, so that help and
-shell completion know it.
+The parameters of a command's function are its arguments, the keyword-only ones its flags; help
+stands under "Args" of the docstring. ``output: Output`` gets the command's words; ``given`` the
+declared options (`tokenmill._core.options`) that are on the command line: others keep their
+defaults, or what a ``recipe.yaml`` says. A ``Literal`` is a choice, for help and completion.
 """
 
 from __future__ import annotations
@@ -23,7 +17,7 @@ from typing import Annotated, Any, Literal, Optional, get_args, get_origin, get_
 import msgspec
 import typer
 
-from tokenmill._core.options import Option, declared
+from tokenmill._core.options import HELP, Option, declared
 from tokenmill.build.calls import prepare
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.chat import ChatSpec
@@ -51,7 +45,12 @@ WHERE = (RUN_OPTIONS["num_workers"], RUN_OPTIONS["executor"], *CACHE)
 MEDIA = (RUN_OPTIONS["media_root"], RUN_OPTIONS["media_urls"])
 ENGINES = (RUN_OPTIONS["engine"], RUN_OPTIONS["renderer"])
 
-METAVARS = {"carry": "COLUMN", "config": "FILE", "cache_dir": "DIR"}
+METAVARS = {
+    "also": "COLUMN", "cache_dir": "DIR", "carry": "COLUMN", "compare": "OTHER", "config": "FILE",
+    "html": "FILE", "ignore": "RULE", "mix": "RECIPE", "only": "RULE", "origin": "FILE:LINE",
+    "out": "PATH", "pack": "LENGTH", "part": "I/N", "sources": "SRC", "split": "NAME=SHARE",
+    "store": "KEY", "values": "NAME",
+}  # fmt: skip
 
 Sources = Annotated[
     list[str], typer.Argument(metavar="SRC", help="Files, directories, globs; path@[a:b].")
@@ -66,8 +65,6 @@ EmbedMedia = Annotated[
     bool,
     typer.Option("--embed-media", help="Bring the pictures of rows along in the copy, each once."),
 ]
-Order = Literal["feistel", "sequential", "length_grouped"]
-Seed = Annotated[int, typer.Option(help="Seed of the order.")]
 PackMethod = Annotated[
     Literal["best_fit", "first_fit", "sequential", "balanced"],
     typer.Option(help="How rows are chosen for a pack."),
@@ -82,32 +79,27 @@ PackOversize = Annotated[
 def command(
     group: typer.Typer, *options: Option, name: str | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Declare a command of a group.
-
-    Args:
-        group: The group.
-        options: Declared options that the function gets as ``given``.
-        name: Of the command; None: the function's.
-    """
+    """Declare a command of a group; the function gets ``options`` as ``given``."""
 
     def declare(function: Callable[..., None]) -> Callable[..., None]:
-        hints = get_type_hints(function, include_extras=True)
+        about = inspect.cleandoc(function.__doc__ or "")
+        hints, told = get_type_hints(function, include_extras=True), dict(HELP.findall(about))
         own = [
-            parameter.replace(
-                annotation=_for_typer(hints[parameter.name], parameter.name),
-                kind=inspect.Parameter.KEYWORD_ONLY,
+            _parameter(
+                one.name,
+                _for_typer(_with_help(one, hints[one.name], told.get(one.name, "")), one.name),
+                one.default,
             )
-            for parameter in inspect.signature(function).parameters.values()
-            if parameter.name not in ("output", "given")
+            for one in inspect.signature(function).parameters.values()
+            if one.name not in ("output", "given")
         ]
-        context = _parameter("context", typer.Context)
-        as_json = _parameter(
-            "as_json",
-            Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")],
-            False,
-        )
-        flags = [_flag(option) for option in options]
-        parameters = [context, *flags, *own, as_json]
+        as_json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+        parameters = [
+            _parameter("context", typer.Context),
+            *map(_flag, options),
+            *own,
+            _parameter("as_json", as_json, False),
+        ]
 
         def called(*, context: typer.Context, as_json: bool, **values: Any) -> None:
             values = {
@@ -125,7 +117,7 @@ def command(
 
         called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         called.__annotations__ = {each.name: each.annotation for each in parameters}
-        called.__name__, called.__doc__ = function.__name__, function.__doc__
+        called.__name__, called.__doc__ = function.__name__, about.partition("\n\n")[0]
         group.command(name)(called)
         return function
 
@@ -133,7 +125,7 @@ def command(
 
 
 def recipe_arguments(given: Given) -> Given:
-    """The arguments of `tokenmill.build.calls.run_recipe` from the options `RECIPE`."""
+    """Return the arguments of `tokenmill.build.calls.run_recipe` from the options `RECIPE`."""
     from tokenmill.build.recipe import load_recipe_file
 
     arguments = {"sources": None, **given}
@@ -153,8 +145,16 @@ def _parameter(
     )
 
 
+def _with_help(parameter: inspect.Parameter, hint: Any, told: str) -> Any:
+    if get_origin(hint) is Annotated:
+        return hint
+    told, name = " ".join(told.split()), parameter.name
+    if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+        return Annotated[hint, typer.Option(help=told, metavar=METAVARS.get(name))]
+    return Annotated[hint, typer.Argument(help=told, metavar=METAVARS.get(name, name.upper()))]
+
+
 def _flag(option: Option) -> inspect.Parameter:
-    """A declared option as typer takes it."""
     told = option.help.replace("``", "")
     default = None if option.default in (msgspec.NODEFAULT, ()) else option.default
     kind = Literal[option.choices] if option.choices else option.type
@@ -167,7 +167,7 @@ def _flag(option: Option) -> inspect.Parameter:
         kind = str
     shown: Any = typer.Option(help=told, metavar=metavar)
     if option.name == "sources":
-        shown = typer.Argument(help=told, metavar="SRC")
+        shown = typer.Argument(help=told, metavar=metavar)
     elif option.name == "carry":
         shown = typer.Option(help=f"{told} Repeatable.", metavar=metavar)
     kind = _for_typer(kind if default is not None else kind | None, option.name)
@@ -175,7 +175,7 @@ def _flag(option: Option) -> inspect.Parameter:
 
 
 def _for_typer(hint: Any, name: str) -> Any:
-    """A type as old versions of typer know it too: enumerations for literals, Optional."""
+    """Return the type that old versions of typer take, too: enumerations for literals, Optional."""
     if get_origin(hint) is Literal:
         return enum.Enum(name, {choice: choice for choice in get_args(hint)})
     if get_origin(hint) is Annotated:
@@ -188,7 +188,6 @@ def _for_typer(hint: Any, name: str) -> Any:
 
 
 def _stands(context: typer.Context, name: str) -> bool:
-    """Whether a flag stands on the command line."""
     source = context.get_parameter_source(name)
     return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")
 

@@ -1,12 +1,12 @@
-"""Loader state: a position in the sample stream, and the stream it belongs to."""
+"""Saved states: a position in a stream, and the stream it belongs to."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from tokenmill.data.order import ORDER_VERSION
-from tokenmill.data.states import admit_state
+from tokenmill.data.order import LARGEST, ORDER_VERSION
 from tokenmill.errors import StateError
 
 STATE_VERSION = 1
@@ -48,7 +48,7 @@ class StreamSpec:
             "first_epoch": first_epoch,
             "epoch": cursor.epoch,
             "position": cursor.position,
-            **self._identity(),
+            **asdict(self),
         }
         if self.packing is not None:
             state |= {"window": cursor.window, "packs_before": cursor.packs_before}
@@ -63,12 +63,11 @@ class StreamSpec:
         names = ["epoch", "position", "first_epoch"]
         if self.packing is not None:
             names += ["window", "packs_before"]
-        numbers = admit_state(
+        numbers = validate_state(
             state,
             kind=_KIND,
             owner="loader",
-            version=STATE_VERSION,
-            fields=self._identity(),
+            fields=asdict(self),
             numbers=names,
         )
         first_epoch = numbers.pop("first_epoch")
@@ -80,10 +79,53 @@ class StreamSpec:
             )
         return cursor, first_epoch
 
-    def _identity(self) -> dict[str, Any]:
-        return {
-            "dataset": self.dataset,
-            "seed": self.seed,
-            "order": self.order,
-            "packing": self.packing,
-        }
+
+def validate_state(
+    state: Any,
+    *,
+    kind: str,
+    owner: str,
+    fields: Mapping[str, Any],
+    numbers: Sequence[str],
+) -> dict[str, int]:
+    """Return the integers of a saved state after checking that it belongs to this stream.
+
+    Raises:
+        StateError: It is of another kind, version or stream, or a number is missing; the message
+            names both values.
+    """
+    if not isinstance(state, dict) or not _equal(state.get("kind"), kind):
+        raise StateError(f"not a state of a tokenmill {owner}")
+    for name, expected in (("version", STATE_VERSION), ("order_version", ORDER_VERSION)):
+        if not _equal(state.get(name), expected):
+            raise StateError(
+                f"the state has {name} {state.get(name)!r}, this tokenmill has {expected}: "
+                "finish the run with the release that started it"
+            )
+    differing = [
+        f"{name} (the state's: {state.get(name)!r}, this {owner.split()[-1]}'s: {ours!r})"
+        for name, ours in fields.items()
+        if not _equal(state.get(name), ours)
+    ]
+    if differing:
+        raise StateError(f"the state is of another {'; and of another '.join(differing)}")
+    found: dict[str, int] = {}
+    for name in numbers:
+        number = state.get(name)
+        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+            raise StateError(f"the state's {name} is {number!r}, not a whole number")
+        if number > LARGEST:
+            raise StateError(f"the state's {name} is {number}: no run comes that far")
+        found[name] = number
+    return found
+
+
+def _equal(value: Any, ours: Any) -> bool:
+    # An array would compare element by element, and one with a single element would pass.
+    if type(value) is not type(ours):
+        return False
+    if isinstance(ours, dict):
+        return value.keys() == ours.keys() and all(_equal(value[name], ours[name]) for name in ours)
+    if isinstance(ours, list):
+        return len(value) == len(ours) and all(map(_equal, value, ours))
+    return bool(value == ours)

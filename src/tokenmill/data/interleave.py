@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TypeVar
@@ -151,12 +151,7 @@ class Schedule:
             self._phases = _drop_phases(self.sizes, fractions)
         else:
             is_over = any if exhausted == "stop" else all
-            self.rows = _first(
-                lambda position: is_over(
-                    count >= size
-                    for count, size in zip(self._draws.counts(position), self.sizes, strict=True)
-                )
-            )
+            self.rows = _positions_until(is_over, self._draws, self.sizes)
 
     def locate(
         self, epoch: int, positions: Int64Array
@@ -219,8 +214,14 @@ class MixedOrder(Order):
         return found
 
 
-def _first(holds: Callable[[int], bool]) -> int:
-    """The smallest number for which a monotone condition holds."""
+def _positions_until(
+    is_over: Callable[[Iterable[bool]], bool], draws: Interleave, sizes: Sequence[int]
+) -> int:
+    """The fewest positions after which any, or all, sources of these sizes are exhausted."""
+
+    def holds(position: int) -> bool:
+        return is_over(c >= size for c, size in zip(draws.counts(position), sizes, strict=True))
+
     high = 1
     while not holds(high):
         high *= 2
@@ -243,11 +244,7 @@ def _drop_phases(sizes: tuple[int, ...], rates: list[Fraction]) -> list[_Phase]:
         draws = Interleave([rates[source] for source in alive])
         left = [sizes[source] - served[source] for source in alive]
         phases.append(_Phase(start, tuple(alive), tuple(served), draws))
-
-        def one_is_out(position: int, draws: Interleave = draws, left: list[int] = left) -> bool:
-            return any(c >= n for c, n in zip(draws.counts(position), left, strict=True))
-
-        length = _first(one_is_out)
+        length = _positions_until(any, draws, left)
         for source, drawn in zip(alive, draws.counts(length), strict=True):
             served[source] += drawn
         start += length

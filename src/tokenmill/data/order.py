@@ -160,9 +160,6 @@ class Order(abc.ABC):
     def indices(self, epoch: int, positions: Int64Array) -> Int64Array:
         """The indices at many positions of one epoch."""
 
-    def index(self, epoch: int, position: int) -> int:
-        return int(self.indices(epoch, np.asarray([position], dtype=np.int64))[0])
-
 
 class Recent(Generic[T]):
     """Caches the last two values of a pure function: two epochs, or two windows, of a stream."""

@@ -138,7 +138,21 @@ def _normalized(message: dict[str, Any]) -> dict[str, Any]:
 
 
 class PromptSpec(Options, frozen=True, kw_only=True):
-    """The arguments of `PromptDataset` that shape a row; all are in the key of a length index."""
+    """The arguments of `PromptDataset` that shape a row; all are in the key of a length index.
+
+    Args:
+        prompt_key: Column of the prompt: text, or messages.
+        label_key: Column of the label.
+        tool_key: Column of the tools: a list, or its JSON text.
+        metadata_key: Column of the metadata.
+        multimodal_keys: Kinds of media and their columns, like ``{"image": "images"}``.
+        apply_chat_template: Render the conversation with the generation prompt.
+        template_kwargs: Further variables for the chat template.
+        date: ``YYYY-MM-DD`` for templates that print the date; such a template is refused without
+            it.
+        convention: ``module:Class`` of a trainer's `Convention`; empty: tokenmill's own.
+        tool_form: `Convention.form`; a worker process in which it differs does not render.
+    """
 
     prompt_key: Column = "text"
     label_key: str | None = None
@@ -149,7 +163,7 @@ class PromptSpec(Options, frozen=True, kw_only=True):
     template_kwargs: Variables | None = None
     date: str | None = None
     convention: str = ""
-    tool_form: str | None = None  # `Convention.form`; a worker in which it differs does not render
+    tool_form: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

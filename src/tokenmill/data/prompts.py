@@ -16,6 +16,7 @@ from tokenmill._core.remote import is_remote
 from tokenmill.build.blocks import Source, cache_of, open_sources
 from tokenmill.build.executors import executor_for
 from tokenmill.build.tasks import Executor
+from tokenmill.data.cursor import STATE_VERSION, validate_state
 from tokenmill.data.order import ORDER_VERSION, FeistelOrder, Order, check_seed, unroll
 from tokenmill.data.prompt_lengths import (
     Int32Array,
@@ -26,7 +27,6 @@ from tokenmill.data.prompt_lengths import (
     find_lengths,
 )
 from tokenmill.data.prompt_rows import Prompt, PromptMaker, PromptSpec, Shaped, shape_row
-from tokenmill.data.states import admit_state
 from tokenmill.errors import (
     RowError,
     StateError,
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 BATCH = 256  # prompts read together while iterating
 ON_BAD_ROW = ("reject", "raise")
-STATE_VERSION = 1
 _STATE_KIND = "tokenmill.PromptDataset"
 
 
@@ -378,11 +377,10 @@ class PromptDataset(Sequence[Prompt]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue at a saved cursor; StateError if it is of another index, limit or order."""
         state = dict(state)
-        admit_state(
+        validate_state(
             state,
             kind=_STATE_KIND,
             owner="prompt dataset",
-            version=STATE_VERSION,
             fields=self._stream(),
             numbers=("epoch", "position"),
         )

@@ -1,9 +1,7 @@
 """Check whether this machine is ready to prepare data.
 
-A check has a status, what was seen, and what to do: ``ok``; ``note``, off, but not everybody needs
-it; ``warning``, it works, but not as well as it could; ``fail``, preparing would not work. A check
-that raises does not stop the others. Nothing is built; a probe file in the cache's staging
-directory is all that is written, beside the index of the given sources.
+Nothing is built; a probe file in the cache's staging directory is all that is written, beside the
+index of the given sources.
 """
 
 from __future__ import annotations
@@ -34,17 +32,14 @@ from tokenmill.tokenizers.loading import load
 from tokenmill.tokenizers.parity_texts import parity_texts
 from tokenmill.tokenizers.tokenizer import Tokenizer
 
-STATUSES = ("ok", "note", "warning", "fail")
-NOTHING = "nothing to do"
+STATUSES = ("ok", "note", "warning", "fail")  # note: not everybody needs it; fail: nothing works
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The outcome of one check."""
-
     name: str
-    detail: str  # what was seen
-    remedy: str = NOTHING  # what to do
+    detail: str
+    remedy: str = "nothing to do"
     status: str = "ok"  # one of `STATUSES`
 
     def document(self) -> dict[str, str]:
@@ -64,15 +59,9 @@ def examine(
     cache_dir: str | os.PathLike[str] | None = None,
     describe_ray: Callable[[], dict[str, Any]] | None = None,
 ) -> list[Check]:
-    """Run all checks.
+    """Run all checks; one that raises does not stop the others.
 
-    Args:
-        sources: Files to prepare, for the space that they need.
-        tokenizer: A tokenizer to compare the engines on.
-        tokenizer_backend: As for `tokenmill.prepare`.
-        trust_remote_code: As for `tokenmill.prepare`.
-        cache_dir: The cache; None: the default one.
-        describe_ray: Returns which cluster Ray would use.
+    ``describe_ray`` returns the cluster that ``executor="ray"`` would use.
     """
     root = Path(cache_dir or default_cache_dir()).absolute()
     found: list[Check] = []
@@ -95,8 +84,7 @@ def examine(
     run("space", lambda: space(root, sources, can_write=can_write))
     run("engines", engines)
     if tokenizer is not None:
-        given = tokenizer, tokenizer_backend, trust_remote_code
-        run("tokenizer", lambda: one_tokenizer(*given))
+        run("tokenizer", lambda: one_tokenizer(tokenizer, tokenizer_backend, trust_remote_code))
     run("Ray", lambda: ray(describe_ray))
     return found
 
@@ -116,7 +104,6 @@ TRUE = ("1", "on", "yes", "true")  # as huggingface_hub reads its variables
 
 
 def libraries() -> Iterator[Check]:
-    """Check tokenmill, its libraries and its extras, by the metadata of packages."""
     core = installed_versions(LIBRARIES)
     own = core.pop("tokenmill", "run from its source")
     shown = ", ".join(f"{name} {version}" for name, version in core.items())
@@ -134,11 +121,9 @@ def libraries() -> Iterator[Check]:
 
 
 def cores() -> Check:
-    """Check how many cores a build may use."""
-    machine, allowed, quota = os.cpu_count() or 1, len(allowed_cores()), cpu_quota()
-    usable = usable_cores()
+    machine, usable, quota = os.cpu_count() or 1, usable_cores(), cpu_quota()
     shown = "none" if quota is None else f"{quota:g}"
-    bounds = f"{usable} of {machine} cores (affinity {allowed}, quota {shown})"
+    bounds = f"{usable} of {machine} cores (affinity {len(allowed_cores())}, quota {shown})"
     if usable < machine:
         remedy = "more workers than that gain nothing; raise taskset, Slurm or --cpus if you can"
         return note("cores", bounds, remedy)
@@ -146,7 +131,6 @@ def cores() -> Check:
 
 
 def open_files() -> Check:
-    """Check how many files a process may hold open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     shown = f"{'no limit' if soft == resource.RLIM_INFINITY else f'{soft:,}'} at once"
     if soft != resource.RLIM_INFINITY and soft < FEW_FILES:
@@ -156,7 +140,6 @@ def open_files() -> Check:
 
 
 def offline() -> Check:
-    """Check whether hub ids may be downloaded."""
     on = [name for name in OFFLINE if os.environ.get(name, "").lower() in TRUE]
     if on:
         remedy = "hub ids must be in the local cache already; unset it to download"
@@ -166,7 +149,6 @@ def offline() -> Check:
 
 
 def ray(describe: Callable[[], dict[str, Any]] | None) -> Check:
-    """Check which cluster ``executor="ray"`` would use."""
     if importlib.util.find_spec("ray") is None:
         return note("Ray", "not installed", "for executor='ray': pip install 'tokenmill[ray]'")
     if describe is None:
@@ -191,9 +173,9 @@ def ray(describe: Callable[[], dict[str, Any]] | None) -> Check:
 
 STORE_PER_SOURCE = 2.0  # bytes of a store per byte of source: 5 bytes for each 2.5 bytes of text
 ROW_BYTES = 128  # per row beside its tokens: index, origin, lengths, turns
-LITTLE = 1 << 30  # bytes free without a plan
-FEW_INODES = 10_000
 GIB = 1 << 30
+LITTLE = GIB  # bytes free, where the need is unknown
+FEW_INODES = 10_000
 
 
 def writable(root: Path) -> Check:
@@ -203,15 +185,12 @@ def writable(root: Path) -> Check:
         with Staging(root) as staging:
             staging.write("doctor", b"a file of the doctor's")
     except TokenmillError as error:
-        remedy = (
-            "choose another: --cache-dir or TOKENMILL_CACHE_DIR (finished stores stay readable)"
-        )
-        return fail("cache", f"{root}: {error.message}", remedy)
+        do = "choose another: --cache-dir or TOKENMILL_CACHE_DIR (finished stores stay readable)"
+        return fail("cache", f"{root}: {error.message}", do)
     return ok("cache", f"{root} can be written{'' if existed else ' (it was made just now)'}")
 
 
 def file_system(root: Path) -> Check:
-    """Check the kind of file system."""
     kind = filesystem_kind(_nearest(root))
     if is_network(_nearest(root)):
         return note(
@@ -229,7 +208,6 @@ def file_system(root: Path) -> Check:
 
 
 def space(root: Path, sources: Sequence[str], *, can_write: bool) -> Iterator[Check]:
-    """Check free space and inodes, and what a store of the sources needs."""
     place = _nearest(root)
     free = shutil.disk_usage(place).free
     inodes = os.statvfs(place)
@@ -248,15 +226,14 @@ def space(root: Path, sources: Sequence[str], *, can_write: bool) -> Iterator[Ch
             yield fail("sources", str(error), "name files that are there and can be read")
         else:
             size = sum(file.bytes for file in files)
-            shown = f"{len(rows):,} rows in {len(files):,} files, {_size(size)} of text"
-            yield ok("sources", shown)
+            text = f"{len(rows):,} rows in {len(files):,} files, {_size(size)} of text"
+            yield ok("sources", text)
             need = int(size * STORE_PER_SOURCE) + len(rows) * ROW_BYTES
     shown = f"{_size(free)} free"
     if need is not None:
         shown += f"; a store of these rows needs at most about {_size(need)}"
     if need is not None and free < need:
-        remedy = "free some (tokenmill cache gc), or choose another --cache-dir"
-        yield fail("space", shown, remedy)
+        yield fail("space", shown, "free some (tokenmill cache gc), or choose another --cache-dir")
     elif free < (LITTLE if need is None else 2 * need):
         yield warning("space", shown, "it may suffice; tokenmill cache gc removes what is unused")
     else:
@@ -268,9 +245,7 @@ def _nearest(path: Path) -> Path:
 
 
 def _size(count: int) -> str:
-    if count >= GIB:
-        return f"{count / GIB:,.1f} GiB"
-    return f"{count / (1 << 20):,.1f} MiB"
+    return f"{count / GIB:,.1f} GiB" if count >= GIB else f"{count / (1 << 20):,.1f} MiB"
 
 
 # Engines and tokenizer
@@ -279,7 +254,6 @@ SLOWER = "encoding falls back to tokenizers, the same ids at a tenth of the spee
 
 
 def engines() -> Iterator[Check]:
-    """Check which engines are installed."""
     versions = installed_versions(("tokenizers", "fastokens"))
     if importlib.util.find_spec("tokenizers") is None:
         yield fail("engine hf", "tokenizers is not installed", "pip install tokenizers")
@@ -287,14 +261,12 @@ def engines() -> Iterator[Check]:
         yield ok("engine hf", f"tokenizers {versions.get('tokenizers', '?')}, the reference")
     try:
         importlib.import_module("fastokens")
+        yield ok("engine fastokens", f"fastokens {versions.get('fastokens', '?')}")
     except ImportError:
         yield warning("engine fastokens", f"not installed; {SLOWER}", "pip install fastokens")
-    else:
-        yield ok("engine fastokens", f"fastokens {versions.get('fastokens', '?')}")
 
 
 def one_tokenizer(source: Any, backend: str, trust_remote_code: bool) -> Iterator[Check]:
-    """Check a tokenizer, loaded as a build would load it."""
     try:
         loaded = load(source, backend=backend, trust_remote_code=trust_remote_code)
         key = loaded.key
@@ -325,9 +297,9 @@ def _special_tokens(loaded: Tokenizer) -> Check:
         remedy = "append_eos=False for text and pairs; set eos_token in tokenizer_config.json"
         return warning("special tokens", f"{shown}: no end-of-sequence token", remedy)
     if pad is None or pad == eos:
-        which = "no pad token" if pad is None else "pad is eos"
+        shown += ": no pad token" if pad is None else ": pad is eos"
         remedy = "fine here; a trainer that masks labels by pad id would mask the real eos"
-        return note("special tokens", f"{shown}: {which}", remedy)
+        return note("special tokens", shown, remedy)
     return ok("special tokens", shown)
 
 

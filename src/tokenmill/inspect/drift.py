@@ -1,8 +1,4 @@
-"""Check recorded rollouts against template and tokenizer.
-
-`check_rollouts` sends the blocks of the sources to an executor and adds up the trajectories of each
-class, the findings with their places, and the rejected rows. Nothing is published.
-"""
+"""Check recorded rollouts against template and tokenizer. Nothing is published."""
 
 from __future__ import annotations
 
@@ -21,8 +17,7 @@ from tokenmill.build.calls import Sources, resolve_call
 from tokenmill.build.executors import executor_for
 from tokenmill.build.identity import identity_card
 from tokenmill.build.progress import open_progress
-from tokenmill.build.recipe import Recipe, RunOptions, to_travel
-from tokenmill.build.tasks import Executor
+from tokenmill.build.recipe import Recipe, to_travel
 from tokenmill.errors import RowError, SourceError, UsageError
 from tokenmill.inspect.lint.run import RowOrigins
 from tokenmill.rl.formats import FORMATS, read_rollouts, reread
@@ -67,12 +62,10 @@ class RolloutReport:
     seconds: float = 0.0
 
     def fails(self, fail_on: str | None) -> bool:
-        if fail_on is None:
-            return False
-        return any(self.counts[name] for name in CLASSES[CLASSES.index(fail_on) :])
+        failing = CLASSES[CLASSES.index(fail_on) :] if fail_on is not None else ()
+        return any(self.counts[name] for name in failing)
 
     def document(self) -> dict[str, Any]:
-        """Return the object that ``tokenmill trace --json`` prints."""
         findings = [{**one, "origin": one["origin"]._asdict()} for one in self.findings]
         rejected = [
             {"origin": origin._asdict(), "reason": reason, "detail": detail}
@@ -102,49 +95,38 @@ def check_rollouts(
     """
     from tokenmill.build.recorded import readable_sources
 
-    readable, names = readable_sources(sources, given.get("cache_dir"))
-    recipe, options = resolve_call(readable, tokenizer, given)
-    with executor_for(options.executor, options.num_workers) as workers:
-        return _check(recipe, options, workers, format=format, names=names, progress=progress)
-
-
-def _check(
-    recipe: Recipe,
-    options: RunOptions,
-    executor: Executor,
-    *,
-    format: str,  # noqa: A002 - as in the contract
-    names: dict[str, str],  # of files that were converted from others, for origins
-    progress: Any,
-) -> RolloutReport:
     start = time.perf_counter()
     if format != "auto" and format not in FORMATS:
         raise UsageError(f"format={format!r}: choose one of auto, {', '.join(FORMATS)}")
-    cache = cache_of(options.cache_dir)
-    card = identity_card(recipe, cache.root, executor)
-    rows = open_sources(recipe.sources, cache, rehash=options.rehash)
-    if not len(rows):
-        raise SourceError("no rows: every source is empty", path=recipe.sources[0])
-    places = RowOrigins(rows)
-    job = BlockJob(executor, cache.root, card, options.engine)
-    size = size_of(starmap(BlockTask, enumerate(rows.blocks())))
-    setup = job.setup(
-        ENTRY, size, recipe=to_travel(recipe), renderer=options.renderer, format=format
-    )
+    # `names` are the files that were converted to readable ones, for origins.
+    readable, names = readable_sources(sources, given.get("cache_dir"))
+    recipe, options = resolve_call(readable, tokenizer, given)
     results: dict[int, dict[str, Any]] = {}
     held = 0
-    with open_progress(progress, total_rows=len(rows)) as shown:
+    with executor_for(options.executor, options.num_workers) as executor:
+        cache = cache_of(options.cache_dir)
+        card = identity_card(recipe, cache.root, executor)
+        rows = open_sources(recipe.sources, cache, rehash=options.rehash)
+        if not len(rows):
+            raise SourceError("no rows: every source is empty", path=recipe.sources[0])
+        places = RowOrigins(rows)
+        job = BlockJob(executor, cache.root, card, options.engine)
+        size = size_of(starmap(BlockTask, enumerate(rows.blocks())))
+        setup = job.setup(
+            ENTRY, size, recipe=to_travel(recipe), renderer=options.renderer, format=format
+        )
+        with open_progress(progress, total_rows=len(rows)) as shown:
 
-        def take(task: BlockTask, result: dict[str, Any]) -> None:
-            nonlocal held
-            # By number, so that the findings do not depend on the order of arrival.
-            results[task.number] = result
-            held += len(result["findings"])
-            if held > 4 * MAX_FINDINGS:
-                held = _drop_last(results)
-            shown.add(rows=result["rows"], size=0)
+            def take(task: BlockTask, result: dict[str, Any]) -> None:
+                nonlocal held
+                # By number, so that the findings do not depend on the order of arrival.
+                results[task.number] = result
+                held += len(result["findings"])
+                if held > 4 * MAX_FINDINGS:
+                    held = _drop_last(results)
+                shown.add(rows=result["rows"], size=0)
 
-        job.run(setup, starmap(BlockTask, enumerate(rows.blocks())), take)
+            job.run(setup, starmap(BlockTask, enumerate(rows.blocks())), take)
     report = RolloutReport(rows=len(rows))
     unchecked: Counter[str] = Counter()
     rejected: Counter[str] = Counter()
@@ -197,20 +179,18 @@ def _drop_last(results: dict[int, dict[str, Any]]) -> int:
 
 
 def open_checker(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Return the function that checks one block on a worker."""
     recipe = Recipe(**options["recipe"])
     tokenizer = load_copy(Path(options["tokenizer"]), options["card"])
     judge = Judge(tokenizer, recipe.chat_spec(), options["engine"], options["renderer"])
 
+    @without_collector()
     def check(payload: dict[str, Any]) -> dict[str, Any]:
-        with without_collector():
-            return check_rows(judge, read_block(block_of(payload)), options["format"])
+        return check_rows(judge, read_block(block_of(payload)), options["format"])
 
     return check
 
 
 def check_rows(judge: Judge, rows: BlockRows, format: str) -> dict[str, Any]:  # noqa: A002
-    """Check the rows of one block."""
     members: list[tuple[int, int, Trajectory]] = []
     findings: list[tuple[int, int, dict[str, Any]]] = []
     rejected: list[tuple[int, str, str]] = []

@@ -1,9 +1,4 @@
-r"""Rows prepared for display, and columns of facts over all rows of a store.
-
-A `RowView` holds a row's tokens with the text of each, its turns and its origin. Bytes of a token
-that are no whole character are written ``\xe4\xbd``. `RowFacts` reads what filters and charts need
-of every row: numbers, drift classes of recorded rollouts, and groups.
-"""
+"""Rows prepared for display, and columns of facts over all rows of a store."""
 
 from __future__ import annotations
 
@@ -12,10 +7,10 @@ import os
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -34,7 +29,6 @@ from tokenmill.tokenizers.tokenizer import Tokenizer
 
 MAX_REFERENCE = 200  # characters of an image's reference
 MAX_GROUP_ROWS = 256  # rows of one recorded group; more rows share a label, not a prompt
-MAX_GROUP_NAME = 80  # characters
 MAX_FINDINGS = 40  # of one row
 MAX_FINDING_TEXT = 400  # characters
 UNJUDGED = "unjudged"
@@ -47,11 +41,9 @@ _numbers = msgspec.json.Decoder(list[float | None])
 
 @dataclass(frozen=True)
 class RowView:
-    """One row, ready to be printed."""
-
     number: int
     ids: list[int]
-    pieces: list[str]  # text of each token
+    pieces: list[str]  # text of each token; bytes that are no whole character as ``\\xe4``
     mask: list[int]
     kinds: list[str]  # see `token_kinds`
     turns: list[tuple[str, int, int]]  # role, first token, end
@@ -61,7 +53,6 @@ class RowView:
     media: list[Media]
 
     def document(self) -> dict[str, Any]:
-        """Return the object that ``tokenmill inspect --json`` prints."""
         return {
             **{name: value for name, value in vars(self).items() if name != "number"},
             "row": self.number,
@@ -72,12 +63,10 @@ class RowView:
 
 
 def store_tokenizer(store: Store) -> Tokenizer:
-    """Load the tokenizer of a store from the store's own copy."""
     return load(str(store.tokenizer_path), backend="file")
 
 
 def view_row(store: Store, number: int, tokenizer: Tokenizer) -> RowView:
-    """Prepare one row for display."""
     row = store[number]
     ids, mask = row.input_ids.tolist(), row.loss_mask.tolist()
     special = tokenizer.is_special(ids).tolist()
@@ -97,11 +86,7 @@ def view_row(store: Store, number: int, tokenizer: Tokenizer) -> RowView:
 
 
 def token_kinds(mask: Sequence[int], special: Sequence[bool]) -> list[str]:
-    """Return how to show each token.
-
-    ``trained`` and ``untrained`` text, ``special`` (an untrained control token), ``closer`` (a
-    trained control token at the end of a trained stretch), ``control`` (any other trained one).
-    """
+    """Return how to show each token; ``closer`` is a control token that ends a trained stretch."""
     kinds = []
     for at, (trained, control) in enumerate(zip(mask, special, strict=True)):
         if not control:
@@ -114,7 +99,6 @@ def token_kinds(mask: Sequence[int], special: Sequence[bool]) -> list[str]:
 
 
 def media_document(media: Media) -> dict[str, Any]:
-    """Return size and token positions of one image."""
     names = ("start", "count", "width", "height", "digest")
     return {
         **{name: getattr(media, name) for name in names},
@@ -152,7 +136,7 @@ class RowGroups:
     """Groups of rows, from the group number of every row; one above ``max_rows`` counts as none."""
 
     def __init__(self, group_of: Int64, max_rows: int | None = None) -> None:
-        self._of = group_of
+        self.group_of = group_of
         self._max_rows = len(group_of) if max_rows is None else max_rows
         self._order = np.argsort(group_of, kind="stable")
         count = int(group_of.max(initial=-1)) + 1
@@ -174,9 +158,6 @@ class RowGroups:
         )
         return cls(np.fromiter(found, np.int64, len(names)), MAX_GROUP_ROWS)
 
-    def of(self, rows: Int64) -> Int64:
-        return self._of[rows]
-
     def members(self, group: int) -> Int64:
         """Return the rows of a group; none if it is too large."""
         found: Int64 = self._order[self._bounds[group] : self._bounds[group + 1]]
@@ -185,7 +166,7 @@ class RowGroups:
     def whole(self, rows: Int64) -> Int64:
         """Return rows with all others of their groups, each row once."""
         found: dict[int, None] = {}
-        for row, group in zip(rows.tolist(), self._of[rows].tolist(), strict=True):
+        for row, group in zip(rows.tolist(), self.group_of[rows].tolist(), strict=True):
             if row not in found:
                 found |= dict.fromkeys(self.members(group).tolist() or [row])
         return np.fromiter(found, np.int64, len(found))
@@ -264,10 +245,7 @@ def _as_numbers(texts: Sequence[str]) -> Float64 | None:
 
 
 def findings_of(carried: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the findings of a rollout, the most severe first, bounded and of known types.
-
-    Rows may carry anything under this name; what is not a finding is left out.
-    """
+    """Return the findings of a rollout, the most severe first; rows may carry anything else."""
     listed = carried.get("findings")
     found = []
     for one in listed if isinstance(listed, list) else []:
@@ -288,34 +266,14 @@ def findings_of(carried: dict[str, Any]) -> list[dict[str, Any]]:
     return found[:MAX_FINDINGS]
 
 
-def group_name(value: Any) -> str:
-    """Return the displayed name of a recorded group."""
-    return (value if isinstance(value, str) else json.dumps(value))[:MAX_GROUP_NAME]
-
-
-# Rows by rule or by address. A *rule* is ``longest``, ``shortest`` (in tokens), ``least-trained``
-# (smallest trained share), ``rejected`` or ``random``, which draws with a seed from the permutation
-# that training uses. An *address* is what an `Origin` prints: ``file:line``, or ``file#row`` for
-# formats without lines; the file may be named by the end of its path.
+# Rows by rule or by address. An *address* is what an `Origin` prints: ``file:line``, or
+# ``file#row`` for formats without lines; the file may be named by the end of its path.
 
 RULES = ("longest", "shortest", "least-trained", "rejected", "random")
 EXCERPT_BYTES = 2048
 
 
-class Rejected(NamedTuple):
-    """One rejected row."""
-
-    number: int  # among the rejected
-    origin: Origin
-    reason: str
-    detail: str
-
-
-class Addressed(NamedTuple):
-    """The rows at an address."""
-
-    rows: list[int]  # several with ``expand``
-    rejected: list[Rejected]
+Rejected = tuple[Origin, str, str]  # origin, reason, detail
 
 
 def rows_by_rule(store: Store, rule: str, count: int, seed: int = 0) -> list[int]:
@@ -324,35 +282,21 @@ def rows_by_rule(store: Store, rule: str, count: int, seed: int = 0) -> list[int
         raise UsageError(f"--rule {rule!r}: choose one of {', '.join(RULES)}")
     rows = len(store)
     count = min(count, rows)
-    if rule == "random":
-        if not rows:
-            return []
-        return [int(n) for n in FeistelOrder(rows, seed).indices(0, np.arange(count))]
-    return [int(n) for n in np.argsort(row_weights(store, rule), kind="stable")[:count]]
+    if rule == "random" and rows:
+        return list(map(int, FeistelOrder(rows, seed).indices(0, np.arange(count))))
+    return list(map(int, np.argsort(row_weights(store, rule), kind="stable")[:count]))
 
 
-def row_weights(store: Store, order: str) -> NDArray[np.float64]:
+def row_weights(store: Store, order: str) -> Float64:
     """Return the sort key of every row, ascending."""
-    shares = order in ("least-trained", "most-trained")
-    weights = trained_shares(store) if shares else store.lengths.astype(np.float64)
+    weights: Float64 = store.lengths.astype(np.float64)
+    if order in ("least-trained", "most-trained"):
+        weights = store.trained / np.maximum(weights, 1)
     return -weights if order in ("longest", "most-trained") else weights
 
 
-def trained_shares(store: Store) -> NDArray[np.float64]:
-    """Return trained tokens of every row over all its tokens."""
-    shares: NDArray[np.float64] = store.trained / np.maximum(store.lengths, 1)
-    return shares
-
-
-def rejected_rows(store: Store, first: int = 0) -> Iterator[Rejected]:
-    """Yield rejected rows in the order of the sources."""
-    for number, (origin, reason, detail) in enumerate(store.rejected_rows()):
-        if number >= first:
-            yield Rejected(number, origin, reason, detail)
-
-
-def row_at_address(store: Store, address: str) -> Addressed:
-    """Return the rows made of the source row at ``file:line`` or ``file#row``.
+def rows_at_address(store: Store, address: str) -> tuple[list[int], list[Rejected]]:
+    """Return rows and rejected rows made of the source row at ``file:line`` or ``file#row``.
 
     Raises:
         UsageError: The address is malformed, its file is not of this store, or nothing is there.
@@ -370,13 +314,13 @@ def row_at_address(store: Store, address: str) -> Addressed:
     path = store.sources[sources[0]]
     rejected = [
         row
-        for row in rejected_rows(store)
-        if row.origin.path == path and (row.origin.line if by_line else row.origin.row) == wanted
+        for row in store.rejected_rows()
+        if row[0].path == path and (row[0].line if by_line else row[0].row) == wanted
     ]
     if not rows and not rejected:
         what = "line" if by_line else "row"
         raise UsageError(f"--origin {address!r}: nothing in this store comes from that {what}")
-    return Addressed(rows, rejected)
+    return rows, rejected
 
 
 def sources_named(store: Store, name: str) -> list[int]:
@@ -429,10 +373,8 @@ class SourceExcerpts:
             return no_excerpt("the paths of this store's source files are unknown")
         # What is no local file may be a URL or the name of a hub dataset.
         if not self._fetch and not os.path.lexists(origin.path):
-            return no_excerpt(
-                "the source cannot be read here; if it is elsewhere, --fetch-sources asks for it "
-                "there"
-            )
+            why = "the source cannot be read here"
+            return no_excerpt(f"{why}; if it is elsewhere, --fetch-sources asks for it there")
         opened = self._open(origin.path)
         if isinstance(opened, str):
             return no_excerpt(opened)
@@ -444,10 +386,8 @@ class SourceExcerpts:
             return no_excerpt(f"the source has no such row any more: {error}")
         same = len(raw) == origin.length and there.offset == origin.offset
         if not same or not known[bisect_right(firsts, origin.row) - 1]:
-            return no_excerpt(
-                "the source changed since, or only a part of it was prepared: what stands here now "
-                "is not shown"
-            )
+            why = "the source changed since, or only a part of it was prepared"
+            return no_excerpt(f"{why}: what stands here now is not shown")
         text = raw[:max_bytes].decode("utf-8", "backslashreplace")
         return {"text": text, "bytes": len(raw), "cut": max(0, len(raw) - max_bytes), "note": ""}
 
@@ -456,21 +396,19 @@ class SourceExcerpts:
             try:
                 rows = open_rows(path, cache_dir=self._cache_dir)
                 blocks = list(rows.blocks())
-                keys = map(self._made_of.in_store, blocks)
-                known = [not self._keys.isdisjoint(possible) for possible in keys]
+                made_of, keys = self._slice_keys
+                known = [not keys.isdisjoint(made_of.in_store(block)) for block in blocks]
                 self._opened[path] = rows, [block.first_row for block in blocks], known
             except (TokenmillError, OSError) as error:
                 self._opened[path] = f"the source cannot be read here: {error}"
         return self._opened[path]
 
     @cached_property
-    def _made_of(self) -> SliceKeys:
+    def _slice_keys(self) -> tuple[SliceKeys, set[str]]:
         manifest = self._store.manifest
-        return SliceKeys(manifest["document"].get("recipe", {}), manifest["tokenizer"]["identity"])
-
-    @cached_property
-    def _keys(self) -> set[str]:
-        return set(self._store.slice_keys())
+        recipe = manifest["document"].get("recipe", {})
+        made_of = SliceKeys(recipe, manifest["tokenizer"]["identity"])
+        return made_of, set(self._store.slice_keys())
 
 
 def no_excerpt(note: str) -> dict[str, Any]:

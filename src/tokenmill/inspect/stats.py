@@ -1,9 +1,4 @@
-"""Statistics: totals and distributions of a store, packs of a store, shares of a mixture.
-
-Everything is computed from stored lengths, the table of slices and turns; no token is read.
-Percentiles are nearest rank. A histogram is a list of bins with ``from``, ``to`` and ``rows``:
-lengths in equal steps of their logarithm, shares in equal steps from 0 to 1.
-"""
+"""Statistics of stores, packs and mixtures, from stored lengths; no token is read."""
 
 from __future__ import annotations
 
@@ -38,7 +33,6 @@ Lengths = npt.NDArray[np.int32]
 
 
 def store_stats(store: Store) -> dict[str, Any]:
-    """Return totals, percentiles, and counts per source and role."""
     totals = store.manifest["totals"]
     return {
         **{name: totals[name] for name in ("rows", "tokens", "trained_tokens", "rejected")},
@@ -65,37 +59,22 @@ def picture_stats(store: Store) -> dict[str, int]:
 def sidecar_stats(store: Store) -> list[dict[str, Any]]:
     """Return range and mean of every sidecar, and the rows that unfinished ones miss."""
     measured = ("low", "high", "mean", "infinite")
-    complete = [
-        {
-            "name": sidecar.name,
-            "made_by": sidecar.made_by,
-            "per": sidecar.per,
-            "bytes": sidecar.bytes,
-            **{name: getattr(sidecar.record, name) for name in measured},
-            "missing": 0,
-        }
-        for sidecar in store.sidecars
-    ]
-    return complete + [
-        {
-            "name": writer.identity.name,
-            "made_by": writer.identity.made_by,
-            "per": writer.per,
-            "bytes": 0,
-            **dict.fromkeys(measured),
-            "missing": int(writer.missing.size),
-        }
-        for writer in unfinished(store)
-    ]
+    found = []
+    for one in store.sidecars:
+        numbers = {name: getattr(one.record, name) for name in measured}
+        stated = {"name": one.name, "made_by": one.made_by, "per": one.per, "bytes": one.bytes}
+        found.append({**stated, **numbers, "missing": 0})
+    for writer in unfinished(store):
+        stated = {"name": writer.identity.name, "made_by": writer.identity.made_by}
+        stated |= {"per": writer.per, "bytes": 0, **dict.fromkeys(measured)}
+        found.append({**stated, "missing": int(writer.missing.size)})
+    return found
 
 
 def store_distributions(
     store: Store, *, max_lengths: Sequence[int] = (), packs: Sequence[Pack] = ()
 ) -> dict[str, Any]:
-    """Return histograms, the effect of length limits, and the fill of packs.
-
-    ``max_lengths`` are tried beside the usual ones, ``packs`` instead of the usual lengths.
-    """
+    """Return histograms, the effect of ``max_lengths`` and usual ones, the fill of ``packs``."""
     tried = [packing_preview(store, pack, windows=None) for pack in packs]
     tried = tried or [packing_preview(store, Pack(n, oversize="drop")) for n in PACK_LENGTHS]
     lengths, trained = np.asarray(store.lengths), np.asarray(store.trained)
@@ -110,7 +89,6 @@ def store_distributions(
 
 
 def percentiles(values: np.ndarray[Any, Any]) -> dict[str, int]:
-    """Return nearest-rank percentiles."""
     if not len(values):
         return {}
     found = np.percentile(values, PERCENTILES, method="inverted_cdf")
@@ -221,10 +199,6 @@ class PackingPreview:
     rows_longer: int  # rows of them that are longer than a pack
     packs: Packs
 
-    @property
-    def filled(self) -> npt.NDArray[np.int64]:
-        return self.packs.per_pack(self.packs.lengths)
-
     def document(self) -> dict[str, Any]:
         capacity = len(self.packs) * self.pack.length
         return {
@@ -267,14 +241,9 @@ def packing_preview(
 
 
 def open_mixture(path: str | os.PathLike[str]) -> Mixture:
-    """Open the mixture of a recipe: the arguments of `tokenmill.mix`, with paths of stores.
+    """Open the mixture of a YAML recipe: the arguments of `tokenmill.mix`, with paths of stores.
 
-    Relative paths are relative to the recipe::
-
-        sources: {chat: stores/chat, code: stores/code}
-        weights: {chat: 0.7, code: 0.3}
-        by: rows
-        exhausted: repeat
+    Relative paths are relative to the recipe: ``sources: {chat: stores/chat, code: stores/code}``.
     """
     path = Path(path)
     document: dict[str, Any] = read_yaml(path)

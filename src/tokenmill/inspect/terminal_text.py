@@ -1,7 +1,6 @@
-r"""Replace characters that must not reach a terminal.
+r"""Replace characters that must not reach a terminal: escapes, and marks that turn text around.
 
-Text of a row, or a path, may hold escape sequences that clear the screen, or marks that turn the
-direction of text. `harmless` shows them as ``␛`` or ``\u202e``; `visible` also shows white space.
+`harmless` shows them as ``␛`` or ``\u202e``; `visible` also shows white space.
 """
 
 from __future__ import annotations
@@ -17,10 +16,8 @@ _VISIBLE = _ALL | {0x20: "·", 0x0A: "⏎\n", 0x09: "⇥", 0xA0: "⍽"}
 
 
 def harmless(text: str) -> str:
-    """Text that cannot steer a terminal."""
     return text.translate(_HARMLESS)
 
 
 def visible(text: str) -> str:
-    """The same with whitespace to be seen."""
     return text.translate(_VISIBLE)

@@ -195,13 +195,15 @@ def _miles(row: Row) -> Recording:
     trajectory.response = _text(row, "response")
     trajectory.finish = _text(row, "status")
     reward = row.get("reward")
-    trajectory.reward = _number(_chosen(reward), "reward")
     trajectory.group = row.get("group_index")
     trajectory.step = _whole(row, "rollout_id")
     trajectory.version = versions[-1] if isinstance(versions, list) else versions
     trajectory.metadata = {**metadata, **_others(row, names)}
     if isinstance(reward, dict):
         trajectory.metadata["reward"] = reward
+        numbers = [reward.get(name) for name in ("score", "reward")]
+        reward = next((value for value in numbers if isinstance(value, int | float)), None)
+    trajectory.reward = _number(reward, "reward")
     trajectory.tools = metadata.get("tools") or _tools(row)
     _say(trajectory, row.get("prompt"), metadata.get("messages"))
     return Recording([trajectory])
@@ -432,13 +434,11 @@ def _numbers(row: Row, name: str, kind: str = "numbers") -> NDArray[np.float64] 
 def _messages(values: Any) -> list[dict[str, Any]] | None:
     if values is None:
         return None
-    if not isinstance(values, list) or not values or not all(_is_message(one) for one in values):
+    messages = values if isinstance(values, list) else []
+    roles = [one.get("role") if isinstance(one, dict) else None for one in messages]
+    if not roles or not all(isinstance(role, str) for role in roles):
         raise RowError("'messages' must be a list of messages with roles")
-    return values
-
-
-def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("role"), str)
+    return messages
 
 
 def _tools(row: Row) -> list[Any] | None:
@@ -493,15 +493,6 @@ def _advantages(value: Any) -> list[float] | float | None:
     if isinstance(value, list):
         return [_number(one, "advantages") or 0.0 for one in value]
     return _number(value, "advantage")
-
-
-def _chosen(reward: Any) -> Any:
-    if not isinstance(reward, dict):
-        return reward
-    for name in ("score", "reward"):
-        if isinstance(reward.get(name), int | float):
-            return reward[name]
-    return None
 
 
 def _first(row: Row, *names: str) -> Any:

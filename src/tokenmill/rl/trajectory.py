@@ -89,11 +89,9 @@ class Trajectory:
         if len(odd):
             yield Fault("mask_values", int(odd[0]), "0 or 1", "another number")
             return
-        if self.given_logprobs is not None:
-            yield from self._logprob_faults(self.mask, self.given_logprobs)
-
-    def _logprob_faults(self, mask: Bits, given: NDArray[np.float64]) -> Iterator[Fault]:
-        size, places = len(mask), np.flatnonzero(mask)
+        given, places = self.given_logprobs, np.flatnonzero(self.mask)
+        if given is None:
+            return
         if len(given) not in (size, len(places)):
             wanted = f"{size} (one per token) or {len(places)} (one per sampled token)"
             yield Fault("logprobs_length", None, wanted, str(len(given)))
@@ -207,12 +205,8 @@ def _shared(recording: Recording) -> list[list[int]]:
 
 
 def _along(left: list[tuple[int, int]], right: list[tuple[int, int]]) -> int:
-    common = 0
-    for (node, end), (other, _) in zip(left, right, strict=False):
-        if node != other:
-            break
-        common = end
-    return common
+    shared = (end for (node, end), (other, _) in zip(left, right, strict=False) if node == other)
+    return max(shared, default=0)
 
 
 def _common_prefix(left: Ids, right: Ids) -> int:

@@ -74,17 +74,14 @@ class Judge:
 
     def judge(self, trajectories: Sequence[Trajectory]) -> list[Verdict | RowError]:
         """Return a verdict per trajectory, or why there is none."""
-        with_ids = [
-            trajectory if _can_be_spelled(trajectory, len(self.tokenizer.table)) else None
-            for trajectory in trajectories
-        ]
-        told = [one for one in with_ids if one is not None and one.messages is not None]
+        size = len(self.tokenizer.table)
+        with_ids = [one for one in trajectories if _has_known_ids(one, size)]
+        told = [one for one in with_ids if one.messages is not None]
         expected = iter(self.expectations.of(told) if told else ())
-        untold = [one for one in with_ids if one is not None and one.messages is None]
-        canonical = iter(self._encode_again(untold))
+        canonical = iter(self._encode_again([one for one in with_ids if one.messages is None]))
         answers: list[Verdict | RowError] = []
-        for trajectory, spelled in zip(trajectories, with_ids, strict=True):
-            if spelled is None:
+        for trajectory in trajectories:
+            if not _has_known_ids(trajectory, size):
                 answers.append(self._without_ids(trajectory))
             elif trajectory.messages is None:
                 answers.append(self._untold(trajectory, next(canonical)))
@@ -188,7 +185,9 @@ class Judge:
     def _doubled_prompt(self, prompt: bytes, size: int | None) -> Iterator[Note]:
         text = prompt.decode("utf-8", "replace").rstrip()
         opening = self._generation_prompt()
-        for form in dict.fromkeys((opening.strip(), self._without_special(opening).strip())):
+        ids = self.tokenizer.reference.encode(opening, add_special_tokens=False).ids
+        decoded = self.tokenizer.decode(ids, skip_special_tokens=True)
+        for form in dict.fromkeys((opening.strip(), decoded.strip())):
             if form and text.endswith(form) and text.removesuffix(form).rstrip().endswith(form):
                 token = None if size is None else size - 1
                 yield Note("structure", "generation_prompt_doubled", None, token, form, 2 * form)
@@ -204,10 +203,6 @@ class Judge:
             return ""
         return asked[len(unasked) :] if asked.startswith(unasked) else ""
 
-    def _without_special(self, text: str) -> str:
-        ids = self.tokenizer.reference.encode(text, add_special_tokens=False).ids
-        return self.tokenizer.decode(ids, skip_special_tokens=True)
-
     # Texts alone
 
     def _without_ids(self, trajectory: Trajectory) -> Verdict | RowError:
@@ -219,12 +214,11 @@ class Judge:
             note = Note("structure", "id_outside_vocabulary", None, place, f"below {table}", found)
             return Verdict("structure", [note])
         notes = list(self._doubled_prompt((trajectory.prompt or "").encode(), None))
-        verdict = Verdict(_gravest(notes) if notes else None, notes)
-        verdict.unchecked = "no token ids: only texts were recorded"
-        return verdict
+        drift = _gravest(notes) if notes else None
+        return Verdict(drift, notes, unchecked="no token ids: only texts were recorded")
 
 
-def _can_be_spelled(trajectory: Trajectory, vocabulary: int) -> bool:
+def _has_known_ids(trajectory: Trajectory, vocabulary: int) -> bool:
     ids = trajectory.ids
     return ids is not None and len(ids) > 0 and int(ids.max()) < vocabulary
 
@@ -360,9 +354,8 @@ def _differs(
     wanted = expected.spelled
     missing = wanted.data[one.start : one.end]
     extra = recorded.data[one.found_start : one.found_end]
-    number = expected.turn_at(wanted.token_at(min(one.start, len(wanted.data) - 1)))
     token = min(recorded.token_at(one.found_start), len(recorded.ids) - 1)
-    drift, kind, number = _named(trajectory, expected, one, number, missing, extra)
+    drift, kind, number = _named(trajectory, expected, one, extra)
     role = expected.turns[number].role
     detail = f"{len(missing)} bytes of {role}, {len(extra)} in their place"
     return Note(
@@ -373,16 +366,12 @@ def _differs(
 
 
 def _named(
-    trajectory: Trajectory,
-    expected: Expected,
-    one: Divergence,
-    number: int,
-    missing: bytes,
-    extra: bytes,
+    trajectory: Trajectory, expected: Expected, one: Divergence, extra: bytes
 ) -> tuple[str, str, int]:
     """Return class, kind and turn of a divergence."""
-    starts = expected.spelled.starts
-    data = expected.spelled.data
+    starts, data = expected.spelled.starts, expected.spelled.data
+    missing = data[one.start : one.end]
+    number = expected.turn_at(expected.spelled.token_at(min(one.start, len(data) - 1)))
     messages = trajectory.messages or []
 
     def span(turn: Turn) -> tuple[int, int]:
@@ -558,20 +547,13 @@ def _expected_mask(
 
 
 def _mask_notes(
-    trajectory: Trajectory,
-    expected: Expected,
-    flags: Bits,
-    spans: Sequence[Span],
+    trajectory: Trajectory, expected: Expected, flags: Bits, spans: Sequence[Span]
 ) -> Iterator[Note]:
     mask = trajectory.mask
     if mask is None or len(mask) != len(flags):
         return  # _own_faults has it
     flags = flags.copy()
-    masked = [
-        k
-        for k, span in enumerate(spans)
-        if span is not None and span[0] < len(mask) and mask[span[0] : span[1]].any()
-    ]
+    masked = [k for k, span in enumerate(spans) if span is not None and mask[slice(*span)].any()]
     first = masked[0] if masked else len(spans)
     for k, span in enumerate(spans):
         if span is None or k in masked:
@@ -593,10 +575,9 @@ def _mask_notes(
     wrong = (mask != flags) & (flags != _UNKNOWN) & (mask <= 1)
     if not wrong.any():
         return
+    place = int(np.flatnonzero(wrong)[0])
     if not masked and not mask.any():
-        place = int(np.flatnonzero(wrong)[0])
-        turn_number = _turn_of(place, spans)
-        yield Note("structure", "mask_misses_sampled", turn_number, place, "1", "0",
+        yield Note("structure", "mask_misses_sampled", _turn_of(place, spans), place, "1", "0",
                    "nothing is marked as sampled")  # fmt: skip
         return
     both = bool((wrong & (mask == 1)).any() and (wrong & (mask == 0)).any())
@@ -604,7 +585,6 @@ def _mask_notes(
     late[0] = early[-1] = 0
     for shifted, word in ((late, "late"), (early, "early")):
         if both and np.array_equal(mask[shifted <= 1], shifted[shifted <= 1]):
-            place = int(np.flatnonzero(wrong)[0])
             yield Note(
                 "structure", "mask_shifted", _turn_of(place, spans, near=1), place,
                 str(int(flags[place])), str(int(mask[place])), f"by one, too {word}",
@@ -622,11 +602,7 @@ def _mask_notes(
 
 
 def _is_context(
-    trajectory: Trajectory,
-    expected: Expected,
-    turn: int,
-    first: int,
-    span: tuple[int, int],
+    trajectory: Trajectory, expected: Expected, turn: int, first: int, span: tuple[int, int]
 ) -> bool:
     """Whether an assistant's turn without any mask was part of the prompt.
 

@@ -81,15 +81,9 @@ def collect(
     dry_run: bool = False,
     now: float | None = None,
 ) -> Collection:
-    """Mark what no store needs, and remove what was marked long enough ago.
+    """Mark what no store needs, and remove what was marked at least ``grace_s`` ago.
 
-    Args:
-        root: The cache directory.
-        grace_s: Seconds between marking and removing.
-        older_than_s: Stores made longer ago than this are not needed; None keeps all.
-        stores: Keys of stores that are not needed.
-        dry_run: Only report.
-        now: The time, for tests.
+    Stores made more than ``older_than_s`` ago, and those named by ``stores``, are not needed.
     """
     layout = CacheLayout(root)
     now = time.time() if now is None else now

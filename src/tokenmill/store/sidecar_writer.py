@@ -284,15 +284,6 @@ class _RowValues:
         taken = np.repeat(self.starts[places] - begin, lengths) + np.arange(lengths.sum())
         return _RowValues(self.rows[places], lengths, self.values[taken])
 
-    def difference(self, other: _RowValues) -> tuple[int, float, float] | None:
-        """The first row whose values are not bit for bit the same, and one value of each."""
-        unequal = np.flatnonzero(self.values.view("<u4") != other.values.view("<u4"))
-        if not unequal.size:
-            return None
-        place = int(unequal[0])
-        row = int(np.searchsorted(self.starts + self.lengths, place, side="right"))
-        return int(self.rows[row]), float(self.values[place]), float(other.values[place])
-
 
 class _Part:
     """A published part; its row numbers ascend."""
@@ -354,11 +345,7 @@ class SidecarWriter:
         return np.flatnonzero(~written)
 
     def share(self, rank: int, world_size: int) -> Int64:
-        """The missing rows that one of several processes computes.
-
-        By row number: ``missing[rank::world_size]`` of processes that look at different times omits
-        rows.
-        """
+        """The missing rows of one of several processes, whenever each of them looks."""
         if not 0 <= rank < world_size:
             raise UsageError(f"rank is {rank}; it is from 0 to {world_size - 1}")
         missing = self.missing
@@ -496,13 +483,14 @@ class SidecarWriter:
         return given.take(np.flatnonzero(~written))
 
     def _require_equal(self, known: _RowValues, given: _RowValues) -> None:
-        difference = known.difference(given)
-        if difference is not None:
-            row, before, now = difference
+        unequal = np.flatnonzero(known.values.view("<u4") != given.values.view("<u4"))
+        if unequal.size:
+            place = int(unequal[0])
+            row = np.searchsorted(known.starts + known.lengths, place, side="right")
             raise NonDeterminismError(
-                f"row {row} was written before with other values ({before!r}, now {now!r}); what "
-                "is there stays: compute only the missing rows, or say in made_by what is "
-                "different",
+                f"row {known.rows[row]} was written before with other values "
+                f"({known.values[place]}, now {given.values[place]}); what is there stays: compute "
+                "only the missing rows, or say in made_by what is different",
                 path=sidecar_dirs(self._store)[0].directory / self._parts_name,
             )
 

@@ -23,16 +23,8 @@ from tokenmill.tokenizers.tokenizer import Tokenizer
 
 ENGINES = ("auto", "fastokens", "hf")
 
-_in_forked_child = False
-_fastokens_home: int | None = None  # the process whose threads fastokens started, if any
-
-
-def _note_fork() -> None:
-    global _in_forked_child
-    _in_forked_child = True
-
-
-os.register_at_fork(after_in_child=_note_fork)
+_imported_in = os.getpid()  # another process is a forked child
+_fastokens_home: int | None = None  # the process in which fastokens started threads, if any
 
 
 class Engine(Protocol):
@@ -45,7 +37,7 @@ class Engine(Protocol):
 
 def _may_use_threads() -> bool:
     """Return whether a thread pool that this process started earlier can still be alive."""
-    if _in_forked_child:
+    if os.getpid() != _imported_in:
         return False
     parent = multiprocessing.parent_process()
     if parent is not None and multiprocessing.get_start_method(allow_none=True) in (None, "fork"):
@@ -92,7 +84,7 @@ class FastokensEngine:
         global _fastokens_home
         with optional("fastokens", "engine='fastokens'", raises=TokenizerError):
             import fastokens
-        if _in_forked_child and _fastokens_home not in (None, os.getpid()):
+        if _fastokens_home not in (None, os.getpid()):
             raise TokenizerError("fastokens was already running when this process was forked")
 
         def load() -> Any:

@@ -25,20 +25,24 @@ ALWAYS_COUNTED = ("bos_token", "eos_token", "pad_token")  # they matter without 
 def identity_document(
     backend: str, template: Template, special_tokens: dict[str, str], probe: str
 ) -> dict[str, Any]:
-    """Return the identity; of the special tokens, it holds those that can reach the output."""
     named = template if isinstance(template, dict) else {"default": template}
-    sources = {name: source for name, source in named.items() if source is not None}
-    counted = {
-        name: token
-        for name, token in special_tokens.items()
-        if name in ALWAYS_COUNTED or any(name in source for source in sources.values())
-    }
+    keys = {name: fingerprint.key(source) for name, source in named.items() if source is not None}
     return {
         "format": FORMAT,
         "backend": backend,
-        "template": {name: fingerprint.key(source) for name, source in sources.items()},
-        "special_tokens": counted,
+        "template": keys,
+        "special_tokens": counted_tokens(special_tokens, template),
         "probe": probe,
+    }
+
+
+def counted_tokens(special_tokens: dict[str, str], template: Template) -> dict[str, str]:
+    """Return the special tokens that can reach the output."""
+    sources = template.values() if isinstance(template, dict) else [template or ""]
+    return {
+        name: token
+        for name, token in special_tokens.items()
+        if name in ALWAYS_COUNTED or any(name in source for source in sources)
     }
 
 

@@ -40,9 +40,8 @@ from tokenmill.tokenizers.directory import (
     states_a_class,
 )
 from tokenmill.tokenizers.identity import (
-    ALWAYS_COUNTED,
-    Template,
     added_tokens,
+    counted_tokens,
     parse_backend,
     read_head,
     refuse_randomness,
@@ -337,10 +336,15 @@ def compare(auto: Any, ours: Tokenizer) -> Comparison:
     template = getattr(auto, "chat_template", None)
     if template is not None and theirs is not None and theirs.template != ours.template:
         return Comparison(encoding, "it has another chat template")
-    special = theirs.special_tokens if theirs else {}
-    return Comparison(
-        encoding, _special_token_difference(special, ours.special_tokens, ours.template)
-    )
+    special = counted_tokens(theirs.special_tokens if theirs else {}, ours.template)
+    own = counted_tokens(ours.special_tokens, ours.template)
+    for name in sorted({*special, *own}):
+        if special.get(name) != own.get(name):
+            return Comparison(
+                encoding,
+                f"its {name} is {special.get(name)!r}, the directory says {own.get(name)!r}",
+            )
+    return Comparison(encoding)
 
 
 def _text_encoded_differently(auto: Any, theirs: Tokenizer | None, ours: Tokenizer) -> str | None:
@@ -356,16 +360,4 @@ def _text_encoded_differently(auto: Any, theirs: Tokenizer | None, ours: Tokeniz
         for text, encoding in zip(texts, reference, strict=True):
             if auto.encode(text, add_special_tokens=False) != encoding.ids:
                 return text
-    return None
-
-
-def _special_token_difference(
-    theirs: dict[str, str], ours: dict[str, str], template: Template
-) -> str | None:
-    sources = template.values() if isinstance(template, dict) else [template or ""]
-    for name in sorted({*theirs, *ours}):
-        if theirs.get(name) == ours.get(name):
-            continue
-        if name in ALWAYS_COUNTED or any(name in source for source in sources):
-            return f"its {name} is {theirs.get(name)!r}, the directory says {ours.get(name)!r}"
     return None

@@ -11,17 +11,19 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 
 from tests.build.making import EXAMPLES, INLINE, TOKENIZER, write_rows
-from tests.cli.harness import Shell
 from tests.programs import environment
 from tokenmill.build.calls import run_recipe
 from tokenmill.inspect.page.document import make_page
+from tokenmill.inspect.page.serve import HOST, Viewer, application, listen
 from tokenmill.store import Store
 
+NEEDS_SERVE = "needs the extra: pip install 'tokenmill[serve]'"
 # What has no window of its own takes a fifth less of the processor.
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser")
 CHROMIUM_FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking",
@@ -42,8 +44,6 @@ def hostile_rows() -> list[Any]:
 
 @dataclass(frozen=True)
 class Made:
-    """A store and all that belongs to it."""
-
     room: Path
     cache: Path
     store: Store
@@ -75,13 +75,14 @@ def page_file(made: Made) -> Path:
     return target
 
 
-@contextmanager
-def served(store: Store, cache: Path, *flags: str) -> Iterator[str]:
-    """Address of a page served by a process of its own."""
-    pytest.importorskip("uvicorn", reason="needs the extra: pip install 'tokenmill[serve]'")
-    pytest.importorskip("starlette", reason="needs the extra: pip install 'tokenmill[serve]'")
-    command = [sys.executable, "-m", "tokenmill", "inspect", str(store.path), "--serve",
-               *flags, "--cache-dir", str(cache), "--json"]  # fmt: skip
+@pytest.fixture(scope="session")
+def server(made: Made) -> Iterator[str]:
+    """The store, with another one to compare, served by a process of its own."""
+    pytest.importorskip("uvicorn", reason=NEEDS_SERVE)
+    pytest.importorskip("starlette", reason=NEEDS_SERVE)
+    command = [sys.executable, "-m", "tokenmill", "inspect", str(made.store.path), "--serve",
+               "--compare", str(made.other.path), "--cache-dir", str(made.cache),
+               "--json"]  # fmt: skip
     running = subprocess.Popen(
         command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -92,13 +93,6 @@ def served(store: Store, cache: Path, *flags: str) -> Iterator[str]:
     running.send_signal(signal.SIGINT)
     rest, problems = running.communicate(timeout=30)
     assert (running.returncode, rest, problems) == (0, "", "")
-
-
-@pytest.fixture(scope="session")
-def server(made: Made) -> Iterator[str]:
-    """The store, with another one to compare."""
-    with served(made.store, made.cache, "--compare", str(made.other.path)) as url:
-        yield url
 
 
 def own_page_and_server(name: str) -> tuple[Any, Any, Any]:
@@ -115,9 +109,20 @@ def own_page_and_server(name: str) -> tuple[Any, Any, Any]:
         return target
 
     @pytest.fixture(scope="module")
-    def server(room: Path, store: Store) -> Iterator[str]:
-        with served(store, room / "cache") as url:
-            yield url
+    def server(store: Store) -> Iterator[str]:
+        """In a thread, which starts in no time; `made` has a server in a process of its own."""
+        uvicorn = pytest.importorskip("uvicorn", reason=NEEDS_SERVE)
+        pytest.importorskip("starlette", reason=NEEDS_SERVE)
+        with listen(0) as listening:
+            listening.listen()
+            port = listening.getsockname()[1]
+            config = uvicorn.Config(application(Viewer(store), "token", port), log_level="error")
+            running = uvicorn.Server(config)
+            thread = Thread(target=running.run, kwargs={"sockets": [listening]})
+            thread.start()
+            yield f"http://{HOST}:{port}/token/"
+            running.should_exit = True
+            thread.join()
 
     return room, page_file, server
 
@@ -136,10 +141,7 @@ def browser() -> Iterator[Any]:
 
 
 class Tabs:
-    """Gives tabs and takes them back: a visit in one that is open costs a fifth of a new one's.
-
-    It can be the same, because a page keeps nothing for the next: `visit` looks.
-    """
+    """Reuses tabs, which costs a fifth of a new one; `visit` checks that a page keeps nothing."""
 
     def __init__(self, browser: Any) -> None:
         self._browser = browser
@@ -148,7 +150,6 @@ class Tabs:
 
     @contextmanager
     def one(self, url: str, settings: dict[str, Any]) -> Iterator[Any]:
-        """A tab with these settings, for pages from where this one is."""
         name = json.dumps(settings, sort_keys=True)
         if name not in self._contexts:
             self._contexts[name] = self._browser.new_context(**settings)
@@ -201,7 +202,6 @@ def visit(tabs: Tabs) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture(params=["file", "server"])
 def address(request: pytest.FixtureRequest) -> str:
-    """The same page, both ways."""
     if request.param == "server":
         return str(request.getfixturevalue("server"))
     path: Path = request.getfixturevalue("page_file")
@@ -211,8 +211,3 @@ def address(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def on_disk(page_file: Path) -> str:
     return page_file.as_uri()
-
-
-@pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
-    return Shell(capsys)

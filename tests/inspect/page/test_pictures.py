@@ -37,7 +37,6 @@ GONE, CHANGED, LARGE = 2, 3, 4  # numbers of pictures
 
 @pytest.fixture(scope="module")
 def store(room: Path) -> Store:
-    """Rows with two pictures each; one picture is gone since, one is another."""
     album = Album(room)
     album.draw(LARGE, (1500, 1100))
     (room / HOSTILE).write_bytes(album.path(0).read_bytes())
@@ -154,9 +153,9 @@ def test_pictures_stand_where_their_tokens_are(visit: Visit, address: str, store
 
 
 def test_list_previews_what_was_said_beside_the_pictures(
-    visit: Visit, address: str, store: Store
+    visit: Visit, on_disk: str, store: Store
 ) -> None:
-    page = visit(address)
+    page = visit(on_disk)
     page.wait_for_selector("#item-0 .preview")
     assert page.inner_text("#item-0 .preview") == "What is it?And it?"
     assert len(store) - 1 == page.eval_on_selector_all(
@@ -164,15 +163,13 @@ def test_list_previews_what_was_said_beside_the_pictures(
     )
 
 
-def test_terminal_folds_the_tokens_of_a_picture(
-    store: Store, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = Shell(capsys)("inspect", store.path, "--row", str(LARGE)).out
+def test_terminal_folds_the_tokens_of_a_picture(store: Store, shell: Shell) -> None:
+    said = shell("inspect", store.path, "--row", str(LARGE)).out
     for one in store[LARGE].media:
         told = f"[picture {one.reference}, {one.width}×{one.height}, grid "
         assert said.count(told) == 1
     assert "<|image_pad|>" not in said
-    document = Shell(capsys)("inspect", store.path, "--row", str(LARGE), "--json").json
+    document = shell("inspect", store.path, "--row", str(LARGE), "--json").json
     assert [one["start"] for one in document["media"]] == [m.start for m in store[LARGE].media]
 
 

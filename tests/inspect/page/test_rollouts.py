@@ -1,7 +1,4 @@
-"""Recorded rollouts on the page: verdicts, values on tokens, groups side by side, over steps.
-
-The oracle is the store itself: what its rows carry and what is attached to them, by plain loops.
-"""
+"""Recorded rollouts on the page: verdicts, values on tokens, groups side by side, over steps."""
 
 from __future__ import annotations
 
@@ -34,7 +31,6 @@ HOSTILE = 2  # number of the group with a hostile name
 
 @pytest.fixture(scope="module")
 def store(room: Path) -> Store:
-    """Groups of four answers, the rows of two groups in turn; some broken, one group alone."""
     world, _ = appending()
     rows = []
     for number in range(2 * STEPS * ANSWERS):
@@ -156,8 +152,8 @@ def test_filters_and_orders_in_the_list(visit: Visit, address: str, store: Store
     assert chips[:2] == [f"reward {carried[wanted[0]]['reward']:g}", "step 1"]
 
 
-def test_tokens_are_coloured_by_what_is_attached(visit: Visit, address: str, store: Store) -> None:
-    page = visit(address)
+def test_tokens_are_coloured_by_what_is_attached(visit: Visit, on_disk: str, store: Store) -> None:
+    page = visit(on_disk)
     row = 0
     go_to(page, row, page_title(store, row))
     page.uncheck("#look-group")
@@ -188,8 +184,8 @@ def test_tokens_are_coloured_by_what_is_attached(visit: Visit, address: str, sto
         assert abs(lightness[0] - lightness[-1]) > 0.2
 
 
-def test_findings_lead_to_their_tokens(visit: Visit, address: str, store: Store) -> None:
-    page = visit(address)
+def test_findings_lead_to_their_tokens(visit: Visit, on_disk: str, store: Store) -> None:
+    page = visit(on_disk)
     row = broken(store)
     go_to(page, row, page_title(store, row))
     page.uncheck("#look-group")
@@ -241,8 +237,8 @@ def test_answers_of_a_recorded_group_side_by_side(visit: Visit, address: str, st
     assert len(page.query_selector_all("#prompt section.turn .tok")) == common > 0
 
 
-def test_hostile_names_and_findings_are_text(visit: Visit, address: str, store: Store) -> None:
-    page = visit(address)
+def test_hostile_names_and_findings_are_text(visit: Visit, on_disk: str, store: Store) -> None:
+    page = visit(on_disk)
     row = next(n for n, one in enumerate(store) if isinstance(one.carried["group"], dict))
     name = json.dumps(store[row].carried["group"])[:80]
     page.fill("#jump", str(row))
@@ -256,8 +252,8 @@ def test_hostile_names_and_findings_are_text(visit: Visit, address: str, store: 
     assert name[:12] in listed
 
 
-def test_overview_over_steps(visit: Visit, address: str, store: Store) -> None:
-    page = visit(address)
+def test_overview_over_steps(visit: Visit, on_disk: str, store: Store) -> None:
+    page = visit(on_disk)
     page.click("#tab-overview")
     assert len(page.query_selector_all("#steps-reward .column")) == STEPS
     carried = [row.carried for row in store]
@@ -276,11 +272,9 @@ def test_overview_over_steps(visit: Visit, address: str, store: Store) -> None:
     wait_for_status(page, f"{wanted} rows of {len(store)}")
 
 
-def test_terminal_tells_verdict_and_findings(
-    store: Store, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_terminal_tells_verdict_and_findings(store: Store, shell: Shell) -> None:
     row = broken(store)
-    said = Shell(capsys)("inspect", store.path, "--row", str(row), "--values", "logprobs").out
+    said = shell("inspect", store.path, "--row", str(row), "--values", "logprobs").out
     assert "drift: structure" in said
     one = findings(store, row)[0]
     assert f"{one['kind']}  turn {one['turn']}, token {one['token']}" in said
@@ -304,7 +298,7 @@ def test_many_steps_and_large_groups_are_bounded(store: Store) -> None:
     rows = MAX_GROUP_ROWS + 1
     names = ['"all"'] * rows + ['"two"', "null", '"two"', "null"]
     groups = RowGroups.recorded(names, ["1"] * len(names))
-    assert groups.members(int(groups.of(np.array([0]))[0])).tolist() == []
+    assert groups.members(int(groups.group_of[0])).tolist() == []
     assert groups.whole(np.array([rows + 2, 3, rows + 1])).tolist() == [rows, rows + 2, 3, rows + 1]
 
 

@@ -11,12 +11,12 @@ import pytest
 from tests.cli.harness import Shell
 from tests.inspect.page.conftest import Made
 from tokenmill.errors import UsageError
-from tokenmill.inspect.row import SourceExcerpts, row_at_address, rows_by_rule, trained_shares
+from tokenmill.inspect.row import SourceExcerpts, rows_at_address, rows_by_rule
 from tokenmill.store import Store
 
 
 def test_rules_name_the_rows_they_speak_of(store: Store) -> None:
-    lengths, shares = store.lengths, trained_shares(store)
+    lengths, shares = store.lengths, store.trained / store.lengths
     assert np.all((shares > 0) & (shares < 1))
     assert [lengths[n] for n in rows_by_rule(store, "longest", 9)] == sorted(lengths)[:-10:-1]
     assert [lengths[n] for n in rows_by_rule(store, "shortest", 9)] == sorted(lengths)[:9]
@@ -34,9 +34,9 @@ def test_every_origin_leads_back_to_its_row(store: Store) -> None:
     for number in range(0, len(store), 17):
         origin = store[number].origin
         name = Path(origin.path or "").name
-        assert row_at_address(store, str(origin)).rows == [number]
-        assert row_at_address(store, f"{name}:{origin.line}").rows == [number]
-        assert row_at_address(store, f"{name}#{origin.row}").rows == [number]
+        assert rows_at_address(store, str(origin)) == ([number], [])
+        assert rows_at_address(store, f"{name}:{origin.line}") == ([number], [])
+        assert rows_at_address(store, f"{name}#{origin.row}") == ([number], [])
 
 
 def test_origin_of_a_rejected_row_shows_why(shell: Shell, made: Made) -> None:
@@ -50,7 +50,7 @@ def test_origin_of_a_rejected_row_shows_why(shell: Shell, made: Made) -> None:
 @pytest.mark.parametrize("address", ["dirty.jsonl", "none.jsonl:1", "dirty.jsonl:999", ":3"])
 def test_address_that_leads_nowhere_is_a_usage_error(store: Store, address: str) -> None:
     with pytest.raises(UsageError):
-        row_at_address(store, address)
+        rows_at_address(store, address)
 
 
 def test_json_of_a_rule_keeps_the_keys_of_a_row(shell: Shell, made: Made) -> None:

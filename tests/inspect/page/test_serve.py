@@ -12,6 +12,8 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.build.making import INLINE, TOKENIZER
 from tests.cli.harness import Shell
@@ -24,8 +26,6 @@ from tokenmill.store import Store
 
 
 class Client:
-    """Asks a server as a browser would, or as somebody else would."""
-
     def __init__(self, url: str) -> None:
         self.parts = urlsplit(url)
 
@@ -113,8 +113,8 @@ def test_lists_are_paged(client: Client, made: Made) -> None:
 
 
 def test_question_that_means_nothing_is_a_typed_error(client: Client) -> None:
-    for given in ({"number": "x"}, {"number": "-1"}, {"number": "99999"}, {}, {"number": "9" * 40}):
-        assert client.ask("row", **given)["error"]["type"] == "UsageError", given
+    for asked in ({"number": "x"}, {"number": "-1"}, {"number": "99999"}, {}, {"number": "9" * 40}):
+        assert client.ask("row", **asked)["error"]["type"] == "UsageError", asked
 
 
 def matches(store: Store, text: str) -> list[int]:
@@ -138,12 +138,12 @@ def test_filters_agree_with_looking_at_every_row(store: Store) -> None:
         ({"role": "tool"}, lambda n: any(turn[0] == "tool" for turn in store[n].turns)),
         ({"role": "nobody"}, lambda n: False),
     ]
-    for given, fits in cases:
-        rows = finder.find(Query.parse(given)).rows.tolist()
-        assert rows == [n for n in range(len(store)) if fits(n)], given
+    for asked, fits in cases:
+        rows = finder.find(Query.parse(asked))[0].tolist()
+        assert rows == [n for n in range(len(store)) if fits(n)], asked
     for text in ("Tides", "木漏れ日", "<|im_end|>", ATTACK, "nowhere to be found"):
-        assert finder.find(Query.parse({"text": text})).rows.tolist() == matches(store, text)
-    longest = finder.find(Query.parse({"order": "longest", "role": "tool"})).rows
+        assert finder.find(Query.parse({"text": text}))[0].tolist() == matches(store, text)
+    longest, _ = finder.find(Query.parse({"order": "longest", "role": "tool"}))
     assert np.all(np.diff(lengths[longest]) <= 0)
 
 
@@ -152,22 +152,22 @@ def test_search_is_bounded_and_goes_on_where_it_stopped(store: Store) -> None:
     found: list[int] = []
     start, requests = 0, 0
     while start < len(store):
-        answer = finder.find(Query.parse({"text": "the", "start": str(start)}))
-        found += answer.rows.tolist()
-        assert answer.searched > start
-        start, requests = answer.searched, requests + 1
+        rows, searched = finder.find(Query.parse({"text": "the", "start": str(start)}))
+        found += rows.tolist()
+        assert searched > start
+        start, requests = searched, requests + 1
     assert requests > 3
     assert found == matches(store, "the")
 
 
 @pytest.mark.parametrize(
-    "given", [{"where": "x"}, {"where": "__import__('os')"}, {"where": "length >"},
+    "query", [{"where": "x"}, {"where": "__import__('os')"}, {"where": "length >"},
               {"order": "best"}, {"order": "drift"}, {"order": "highest:x"}, {"text": "x" * 2000},
               {"start": "1e3"}], ids=str)  # fmt: skip
-def test_query_that_means_nothing_is_refused(store: Store, given: dict[str, str]) -> None:
+def test_query_that_means_nothing_is_refused(store: Store, query: dict[str, str]) -> None:
     finder = RowFinder(RowFacts(store), store_tokenizer(store))
     with pytest.raises(UsageError):
-        finder.find(Query.parse(given))
+        finder.find(Query.parse(query))
 
 
 def test_comparison_tells_mask_from_text(made: Made, client: Client) -> None:
@@ -196,11 +196,11 @@ def test_comparison_tells_mask_from_text(made: Made, client: Client) -> None:
 def test_equal_rows_are_partners_in_order(made: Made) -> None:
     comparison = StoreComparison(made.store, made.other, store_tokenizer(made.store))
     partners = [comparison.partner(number) for number in range(len(made.store))]
-    rows = [partner.row for partner in partners if partner is not None]
+    rows = [partner[0] for partner in partners if partner is not None]
     assert len(rows) == len(set(rows)) == len(made.store), "dirty.jsonl holds one row twice"
     for number, partner in enumerate(partners):
         assert partner is not None
-        assert made.other[partner.row].origin == made.store[number].origin
+        assert made.other[partner[0]].origin == made.store[number].origin
 
 
 def test_edited_row_is_compared_by_its_place(made: Made, tmp_path: Path) -> None:
@@ -219,11 +219,7 @@ def test_edited_row_is_compared_by_its_place(made: Made, tmp_path: Path) -> None
     assert comparison.row(len(made.store) - 1)["theirs"] is None
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [("", ""), ("abc", "abc"), ("abc", ""), ("", "abc"), ("abcd", "axcd"), ("aaa", "aa"),
-     ("kitten", "sitting"), ("ab" * 9, "ba" * 9)],
-)  # fmt: skip
+@given(st.text("abc", max_size=12), st.text("abc", max_size=12))
 def test_alignment_rebuilds_both_sides(ours: str, theirs: str) -> None:
     steps, aligned = align(list(ours), list(theirs))
     assert aligned

@@ -54,8 +54,8 @@ def test_rejected_row_leads_to_its_origin(visit: Visit, address: str, made: Made
     page.wait_for_function("() => document.querySelectorAll('.rejected-row').length === 1")
 
 
-def test_keyboard_alone_reaches_everything(visit: Visit, address: str, store: Store) -> None:
-    page = visit(address)
+def test_keyboard_alone_reaches_everything(visit: Visit, on_disk: str, store: Store) -> None:
+    page = visit(on_disk)
     press = page.keyboard.press
     press("Escape")
     assert page.evaluate("document.activeElement.id") == "list"
@@ -81,6 +81,8 @@ def test_keyboard_alone_reaches_everything(visit: Visit, address: str, store: St
     page.focus("#view .turn-head")
     press("Enter")
     assert page.is_visible("#row-body section.turn .tok")
+    page.click("#unfold")
+    assert page.is_visible("#view section.turn >> nth=1 >> .tokens")
     press("3")
     assert page.evaluate("document.activeElement.id") == "tab-rejected"
     press("ArrowLeft")
@@ -103,8 +105,8 @@ def test_tab_key_visits_a_short_way(visit: Visit, on_disk: str) -> None:
     assert sum(str(one).startswith("tok") for one in seen) == 1, "tokens are one stop, not hundreds"
 
 
-def test_bar_of_a_histogram_shows_its_rows(visit: Visit, address: str, store: Store) -> None:
-    page = visit(address)
+def test_bar_of_a_histogram_shows_its_rows(visit: Visit, on_disk: str, store: Store) -> None:
+    page = visit(on_disk)
     page.click("#tab-overview")
     bar = page.query_selector("#chart-length button:not([tabindex='-1'])")
     label = bar.get_attribute("aria-label")
@@ -117,8 +119,8 @@ def test_bar_of_a_histogram_shows_its_rows(visit: Visit, address: str, store: St
     assert page.input_value("#least") == str(least)
 
 
-def test_row_of_a_pack_opens(visit: Visit, address: str) -> None:
-    page = visit(address)
+def test_row_of_a_pack_opens(visit: Visit, on_disk: str) -> None:
+    page = visit(on_disk)
     page.click("#tab-packing")
     piece = page.query_selector(".pack .piece >> nth=1")
     row = piece.get_attribute("data-row")
@@ -160,19 +162,6 @@ def test_server_filters_by_the_language_of_views(visit: Visit, server: str, stor
         if len(row) >= 100 and (len(row) < 200 or Path(row.origin.path or "").name == "dirty.jsonl")
     ]
     wait_for_status(page, f"{len(expected)} rows of {len(store)}")
-
-
-def test_turns_fold_and_unfold(visit: Visit, address: str) -> None:
-    page = visit(address)
-    go_to(page, 2)
-    page.click("#view .turn-head >> nth=0")
-    assert page.get_attribute("#view .turn-head >> nth=0", "aria-expanded") == "false"
-    assert not page.is_visible("#view section.turn >> nth=0 >> .tokens")
-    assert page.is_visible("#view section.turn >> nth=1 >> .tokens")
-    page.click("#fold")
-    assert not page.is_visible("#view section.turn >> nth=1 >> .tokens")
-    page.click("#unfold")
-    assert page.is_visible("#view section.turn >> nth=0 >> .tokens")
 
 
 def test_comparison_marks_what_changed(visit: Visit, server: str, made: Made) -> None:

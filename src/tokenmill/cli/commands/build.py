@@ -1,8 +1,4 @@
-"""Commands that build: `prepare`, `why`, `prompts` and `demo`.
-
-`prepare` prints a summary on stderr, with rejected rows by reason, an example and a hint. `why`
-takes the same flags, compares the key with the stores of the cache and builds nothing.
-"""
+"""Commands that build: `prepare`, `why` (what `prepare` would do), `prompts` and `demo`."""
 
 from __future__ import annotations
 
@@ -12,9 +8,7 @@ import time
 from contextlib import redirect_stdout
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from tokenmill._core.options import declared
 from tokenmill._core.origin import nothing_left
@@ -65,14 +59,16 @@ PRIVATE = RUN_OPTIONS["disable_cache"]._replace(help="Leave nothing in the cache
 def prepare(
     output: Output,
     given: Given,
+    *,
     out: OutDirectory = None,
     embed_media: EmbedMedia = False,
-    part: Annotated[
-        str | None,
-        typer.Option(metavar="I/N", help="Build only this share of the slices, on many machines."),
-    ] = None,
+    part: str | None = None,
 ) -> None:
-    """Turn rows into tokens and loss masks, or find the store that was made before."""
+    """Turn rows into tokens and loss masks, or find the store that was made before.
+
+    Args:
+        part: Build only this share of the slices, on many machines.
+    """
     from tokenmill.build.calls import run_part, run_recipe
     from tokenmill.build.outcome import Unfinished
 
@@ -129,7 +125,6 @@ def _how_built(summary: dict[str, Any]) -> str:
 
 
 def _report_rejected(output: Output, prepared: Prepared) -> None:
-    """Rejected rows by reason, the commonest first, each with an example and a hint."""
     summary = prepared.summary()
     rejected, rows_in = summary["rejected"], summary["rows_in"]
     count = sum(rejected.values())
@@ -146,7 +141,7 @@ def _report_rejected(output: Output, prepared: Prepared) -> None:
 
 
 def _is_private(arguments: Given) -> bool:
-    """Whether the store will be gone with the command, by a flag or by the recipe named."""
+    """Return whether a flag or the recipe disables the cache, so that the store is removed."""
     from tokenmill.build.recipe import is_recipe_file, load_recipe_file
 
     sources = arguments["sources"]
@@ -171,9 +166,8 @@ def _show_why(output: Output, found: dict[str, Any]) -> None:
     if found["hit"]:
         output.say(f"hit: {found['nearest_path']}")
         return
-    output.say(
-        f"miss: {there:,} of {slices:,} slices are in the cache, but no store {found['key'][:12]}"
-    )
+    cached = f"{there:,} of {slices:,} slices are in the cache"
+    output.say(f"miss: {cached}, but no store {found['key'][:12]}")
     if found["nearest"] is None:
         output.say("the cache holds no store to compare with")
         return
@@ -228,10 +222,8 @@ def prompts(output: Output, given: Given, sources: Sources) -> None:
 
 def _report_prompts(output: Output, found: PromptDataset, document: dict[str, Any]) -> None:
     how = "found" if document["hit"] else f"{found.measured:,} rows measured"
-    output.say(
-        f"{document['kept']:,} of {document['rows']:,} prompts; {how} in "
-        f"{document['seconds']:.1f} s"
-    )
+    kept = f"{document['kept']:,} of {document['rows']:,} prompts"
+    output.say(f"{kept}; {how} in {document['seconds']:.1f} s")
     if output.as_json or not document["rejected"]:
         return
     shown: set[str] = set()
@@ -274,7 +266,7 @@ def demo(output: Output, given: Given) -> None:
         show_stats(output.screen, store_stats(second.store))
         number = _row_to_show(second.store)
         step(4, f"tokenmill inspect STORE --row {number}   (green is trained)")
-        show_row(output.screen, view_row(second.store, number, store_tokenizer(second.store)))
+        show_row(output, view_row(second.store, number, store_tokenizer(second.store)))
     step(5, "stop after half of the batches, resume from a state of a few integers")
     state = _resumes_exactly(second.store)
     output.say(f"state: {state}")
@@ -283,13 +275,13 @@ def demo(output: Output, given: Given) -> None:
 
 
 def _row_to_show(store: Store) -> int:
-    """The row with the most turns among those that fit a screen."""
+    """Return the row with the most turns among those that fit a screen."""
     fits = [n for n, length in enumerate(store.lengths) if length <= SHOWN_TOKENS]
     return max(fits or [0], key=lambda n: len(store[n].turns))
 
 
 def _resumes_exactly(store: Store) -> dict[str, Any]:
-    """Take some batches, stop, resume in a new loader, and compare; returns the state."""
+    """Compare batches after a resume with uninterrupted ones; return the state."""
     import numpy as np
 
     from tokenmill import Loader

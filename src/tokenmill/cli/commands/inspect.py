@@ -1,13 +1,7 @@
-"""``tokenmill inspect``: rows with their tokens and masks, to look at.
+"""``tokenmill inspect``: show rows with their tokens and masks.
 
-In the terminal one row, or those of a rule; ``--html`` writes one page with the whole store, as far
-as it fits; ``--serve`` opens the same page over every row. Rows are named by number (``--row``), by
-where they come from (``--origin file:line``) or by rule (``--rule longest``); without any of these
-it is row 0, and all rows for a page. ``--group`` shows the answers of a group side by side.
-
-Colours: green is trained text, plain is not trained; control tokens are cyan, the trained one that
-closes a turn is green on reverse. Spaces show as ``·``, line ends as ``⏎``, tabs as ``⇥``. Without
-colour (a pipe, ``NO_COLOR``) trained stretches stand in ``⟦ ⟧``.
+In colour, trained text is green; without (a pipe, ``NO_COLOR``) it is in ``⟦ ⟧``. Spaces show as
+``·``, line ends as ``⏎``, tabs as ``⇥``.
 """
 
 from __future__ import annotations
@@ -25,7 +19,6 @@ from tokenmill.errors import UsageError
 from tokenmill.inspect.terminal_text import harmless, visible
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.text import Text
 
     from tokenmill.inspect.page.serve import Viewer
@@ -40,18 +33,12 @@ STYLES = {
     "control": "bold cyan underline",
 }
 ROLE_STYLES = {"system": "magenta", "user": "blue", "assistant": "green", "tool": "yellow"}
-
-DRIFT_STYLES = {
-    "equal": "green",
-    "retokenized": "blue",
-    "text": "bold yellow",
-    "structure": "bold red",
-}
-
+DRIFT_STYLES = {"equal": "green", "retokenized": "blue", "text": "bold yellow",
+                "structure": "bold red"}  # fmt: skip
 LEGEND = "green: trained · cyan: control token · reversed: trained and closes a turn"
 LEGEND_PLAIN = "⟦ ⟧: trained"
 LISTED = 10  # rejected rows shown without --count
-PICTURE_NAME = 80  # characters of a picture's name in the terminal
+PICTURE_NAME = 80  # characters of an image's name in the terminal
 RAW_SHOWN = 400  # characters of a rejected row in the terminal
 
 
@@ -60,41 +47,23 @@ def inspect(
     output: Output,
     given: Given,
     store: StorePath,
-    row: Annotated[
-        int | None, typer.Option(help="Number of the row; negative counts from the end.")
-    ] = None,
-    origin: Annotated[
-        str | None,
-        typer.Option(metavar="FILE:LINE", help="The row made from this line; or FILE#ROW, from 0."),
-    ] = None,
-    group: Annotated[
-        int | None,
-        typer.Option(help="Number of a group: its answers side by side, from where they part."),
-    ] = None,
-    rule: Annotated[
-        Literal["longest", "shortest", "least-trained", "rejected", "random"] | None,
-        typer.Option(help="Choose rows by a rule."),
-    ] = None,
+    *,
+    row: int | None = None,
+    origin: str | None = None,
+    group: int | None = None,
+    rule: Literal["longest", "shortest", "least-trained", "rejected", "random"] | None = None,
     count: Annotated[
         int | None, typer.Option(min=1, help="How many rows of a rule; on a page, the most.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of random rows.")] = 0,
-    html: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write one self-contained page.")
-    ] = None,
+    seed: int = 0,
+    html: str | None = None,
     serve: Annotated[
         bool,
         typer.Option("--serve", help="Serve the page over the whole store, to this machine only."),
     ] = False,
     port: Annotated[int, typer.Option(min=0, help="Port of --serve; 0 takes a free one.")] = 0,
-    compare: Annotated[
-        str | None,
-        typer.Option(metavar="OTHER", help="With --serve: another store to show beside it."),
-    ] = None,
-    values: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Show this sidecar's value behind every token."),
-    ] = None,
+    compare: str | None = None,
+    values: str | None = None,
     fetch: Annotated[
         bool,
         typer.Option(
@@ -103,7 +72,18 @@ def inspect(
         ),
     ] = False,
 ) -> None:
-    """Show rows with their tokens and masks."""
+    """Show rows with their tokens and masks.
+
+    Args:
+        row: Number of the row; negative counts from the end.
+        origin: The row made from this line; or FILE#ROW, from 0.
+        group: Number of a group: its answers side by side, from where they part.
+        rule: Choose rows by a rule.
+        seed: Seed of random rows.
+        html: Write one self-contained page.
+        compare: With --serve: another store to show beside it.
+        values: Show this sidecar's value behind every token.
+    """
     from tokenmill.inspect.row import SourceExcerpts
     from tokenmill.store import open_store
 
@@ -124,7 +104,7 @@ def inspect(
         from tokenmill.inspect.page.serve import Viewer
 
         other = None if compare is None else open_store(compare)
-        _serve(output, opened, Viewer(opened, other, cache_dir, fetch=fetch), port)
+        _serve(output, Viewer(opened, other, cache_dir, fetch=fetch), port)
     elif group is not None and html is None:
         _show_group(output, opened, group)
     elif html is not None:
@@ -135,24 +115,12 @@ def inspect(
             rows = _rows_of_group(opened, group)[1]
         elif row is not None or origin is not None:
             rows = [number % len(opened) for number in _named_rows(opened, row, origin)[0]]
-        document = make_page(
-            opened,
-            Path(html),
-            rule=rule,
-            rows=rows,
-            count=count,
-            seed=seed,
-            cache_dir=cache_dir,
-            fetch=fetch,
-        )
-        size = f"{document['bytes'] / 1e6:.1f} MB"
-        output.result(
-            document, lambda: output.say(f"{document['html']}: {size}. {document['selection']}")
-        )
+        chosen: dict[str, Any] = {"rule": rule, "rows": rows, "count": count, "seed": seed}
+        document = make_page(opened, Path(html), cache_dir=cache_dir, fetch=fetch, **chosen)
+        told = f"{html}: {document['bytes'] / 1e6:.1f} MB. {document['selection']}"
+        output.result(document, lambda: output.say(told))
     elif rule == "rejected":
-        from tokenmill.inspect.row import rejected_rows
-
-        first = list(islice(rejected_rows(opened), count or LISTED))
+        first = list(islice(opened.rejected_rows(), count or LISTED))
         _show_rejected(output, opened, first, excerpts)
     elif rule is not None:
         from tokenmill.inspect.row import rows_by_rule
@@ -171,22 +139,22 @@ def inspect(
 def _named_rows(
     store: Store, row: int | None, origin: str | None
 ) -> tuple[list[int], list[Rejected]]:
-    from tokenmill.inspect.row import row_at_address
+    from tokenmill.inspect.row import rows_at_address
 
     if origin is not None:
-        return row_at_address(store, origin)
+        return rows_at_address(store, origin)
     number = row or 0
     if not -len(store) <= number < len(store):
         raise UsageError(f"--row {number}: the store has {len(store):,} rows")
     return [number], []
 
 
-def _serve(output: Output, store: Store, viewer: Viewer, port: int) -> None:
+def _serve(output: Output, viewer: Viewer, port: int) -> None:
     from tokenmill.inspect.page.serve import serve
 
     def ready(url: str, bound: int) -> None:
         if output.as_json:
-            print_json({"url": url, "port": bound, "rows": len(store)})
+            print_json({"url": url, "port": bound, "rows": len(viewer.store)})
         else:
             # The address alone stands on stdout, so that a shell can hand it to a browser.
             typer.echo(url)
@@ -212,13 +180,13 @@ def _show_rows(output: Output, store: Store, numbers: list[int], values: str | N
         for place, view in enumerate(views):
             if place:
                 output.screen.print()
-            show_row(output.screen, view, legend=place + 1 == len(views), values=values)
+            show_row(output, view, legend=place + 1 == len(views), values=values)
 
     output.result(document, show)
 
 
 def _rows_of_group(store: Store, number: int) -> tuple[int, list[int]]:
-    """The number of a group, counted from the beginning, and the numbers of its rows."""
+    """Return the number of a group, counted from the beginning, and its rows."""
     import numpy as np
 
     count = len(store.groups)
@@ -230,7 +198,7 @@ def _rows_of_group(store: Store, number: int) -> tuple[int, list[int]]:
 
 
 def _show_group(output: Output, store: Store, number: int) -> None:
-    """The prompt of a group, then its answers side by side from where they part."""
+    """Print the prompt of a group, then its answers side by side from where they part."""
     from tokenmill.inspect.row import store_tokenizer, view_row
 
     number, rows = _rows_of_group(store, number)
@@ -247,24 +215,21 @@ def _show_group(output: Output, store: Store, number: int) -> None:
 
     def show() -> None:
         from rich.table import Table
-        from rich.text import Text
 
         screen, parting = output.screen, found.prompt_tokens or 0
         plain = not screen.is_terminal or screen.no_color
-        head = Text(harmless(f"group {number}  {views[0].origin}"), style="bold")
+        told = (f"  {parting} tokens of the prompt", "not bold")
         if found.prompt_tokens is None:
-            head.append("  the template writes the prompt differently", style="not bold yellow")
-        else:
-            head.append(f"  {parting} tokens of the prompt", style="not bold")
-        if found.margin is not None:
-            head.append(f", margin {found.margin:g}", style="not bold")
-        screen.print(head)
+            told = ("  the template writes the prompt differently", "not bold yellow")
+        margin = "" if found.margin is None else f", margin {found.margin:g}"
+        head = f"group {number}  {views[0].origin}"
+        output.show(head, told, (margin, "not bold"), style="bold")
         if parting:
             screen.print(_tokens(views[0], 0, parting, plain=plain))
         table = Table(*(_answer_title(found, place, views) for place in range(len(views))))
         table.add_row(*(_tokens(view, parting, len(view.ids), plain=plain) for view in views))
         screen.print(table)
-        screen.print(Text(LEGEND_PLAIN if plain else LEGEND, style="dim"))
+        output.show(LEGEND_PLAIN if plain else LEGEND, style="dim")
 
     output.result(document, show)
 
@@ -279,7 +244,6 @@ def _answer_title(group: Group, place: int, views: list[RowView]) -> str:
 
 
 def _tokens(view: RowView, start: int, end: int, *, plain: bool, values: Any = None) -> Text:
-    """Tokens of a row, each in its style; behind each its value of a sidecar, where given."""
     from rich.text import Text
 
     text = Text()
@@ -315,95 +279,73 @@ def _show_rejected(
 ) -> None:
     total = sum(store.rejected.values())
     listed: list[dict[str, Any]] = [
-        {
-            "origin": row.origin._asdict(),
-            "reason": row.reason,
-            "detail": row.detail,
-            "raw": excerpts.excerpt(row.origin),
-        }
-        for row in rejected
-    ]
+        {"origin": origin._asdict(), "reason": reason, "detail": detail,
+         "raw": excerpts.excerpt(origin)}
+        for origin, reason, detail in rejected
+    ]  # fmt: skip
     document = {"rejected": store.rejected, "total": total, "rows": listed}
 
     def show() -> None:
-        from rich.text import Text
-
-        screen = output.screen
-        for row, found in zip(rejected, listed, strict=True):
-            head = Text(harmless(str(row.origin)), style="bold")
-            head.append(f"  {row.reason}", style="red")
-            screen.print(head)
-            screen.print(Text(f"  {harmless(one_line(row.detail))}"))
+        for (origin, reason, detail), found in zip(rejected, listed, strict=True):
+            output.show(str(origin), (f"  {reason}", "red"), style="bold")
+            output.show(f"  {one_line(detail)}")
             raw = found["raw"]
             if raw["text"] is not None:
-                text = one_line(visible(raw["text"]), RAW_SHOWN)
-                screen.print(Text(f"  {text}", style="dim"))
+                output.show(f"  {one_line(visible(raw['text']), RAW_SHOWN)}", style="dim")
             if raw["note"]:
-                screen.print(Text(f"  {harmless(one_line(raw['note']))}", style="dim italic"))
-        screen.print(Text(f"{len(listed):,} of {total:,} rejected rows", style="dim"))
+                output.show(f"  {one_line(raw['note'])}", style="dim italic")
+        output.show(f"{len(listed):,} of {total:,} rejected rows", style="dim")
 
     output.result(document, show)
 
 
-def _per_token(values: list[float]) -> str:
-    mean = sum(values) / len(values) if values else 0.0
-    return f"{len(values):,} values, one per token, mean {mean:.6g}"
-
-
-def _print_verdict(console: Console, view: RowView) -> None:
-    """The judge's word on a rollout: its class, then the findings, the gravest first."""
-    from rich.text import Text
-
+def _show_verdict(output: Output, view: RowView) -> None:
     from tokenmill.inspect.row import UNJUDGED, findings_of
 
     drift = view.carried["drift"]
     drift = drift if drift in DRIFT_STYLES else UNJUDGED
-    console.print(Text.assemble(("drift: ", "dim"), (drift, DRIFT_STYLES.get(drift, ""))))
+    output.show(("drift: ", "dim"), (drift, DRIFT_STYLES.get(drift, "")))
     for finding in findings_of(view.carried):
         name = finding["class"] or UNJUDGED
         places = [f"{k} {finding[k]}" for k in ("turn", "token") if finding[k] is not None]
-        line = Text("  ")
-        line.append(harmless(one_line(finding["kind"])), style=DRIFT_STYLES.get(name, ""))
         told = [*places, *([finding["detail"]] if finding["detail"] else [])]
-        line.append(harmless(f"  {', '.join(map(one_line, told))}"))
-        console.print(line)
+        kind = (one_line(finding["kind"]), DRIFT_STYLES.get(name, ""))
+        output.show("  ", kind, f"  {', '.join(map(one_line, told))}")
         for side in ("expected", "found"):
             text = visible(finding[side]).replace("\n", "") or "nothing"
-            console.print(Text(f"    {side:8} {text}", style="dim"))
+            output.show(f"    {side:8} {text}", style="dim")
 
 
 def show_row(
-    console: Console, view: RowView, *, legend: bool = True, values: str | None = None
+    output: Output, view: RowView, *, legend: bool = True, values: str | None = None
 ) -> None:
-    """Print a row, turn by turn; behind every token its value of a sidecar, where one is named."""
-    from rich.text import Text
-
-    plain = not console.is_terminal or console.no_color
+    """Print a row, turn by turn; behind every token its value of the sidecar ``values``."""
+    plain = not output.screen.is_terminal or output.screen.no_color
     trained, tokens = sum(view.mask), len(view.ids)
-    head = Text(harmless(f"row {view.number}  {view.origin}"), style="bold")
-    head.append(f"  {tokens} tokens, {trained} trained", style="not bold")
-    if tokens:
-        head.append(f" ({trained / tokens:.0%})", style="not bold dim")
-    console.print(head)
+    counts = (f"  {tokens} tokens, {trained} trained", "not bold")
+    share = (f" ({trained / tokens:.0%})" if tokens else "", "not bold dim")
+    output.show(f"row {view.number}  {view.origin}", counts, share, style="bold")
     judged = {"drift", "findings"} <= set(view.carried)
     for name, value in view.carried.items():
         # Of a rollout what was not recorded is not told, and the verdict stands below by itself.
         if not judged or (value is not None and name not in ("drift", "findings")):
-            console.print(Text(harmless(f"{name}: {value!r}"), style="dim"))
+            output.show(f"{name}: {value!r}", style="dim")
     if judged:
-        _print_verdict(console, view)
+        _show_verdict(output, view)
     for name, attached in view.sidecars.items():
         if judged and not isinstance(attached, list) and name in view.carried:
             continue  # told above, as it was recorded
-        told = f"{attached:.6g}" if isinstance(attached, float) else _per_token(attached)
-        console.print(Text(harmless(f"{name}: {told}"), style="cyan"))
+        if isinstance(attached, float):
+            told = f"{attached:.6g}"
+        else:
+            mean = sum(attached) / max(1, len(attached))
+            told = f"{len(attached):,} values, one per token, mean {mean:.6g}"
+        output.show(f"{name}: {told}", style="cyan")
     shown = view.sidecars.get(values) if values is not None else None
     for role, start, end in view.turns:
-        share = sum(view.mask[start:end])
-        title = Text("── ", style="dim")
-        title.append(harmless(role), style=f"bold {ROLE_STYLES.get(role, 'white')}")
-        title.append(f" [{start}:{end}] {share} trained ")
-        console.print(title)
-        console.print(_tokens(view, start, end, plain=plain, values=shown))
+        title = (role, f"bold {ROLE_STYLES.get(role, 'white')}")
+        told = f" [{start}:{end}] {sum(view.mask[start:end])} trained "
+        output.show("── ", title, told, style="dim")
+        output.screen.print(_tokens(view, start, end, plain=plain, values=shown))
     if legend:
-        console.print(Text(LEGEND_PLAIN if plain else LEGEND, style="dim"))
+        output.show(LEGEND_PLAIN if plain else LEGEND, style="dim")

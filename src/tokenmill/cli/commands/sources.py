@@ -1,7 +1,4 @@
-"""Commands that look at data before a build: `rows`, `lint`, `trace` and `doctor`.
-
-`lint` and `trace` exit with 1 where ``--fail-on`` says so, `doctor` where a check fails.
-"""
+"""Commands that look at data before a build: `rows`, `lint`, `trace` and `doctor`."""
 
 from __future__ import annotations
 
@@ -44,12 +41,16 @@ def rows(
     output: Output,
     given: Given,
     sources: Sources,
-    row: Annotated[
-        int | None, typer.Option(help="Show this row; negative counts from the end.")
-    ] = None,
-    scan: Annotated[bool, typer.Option(help="Parse every row and count the bad ones.")] = False,
+    *,
+    row: int | None = None,
+    scan: bool = False,
 ) -> None:
-    """Index rows, count them, show one."""
+    """Index rows, count them, show one.
+
+    Args:
+        row: Show this row; negative counts from the end.
+        scan: Parse every row and count the bad ones.
+    """
     from tokenmill.sources.rows import open_rows
 
     start = time.perf_counter()
@@ -80,7 +81,7 @@ def _show_totals(output: Output, document: dict[str, Any]) -> None:
 
 
 def _show_source_row(output: Output, opened: Rows, row: int) -> None:
-    """The row's own bytes on stdout, where they stand on stderr."""
+    """Print the row's own bytes on stdout, its origin on stderr."""
     if not -len(opened) <= row < len(opened):
         raise UsageError(f"--row {row}: there are {len(opened):,} rows")
     origin = opened.origin(row)
@@ -88,10 +89,9 @@ def _show_source_row(output: Output, opened: Rows, row: int) -> None:
         byte = "" if origin.offset is None else f"byte {origin.offset:,}, "
         output.say(f"{origin} (row {origin.row:,}, {byte}{origin.length:,} bytes)")
         raw = opened.raw(row)
-        if sys.stdout.isatty():  # a program gets the bytes, a terminal what cannot steer it
-            typer.echo(harmless(raw.decode("utf-8", "backslashreplace")))
-        else:
-            typer.echo(raw)
+        # A program gets the bytes, a terminal what cannot steer it.
+        steady = harmless(raw.decode("utf-8", "backslashreplace"))
+        typer.echo(steady if sys.stdout.isatty() else raw)
     output.known["origin"] = origin._asdict()
     value = opened[row]  # a bad row is refused here
     output.result({**output.known, "row": value}, lambda: None)
@@ -104,25 +104,23 @@ PLACES_SHOWN = 5  # of a finding's places; --json has more
 def lint(
     output: Output,
     given: Given,
-    sample: Annotated[
-        int, typer.Option(help="How many rows are checked; always the same.")
-    ] = SAMPLE_ROWS,
+    *,
+    sample: int = SAMPLE_ROWS,
     check_all: Annotated[bool, typer.Option("--all", help="Check every row.")] = False,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(metavar="RULE", help="Run this rule alone. Repeatable, or with commas."),
-    ] = None,
-    ignore: Annotated[
-        list[str] | None,
-        typer.Option(metavar="RULE", help="Leave out this rule. Repeatable, or with commas."),
-    ] = None,
-    fail_on: Annotated[
-        Literal["error", "warning", "info", "never"],
-        typer.Option(help="The least severe finding that makes exit code 1."),
-    ] = "error",
-    list_rules: Annotated[bool, typer.Option(help="List the rules.")] = False,
+    only: list[str] | None = None,
+    ignore: list[str] | None = None,
+    fail_on: Literal["error", "warning", "info", "never"] = "error",
+    list_rules: bool = False,
 ) -> None:
-    """Find what is wrong with rows before they are prepared."""
+    """Find what is wrong with rows before they are prepared.
+
+    Args:
+        sample: How many rows are checked; always the same.
+        only: Run this rule alone. Repeatable, or with commas.
+        ignore: Leave out this rule. Repeatable, or with commas.
+        fail_on: The least severe finding that makes exit code 1.
+        list_rules: List the rules.
+    """
     from tokenmill.inspect.lint.run import lint as look
 
     if list_rules:
@@ -145,31 +143,24 @@ def _names(given: list[str] | None) -> list[str]:
 
 
 def _show_rules(output: Output) -> None:
-    document = {
-        "rules": [
-            {"rule": r.name, "severity": r.severity, "about": r.about, "hint": r.hint}
-            for r in RULES.values()
-        ]
-    }
-    width = max(map(len, RULES))
+    width, rules = max(map(len, RULES)), RULES.values()
+    listed = [{"rule": r.name, "severity": r.severity, "about": r.about, "hint": r.hint}
+              for r in rules]  # fmt: skip
 
     def show() -> None:
-        for rule in RULES.values():
+        for rule in rules:
             typer.echo(f"{rule.severity:<8} {rule.name:<{width}}  {rule.about}")
 
-    output.result(document, show)
+    output.result({"rules": listed}, show)
 
 
 def _show_findings(output: Output, report: LintReport) -> None:
-    from rich.text import Text
-
     colours = {"error": "bold red", "warning": "yellow", "info": "cyan"}
     for finding in report.findings:
-        head = Text(f"{finding.severity}: ", style=colours[finding.severity])
         rows = "the tokenizer" if not finding.places else f"{finding.count:,} rows"
-        head.append(f"{finding.rule}", style="bold")
-        head.append(f"  {rows if finding.count != 1 else rows.replace('1 rows', '1 row')}")
-        output.screen.print(head)
+        rows = rows.replace("1 rows", "1 row") if finding.count == 1 else rows
+        head = f"{finding.severity}: ", (finding.rule, "bold"), f"  {rows}"
+        output.show(*head, style=colours[finding.severity])
         lines = [finding.detail if not finding.places else f"{finding.places[0]}: {finding.detail}"]
         if finding.excerpt:
             lines.append(f"| {finding.excerpt}")
@@ -177,9 +168,8 @@ def _show_findings(output: Output, report: LintReport) -> None:
             shown = ", ".join(map(str, finding.places[1:PLACES_SHOWN]))
             more = finding.count - min(len(finding.places), PLACES_SHOWN)
             lines.append(f"also {shown}{f' and {more:,} more' if more > 0 else ''}")
-        lines.append(f"→ {finding.hint}")
-        for line in lines:
-            output.screen.print(Text(f"    {harmless(one_line(line, 240))}"))
+        for line in [*lines, f"→ {finding.hint}"]:
+            output.show(f"    {one_line(line, 240)}")
     counts = {severity: len(report.of(severity)) for severity in ("error", "warning", "info")}
     found = ", ".join(f"{n} {name}{'s' if n != 1 else ''}" for name, n in counts.items() if n)
     looked = f"{report.rows_checked:,} of {report.rows:,} rows"
@@ -193,26 +183,27 @@ RENDERED = tuple(
 )
 
 
+RolloutFormat = Literal["auto", "openai", "rollout", "miles", "skyrl", "verl", "trl", "slime"]
+
+
 @command(app, *TOKENIZER, *RENDERED, *WHERE, *ENGINES)
 def trace(
     output: Output,
     given: Given,
-    dump: Annotated[
-        list[str], typer.Argument(metavar="DUMP", help="Files of recorded rollouts, globs.")
-    ],
-    format: Annotated[  # noqa: A002 - a name of the contract
-        Literal["auto", "openai", "rollout", "miles", "skyrl", "verl", "trl", "slime"],
-        typer.Option(help="Format of the rows; auto looks at each row's columns."),
-    ] = "auto",
-    fail_on: Annotated[
-        Literal["structure", "text", "retokenized"] | None,
-        typer.Option(help="The least grave class that makes exit code 1."),
-    ] = None,
-    findings: Annotated[
-        int, typer.Option(help="How many findings are shown; --json has all.")
-    ] = 20,
+    dump: list[str],
+    *,
+    format: RolloutFormat = "auto",  # noqa: A002 - a name of the contract
+    fail_on: Literal["structure", "text", "retokenized"] | None = None,
+    findings: int = 20,
 ) -> None:
-    """Check recorded rollouts against the chat template and the tokenizer."""
+    """Check recorded rollouts against the chat template and the tokenizer.
+
+    Args:
+        dump: Files of recorded rollouts, globs.
+        format: Format of the rows; auto looks at each row's columns.
+        fail_on: The least grave class that makes exit code 1.
+        findings: How many findings are shown; --json has all.
+    """
     from tokenmill.inspect.drift import check_rollouts
 
     report = check_rollouts(dump, format=format, progress=output.progress, **given)
@@ -223,24 +214,17 @@ def trace(
 
 
 def _show_rollouts(output: Output, report: RolloutReport, most: int) -> None:
-    from rich.text import Text
-
     colours = {"structure": "bold red", "text": "yellow", "retokenized": "cyan"}
     for finding in report.findings[:most]:
-        head = Text(f"{finding['class']}: ", style=colours[finding["class"]])
-        head.append(finding["kind"], style="bold")
-        places = [str(finding["origin"])]
-        places += [
-            f"{name} {finding[name]}" for name in ("turn", "token") if finding[name] is not None
-        ]
-        head.append(f"  {harmless(', '.join(places))}")
-        output.screen.print(head)
+        places = [f"{k} {finding[k]}" for k in ("turn", "token") if finding[k] is not None]
+        at = ", ".join([str(finding["origin"]), *places])
+        head = f"{finding['class']}: ", (finding["kind"], "bold"), f"  {at}"
+        output.show(*head, style=colours[finding["class"]])
         lines = [f"expected  {finding['expected']}", f"found     {finding['found']}"]
         lines += [finding["detail"]] if finding["detail"] else []
         for line in lines:
-            output.screen.print(Text(f"    {harmless(one_line(line, 240))}"))
-    more = len(report.findings) + report.findings_left_off - most
-    if more > 0:
+            output.show(f"    {one_line(line, 240)}")
+    if (more := len(report.findings) + report.findings_left_off - most) > 0:
         output.say(f"and {more:,} more findings")
     for origin, reason, detail in report.rejected_rows[:most]:
         output.say(f"{origin}: rejected for {reason}: {one_line(detail, 200)}")
@@ -248,27 +232,22 @@ def _show_rollouts(output: Output, report: RolloutReport, most: int) -> None:
         output.say(f"{count:,} trajectories: {why}")
     counts = ", ".join(f"{count:,} {name}" for name, count in report.counts.items())
     rejected = sum(report.rejected.values())
-    ends = f", {report.truncated:,} cut off" if report.truncated else ""
-    refused = f", {rejected:,} rejected" if rejected else ""
-    told = f"{report.trajectories:,} trajectories: {counts}{ends}{refused}"
-    output.say(f"{told}; {report.seconds:.1f} s")
+    counts += f", {report.truncated:,} cut off" if report.truncated else ""
+    counts += f", {rejected:,} rejected" if rejected else ""
+    output.say(f"{report.trajectories:,} trajectories: {counts}; {report.seconds:.1f} s")
 
 
 COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "fail": "bold red"}
-
-
 TRIED = TOKENIZER[0]._replace(help="Directory, tokenizer.json or hub id to try engines with.")
 
 
 @command(app, TRIED, *TOKENIZER[1:], *CACHE)
-def doctor(
-    output: Output,
-    given: Given,
-    sources: Annotated[
-        list[str] | None, typer.Argument(metavar="SRC", help="Sources that are to be prepared.")
-    ] = None,
-) -> None:
-    """Check engines, cache, disk, settings and Ray, and say what to do."""
+def doctor(output: Output, given: Given, sources: list[str] | None = None) -> None:
+    """Check engines, cache, disk, settings and Ray, and say what to do.
+
+    Args:
+        sources: Sources that are to be prepared.
+    """
     from tokenmill.inspect.doctor import examine
 
     given["describe_ray"] = _describe_ray
@@ -281,21 +260,16 @@ def doctor(
 
 
 def _describe_ray() -> dict[str, Any]:
-    """Ask Ray, which is loaded only for this."""
     from tokenmill.integrations.ray import describe
 
     return describe()
 
 
 def _show_checks(output: Output, checks: list[Check]) -> None:
-    from rich.text import Text
-
     width = max(len(check.name) for check in checks)
     for check in checks:
-        line = Text(f"{check.status:<7}", style=COLOURS[check.status])
-        line.append(f" {check.name:<{width}}  ", style="bold")
-        line.append(harmless(one_line(check.detail, 300)))
-        output.screen.print(line)
-        output.screen.print(Text(f"{'':<{width + 10}}→ {harmless(check.remedy)}", style="dim"))
+        parts = f"{check.status:<7}", (f" {check.name:<{width}}  ", "bold")
+        output.show(*parts, one_line(check.detail, 300), style=COLOURS[check.status])
+        output.show(f"{'':<{width + 10}}→ {check.remedy}", style="dim")
     failed = sum(check.status == "fail" for check in checks)
     output.say(f"{failed} of {len(checks)} checks failed" if failed else "ready")

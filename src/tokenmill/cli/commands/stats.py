@@ -1,9 +1,4 @@
-"""``tokenmill stats``: what is in a store, how it packs, and what a mixture serves.
-
-Rows, tokens and trained tokens, percentiles and histograms, a table per source and role, the effect
-of length limits, and the fill of packs. ``--mix RECIPE`` shows the rows that each source of a
-mixture gives to a number of steps. No token is read.
-"""
+"""``tokenmill stats``: what is in a store, how it packs, and what a mixture serves."""
 
 from __future__ import annotations
 
@@ -33,26 +28,23 @@ def stats(
     store: Annotated[
         str | None, typer.Argument(metavar="STORE", help="What `tokenmill prepare` printed.")
     ] = None,
-    max_length: Annotated[
-        list[int] | None, typer.Option(help="A limit to try beside the usual ones. Repeatable.")
-    ] = None,
-    pack: Annotated[
-        list[int] | None,
-        typer.Option(
-            metavar="LENGTH", help="Pack an epoch to this length, not the usual ones. Repeatable."
-        ),
-    ] = None,
+    *,
+    max_length: list[int] | None = None,
+    pack: list[int] | None = None,
     method: PackMethod = "best_fit",
     window: PackWindow = 65536,
     oversize: PackOversize = "drop",
-    mix: Annotated[
-        str | None,
-        typer.Option(metavar="RECIPE", help="YAML with sources (stores by name) and weights."),
-    ] = None,
+    mix: str | None = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of --mix.")] = 1000,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples of a step, over all ranks.")] = 1,
 ) -> None:
-    """Count rows, tokens and trained tokens; what limits drop, packs hold and mixtures serve."""
+    """Count rows, tokens and trained tokens; what limits drop, packs hold and mixtures serve.
+
+    Args:
+        max_length: A limit to try beside the usual ones. Repeatable.
+        pack: Pack an epoch to this length, not the usual ones. Repeatable.
+        mix: YAML with sources (stores by name) and weights.
+    """
     from tokenmill.data.packs import Pack
     from tokenmill.inspect.stats import (
         mixture_stats,
@@ -92,25 +84,16 @@ def _show_mixture(console: Console, document: dict[str, Any]) -> None:
 
 
 def _show_distributions(console: Console, document: dict[str, Any]) -> None:
-    bars = {
-        "tokens": [(f"{b['from']:,}–{b['to']:,}", b["rows"]) for b in document["histogram"]],
-        "trained share": [
-            (f"{b['from']:.0%}–{b['to']:.0%}", b["rows"])
-            for b in document["trained_share_histogram"]
-        ],
-    }
-    for title, bins in bars.items():
-        _show_bars(console, title, bins)
+    lengths, shares = document["histogram"], document["trained_share_histogram"]
+    _show_bars(console, "tokens", [(f"{b['from']:,}–{b['to']:,}", b["rows"]) for b in lengths])
+    bins = [(f"{b['from']:.0%}–{b['to']:.0%}", b["rows"]) for b in shares]
+    _show_bars(console, "trained share", bins)
     rows, tokens = document["rows"], document["tokens"]
     limits = _table("max_length", "rows dropped", "share", "tokens dropped", "or cut off")
     for limit in document["max_length"]:
-        limits.add_row(
-            f"{limit['max_length']:,}",
-            f"{limit['rows_dropped']:,}",
-            _share(limit["rows_dropped"], rows),
-            f"{limit['tokens_dropped']:,} ({_share(limit['tokens_dropped'], tokens)})",
-            f"{limit['tokens_truncated']:,}",
-        )
+        dropped, lost = limit["rows_dropped"], limit["tokens_dropped"]
+        shown = (f"{dropped:,}", _share(dropped, rows), f"{lost:,} ({_share(lost, tokens)})")
+        limits.add_row(f"{limit['max_length']:,}", *shown, f"{limit['tokens_truncated']:,}")
     packs = _table("packs of", "packs", "fill", "rows too long")
     for fill in document["packing"]:
         shares = (f"{fill['packs']:,}", f"{fill['fill']:.2%}", f"{fill['rows_longer']:,}")
@@ -139,14 +122,13 @@ def _show_bars(console: Console, title: str, bins: list[tuple[str, int]]) -> Non
 
 
 def _bar(share: float) -> str:
-    """A bar of eighths of a column; the smallest share that is not nothing can still be seen."""
+    """Return a bar of eighths of a column, at least one for a share above 0."""
     eighths = max(int(share * BAR * 8), 1 if share else 0)
     whole, rest = divmod(eighths, 8)
     return "█" * whole + (EIGHTHS[rest] if rest else "")
 
 
 def show_stats(console: Console, document: dict[str, Any]) -> None:
-    """Print the totals and three tables."""
     tokens, trained = document["tokens"], document["trained_tokens"]
     rejected = sum(document["rejected"].values())
     console.print(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -16,12 +16,10 @@ from tokenmill.cli.options import (
     CACHE,
     EmbedMedia,
     Given,
-    Order,
     OutDirectory,
     PackMethod,
     PackOversize,
     PackWindow,
-    Seed,
     StorePath,
     command,
 )
@@ -39,11 +37,8 @@ def verify(output: Output, store: StorePath) -> None:
     from tokenmill.store import open_store
 
     checked, errors = open_store(store).check_everything()
-    document = {
-        "ok": not errors,
-        "checked_bytes": checked,
-        "errors": [error.as_dict() for error in errors],
-    }
+    listed = [error.as_dict() for error in errors]
+    document = {"ok": not errors, "checked_bytes": checked, "errors": listed}
 
     def show() -> None:
         for error in errors:
@@ -59,18 +54,20 @@ def verify(output: Output, store: StorePath) -> None:
 def attach(
     output: Output,
     store: StorePath,
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="What batches and filters call them.")
-    ],
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A .npy or .jsonl file.")],
-    made_by: Annotated[
-        str, typer.Option(help="What computed the values: a digest of the model, or a text.")
-    ],
-    per: Annotated[Literal["row", "token"], typer.Option(help="One value for each of these.")] = (
-        "row"
-    ),
+    name: str,
+    file: str,
+    *,
+    made_by: str,
+    per: Literal["row", "token"] = "row",
 ) -> None:
-    """Attach numbers to the rows of a store."""
+    """Attach numbers to the rows of a store.
+
+    Args:
+        name: What batches and filters call them.
+        file: A .npy or .jsonl file.
+        made_by: What computed the values: a digest of the model, or a text.
+        per: One value for each of these.
+    """
     from tokenmill.store import open_store
 
     opened = open_store(store)
@@ -79,14 +76,8 @@ def attach(
         raise SourceMissing("no such file", path=path)
     values = _array(path) if path.suffix == ".npy" else _lines(path, opened, per)
     sidecar = opened.attach(name, values, made_by=made_by, per=per)
-    document = {
-        "path": str(sidecar.path),
-        "name": sidecar.name,
-        "made_by": sidecar.made_by,
-        "per": sidecar.per,
-        "rows": len(sidecar),
-        "bytes": sidecar.bytes,
-    }
+    members = {key: getattr(sidecar, key) for key in ("name", "made_by", "per")}
+    document = {"path": str(sidecar.path), **members, "rows": len(sidecar), "bytes": sidecar.bytes}
     output.say(f"{sidecar.name}: {sidecar.record.values:,} values, one per {sidecar.per}")
     output.result(document)
 
@@ -101,7 +92,7 @@ def _array(path: Path) -> Any:
 
 
 def _lines(path: Path, store: Store, per: str) -> Iterator[Any]:
-    """One line per row, each with as many numbers as its row wants."""
+    """Yield one line's values per row: a number, or as many as the row has tokens."""
     import msgspec
 
     kind: Any = float if per == "row" else list[float]
@@ -125,69 +116,48 @@ def _lines(path: Path, store: Store, per: str) -> Iterator[Any]:
             row += 1
 
 
+ExportFormat = Literal["parquet", "arrow", "jsonl", "hf", "axolotl", "llama-factory", "megatron",
+                       "packed-parquet"]  # fmt: skip
+
+
 @command(app)
 def export(
     output: Output,
     store: StorePath,
-    format: Annotated[  # noqa: A002 - a name of the contract
-        Literal[
-            "parquet",
-            "arrow",
-            "jsonl",
-            "hf",
-            "axolotl",
-            "llama-factory",
-            "megatron",
-            "packed-parquet",
-        ],
-        typer.Option(help="Format of the files."),
-    ],
-    out: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH",
-            help="One file when it ends in .parquet, .arrow or .jsonl, else a directory.",
-        ),
-    ] = None,
-    mask: Annotated[
-        Literal["loss_mask", "labels"],
-        typer.Option(help="How trained tokens are marked; for parquet, arrow, jsonl."),
-    ] = "loss_mask",
-    also: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="COLUMN",
-            help="For hf: origin, length, lengths, of groups margin, or a carried one. Repeatable.",
-        ),
-    ] = None,
-    split: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=SHARE", help="For hf: a split and its share of the rows. Repeatable."
-        ),
-    ] = None,
-    split_seed: Annotated[int, typer.Option(help="Seed of the splits, as for tm.split.")] = 0,
-    length: Annotated[int | None, typer.Option(help="Tokens per pack; for packed-parquet.")] = None,
+    *,
+    format: ExportFormat,  # noqa: A002 - a name of the contract
+    out: str | None = None,
+    mask: Literal["loss_mask", "labels"] = "loss_mask",
+    also: list[str] | None = None,
+    split: list[str] | None = None,
+    split_seed: int = 0,
+    length: int | None = None,
     method: PackMethod = "best_fit",
     window: PackWindow = 65536,
     oversize: PackOversize = "error",
-    pad_multiple: Annotated[
-        int, typer.Option(help="Pad rows in packs to a multiple; for --layout megatron-bridge.")
-    ] = 1,
-    layout: Annotated[
-        Literal["tokenmill", "megatron-bridge"], typer.Option(help="Columns of packs.")
-    ] = "tokenmill",
-    order: Annotated[
-        Order | None,
-        typer.Option(
-            help="Order of rows or packs; when not given, sequential for rows, feistel for packs."
-        ),
-    ] = None,
-    seed: Seed = 42,
-    epochs: Annotated[int, typer.Option(help="Epochs written one after the other.")] = 1,
+    pad_multiple: int = 1,
+    layout: Literal["tokenmill", "megatron-bridge"] = "tokenmill",
+    order: Literal["feistel", "sequential", "length_grouped"] | None = None,
+    seed: int = 42,
+    epochs: int = 1,
     embed_media: EmbedMedia = False,
 ) -> None:
-    """Write a store's rows in another library's format."""
+    """Write a store's rows in another library's format.
+
+    Args:
+        format: Format of the files.
+        out: One file when it ends in .parquet, .arrow or .jsonl, else a directory.
+        mask: How trained tokens are marked; for parquet, arrow, jsonl.
+        also: For hf: origin, length, lengths, of groups margin, or a carried one. Repeatable.
+        split: For hf: a split and its share of the rows. Repeatable.
+        split_seed: Seed of the splits, as for tm.split.
+        length: Tokens per pack; for packed-parquet.
+        pad_multiple: Pad rows in packs to a multiple; for --layout megatron-bridge.
+        layout: Columns of packs.
+        order: Order of rows or packs; when not given, sequential for rows, feistel for packs.
+        seed: Seed of the order.
+        epochs: Epochs written one after the other.
+    """
     from tokenmill.data.packs import Pack
     from tokenmill.exports.export_files import default_name, unit_of
     from tokenmill.exports.export_files import export as write
@@ -208,14 +178,8 @@ def export(
         epochs=epochs,
         embed_media=embed_media,
     )
-    document = {
-        "path": str(made.path),
-        "rows": made.rows,
-        "bytes": made.bytes,
-        "format": format,
-        "files": made.files,
-        "found": made.found,
-    }
+    document = {"path": str(made.path), "rows": made.rows, "bytes": made.bytes, "format": format,
+                "files": made.files, "found": made.found}  # fmt: skip
     if not output.as_json:
         what = "packs" if length is not None else unit_of(opened, format)
         how = "found" if made.found else "written"
@@ -224,7 +188,7 @@ def export(
 
 
 def _split_by(store: Store, given: list[str], seed: int) -> dict[str, Any]:
-    """The parts that ``--split NAME=SHARE`` names; one alone may go without its share."""
+    """Split the store by ``--split NAME=SHARE``; one alone may go without its share."""
     from tokenmill.data.choices import split
 
     shares: dict[str, float] = {}
@@ -241,15 +205,12 @@ def _split_by(store: Store, given: list[str], seed: int) -> dict[str, Any]:
 
 
 @command(app)
-def push(
-    output: Output,
-    store: StorePath,
-    target: Annotated[
-        str, typer.Argument(metavar="TARGET", help="URL of the directory that becomes the store.")
-    ],
-    embed_media: EmbedMedia = False,
-) -> None:
-    """Copy a store to S3 or another place that fsspec can write."""
+def push(output: Output, store: StorePath, target: str, *, embed_media: EmbedMedia = False) -> None:
+    """Copy a store to S3 or another place that fsspec can write.
+
+    Args:
+        target: URL of the directory that becomes the store.
+    """
     from tokenmill._core.remote import is_remote
     from tokenmill.store import open_store
     from tokenmill.store.transfer import push as push_store
@@ -268,13 +229,16 @@ def push(
 def pull(
     output: Output,
     given: Given,
-    source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="URL that `tokenmill push` printed.")
-    ],
+    source: str,
+    *,
     out: OutDirectory = None,
     embed_media: EmbedMedia = False,
 ) -> None:
-    """Bring a store from S3 or another place into the cache."""
+    """Bring a store from S3 or another place into the cache.
+
+    Args:
+        source: URL that `tokenmill push` printed.
+    """
     from tokenmill.store.transfer import copy_from
 
     done = copy_from(source, out=out, embed_media=embed_media, **given)
@@ -319,19 +283,20 @@ def _show_cache(output: Output, root: Path, found: dict[str, Any]) -> None:
 def gc(
     output: Output,
     given: Given,
-    grace: Annotated[
-        str, typer.Option(help="Time between marking and removing: 30m, 24h, 7d.")
-    ] = "24h",
-    older_than: Annotated[
-        str | None, typer.Option(help="Also remove stores made longer ago: 30d.")
-    ] = None,
-    store: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY", help="Also remove this store. Repeatable."),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option(help="Only report what would be done.")] = False,
+    *,
+    grace: str = "24h",
+    older_than: str | None = None,
+    store: list[str] | None = None,
+    dry_run: bool = False,
 ) -> None:
-    """Mark files that no store needs; remove those marked longer ago than the grace period."""
+    """Mark files that no store needs; remove those marked longer ago than the grace period.
+
+    Args:
+        grace: Time between marking and removing: 30m, 24h, 7d.
+        older_than: Also remove stores made longer ago: 30d.
+        store: Also remove this store. Repeatable.
+        dry_run: Only report what would be done.
+    """
     from tokenmill.store.collect import collect
 
     done = collect(
@@ -346,9 +311,8 @@ def gc(
     def show() -> None:
         would = "would be " if dry_run else ""
         output.say(f"{len(done.removed):,} {would}removed, {done.freed_bytes:,} bytes")
-        output.say(
-            f"{len(done.marked):,} {would}marked; running gc again after {grace} removes them"
-        )
+        marked = f"{len(done.marked):,} {would}marked"
+        output.say(f"{marked}; running gc again after {grace} removes them")
 
     output.result(document, show)
 

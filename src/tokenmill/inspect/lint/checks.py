@@ -1,14 +1,11 @@
-r"""Checks of a row's own content: texts, encodings, tool calls, groups and images.
-
-Checks yield *sightings*: rule, detail, excerpt.
-"""
+"""Checks of a row's own content: texts, encodings, tool calls, groups and images."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,22 +17,17 @@ from tokenmill.chat.calls import strings
 from tokenmill.chat.pictures import MediaTokens, take_pictures
 from tokenmill.chat.shapes import AnswerGroup, Conversation, Plain
 from tokenmill.chat.template import REASONING_KEYS
-from tokenmill.chat.thinking import any_of
 from tokenmill.errors import RowError
 from tokenmill.inspect.lint.rules import excerpt
 from tokenmill.media import Pictures, Reference, reference_of
 from tokenmill.media.reference import MissingPicture
 from tokenmill.tokenizers.encoded import Encoded
 
-Sighting = tuple[str, str, str]
-"""Rule, detail, excerpt."""
+Sighting = tuple[str, str, str]  # rule, detail, excerpt
 Side = Conversation | Plain
 
 CALL_KEYS = ("tool_calls", "function_call")
 SILENT_ROLES = ("tool", "function", "ipython")  # an empty tool result is a result
-
-
-# Texts
 
 
 def texts_of(parsed: Side) -> Iterator[tuple[str, str]]:
@@ -63,23 +55,17 @@ def texts_of(parsed: Side) -> Iterator[tuple[str, str]]:
                     yield f"a call of {place}", text
 
 
-class ControlText:
-    """Finds the spelling of control tokens in texts."""
-
-    def __init__(self, tokens: Iterable[str]) -> None:
-        # One letter or one blank is never only a control token.
-        self._pattern: re.Pattern[str] | None = any_of(t for t in tokens if len(t.strip()) > 1)
-
-    def sightings(self, texts: Iterable[tuple[str, str]]) -> Iterator[Sighting]:
-        for place, text in texts if self._pattern is not None else ():
-            found = self._pattern.search(text) if self._pattern is not None else None
-            if found is not None:
-                detail = f"{place} holds {found[0]!r}, which is encoded as the control token"
-                yield "control_text", detail, excerpt(text, found.start())
+def control_text(
+    tokens: re.Pattern[str] | None, texts: Iterable[tuple[str, str]]
+) -> Iterator[Sighting]:
+    for place, text in texts:
+        found = None if tokens is None else tokens.search(text)
+        if found is not None:
+            detail = f"{place} holds {found[0]!r}, which is encoded as the control token"
+            yield "control_text", detail, excerpt(text, found.start())
 
 
 def empty_turns(parsed: Side) -> Iterator[Sighting]:
-    """Yield turns without text, reasoning and calls."""
     if isinstance(parsed, Plain):
         if parsed.shape == "prompt_completion" and not parsed.prompt.strip():
             yield "empty_turn", "the prompt is empty", excerpt(parsed.text)
@@ -116,7 +102,6 @@ def argument_texts(row: Any, key: str | None) -> Iterator[Sighting]:
 
 
 def function_of(value: Any) -> dict[str, Any]:
-    """Return the function of a tool or a call, or an empty one."""
     function = value.get("function", value) if isinstance(value, dict) else None
     return function if isinstance(function, dict) else {}
 
@@ -128,7 +113,7 @@ def _is_object(text: str) -> bool:
         return False
 
 
-# Encodings. Mojibake is UTF-8 read as Latin-1 or Windows-1252 (``cafÃ©``, ``donâ€™t``). ``Â`` and
+# Mojibake is UTF-8 read as Latin-1 or Windows-1252 (``cafÃ©``, ``donâ€™t``). ``Â`` and
 # ``Ã`` before a character that no language puts there count alone. Any other sequence that is valid
 # UTF-8 counts only where there are several, and most characters beyond ASCII belong to one, so
 # ``«CAFÉ»`` and ``CORAÇÃO`` pass.
@@ -174,7 +159,6 @@ _ANY = re.compile(
 
 
 def odd_characters(texts: Iterable[tuple[str, str]]) -> Iterator[Sighting]:
-    """Yield texts that went through a wrong decoder."""
     for place, text in texts:
         for rule, at in suspicions(text).items():
             sign = text[at : at + 6] if rule == "escaped_surrogate" else text[at]
@@ -186,10 +170,8 @@ def suspicions(text: str) -> dict[str, int]:
     """Return by rule the position of its first sign in a text."""
     if not _ANY.search(text):
         return {}
-    found = {}
     broken = mojibake(text)
-    if broken is not None:
-        found["mojibake"] = broken
+    found = {} if broken is None else {"mojibake": broken}
     for rule, sign in _SIGNS:
         place = sign.search(text)
         # Half of a wrongly decoded character may be a control character: report it once.
@@ -237,7 +219,6 @@ MIN_REPEATED = 8  # characters of a prompt; a shorter one may well begin an answ
 
 
 def sides_of(parsed: Side | AnswerGroup) -> list[Side]:
-    """Return the conversations of a row."""
     return parsed.sides if isinstance(parsed, AnswerGroup) else [parsed]
 
 
@@ -247,7 +228,6 @@ def side_of(sides: Sequence[Side], part: int) -> Side:
 
 
 def comparisons(parsed: Side | AnswerGroup) -> Iterator[Sighting]:
-    """Yield groups whose sides are swapped, or whose answers repeat the prompt."""
     if not isinstance(parsed, AnswerGroup):
         return
     scores, swapped = parsed.scores, ""
@@ -294,10 +274,8 @@ def balance(rendering: Rendering, encoded: Encoded) -> dict[str, int]:
 
 
 def one_sided(counts: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-    """Yield rule and detail where labels or lengths give the answer away."""
     labels = {name: counts.get(name, 0) for name in ("wanted", "unwanted")}
-    answers = sum(labels.values())
-    rare = min(labels, key=lambda name: labels[name])
+    answers, rare = sum(labels.values()), min(labels, key=lambda name: labels[name])
     if answers >= MIN_GROUPS and labels[rare] < RARE_LABEL * answers:
         yield "label_imbalance", f"{labels[rare]:,} of {answers:,} answers are {rare}"
     lengths = {name: counts.get(name, 0) for name in ("longer", "shorter")}
@@ -307,28 +285,19 @@ def one_sided(counts: Mapping[str, int]) -> Iterator[tuple[str, str]]:
         yield "length_bias", f"chosen is {usual} than rejected in {lengths[usual]:,} of {pairs:,}"
 
 
-# Images
-
-
 LARGE_PIXELS = 1 << 24  # 4096 × 4096; Qwen 2 VL uses 12.8 million at most, others less
-
-
-class ImageCheck(NamedTuple):
-    """Sightings of one row, and the digests of bytes and name of its images (0: inside the row)."""
-
-    sightings: list[Sighting]
-    digests: list[tuple[int, int]]
 
 
 def check_images(
     row: dict[str, Any], base: str | None, images: Pictures, spec: ChatSpec, tokens: MediaTokens
-) -> ImageCheck:
-    """Open every image of a row."""
-    checked = ImageCheck([], [])
+) -> tuple[list[Sighting], list[tuple[int, int]]]:
+    """Return sightings, and digests of bytes and name of every image (0: inside the row)."""
+    sightings: list[Sighting] = []
+    digests: list[tuple[int, int]] = []
     try:
         _, found = take_pictures(row, spec, tokens)
     except RowError:
-        return checked  # rendering raises the same
+        return sightings, digests  # rendering raises the same
     names: dict[int, str] = {}
     for picture in (*found.own.values(), *(found.column or ())):
         try:
@@ -337,19 +306,19 @@ def check_images(
             image = images.open(data, reference.name)
         except RowError as error:
             rule = "missing_picture" if isinstance(error, MissingPicture) else error.reason
-            checked.sightings.append((rule, error.message, ""))
+            sightings.append((rule, error.message, ""))
             continue
         digest, name = xxhash.xxh3_64_intdigest(data), reference.name
-        checked.digests.append((digest, _name_digest(reference)))
+        digests.append((digest, _name_digest(reference)))
         if digest in names:
             same = name if name == names[digest] else f"{names[digest]} and {name}"
-            checked.sightings.append(("repeated_picture", f"{same}: the same picture twice", ""))
+            sightings.append(("repeated_picture", f"{same}: the same picture twice", ""))
         names.setdefault(digest, name)
         width, height = image.size
         if width * height > LARGE_PIXELS:
             detail = f"{name} has {width:,} × {height:,} pixels"
-            checked.sightings.append(("large_picture", detail, ""))
-    return checked
+            sightings.append(("large_picture", detail, ""))
+    return sightings, digests
 
 
 def _name_digest(reference: Reference) -> int:
@@ -359,12 +328,10 @@ def _name_digest(reference: Reference) -> int:
 
 
 def image_copies(
-    rows: npt.NDArray[np.int64], digests: npt.NDArray[np.uint64]
+    rows: npt.NDArray[np.int64],
+    digests: npt.NDArray[np.uint64],  # of bytes and name of every image
 ) -> list[tuple[int, int]]:
-    """Return rows with an image that an earlier row has under another name, and that row.
-
-    ``digests`` are those of bytes and name of every image.
-    """
+    """Return rows with an image that an earlier row has under another name, and that row."""
     known = digests[:, 1] != 0
     rows, contents, names = rows[known], digests[known, 0], digests[known, 1]
     first = first_equal(contents)

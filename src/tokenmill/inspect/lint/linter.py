@@ -1,12 +1,8 @@
 """The work of a lint worker: render and encode a block as a build would, and check everything.
 
-Workers return findings by rule, and for every row that would be accepted a digest of its rendered
-text and a sketch of its body, from which the parent finds duplicates. Candidates for
-near-duplicates go to workers again, which open the rows and compare them exactly.
-
-`TemplateCritic` compares renders. Are these roles the reason of a refusal: do the same words pass
-in alternating turns? Do the calls, or null members, change what is printed? Is a turn printed
-differently once another follows? So a harmless oddity is no finding.
+Workers return findings by rule, and for every accepted row a digest of its rendered text and a
+sketch of its body, from which the parent finds duplicates. Candidates for near-duplicates go to
+workers again, which compare the rows exactly.
 """
 
 from __future__ import annotations
@@ -35,13 +31,13 @@ from tokenmill.errors import RowError, TokenmillError
 from tokenmill.inspect.lint import minhash
 from tokenmill.inspect.lint.checks import (
     CALL_KEYS,
-    ControlText,
     Side,
     Sighting,
     argument_texts,
     balance,
     check_images,
     comparisons,
+    control_text,
     empty_turns,
     function_of,
     odd_characters,
@@ -50,7 +46,7 @@ from tokenmill.inspect.lint.checks import (
     texts_of,
 )
 from tokenmill.inspect.lint.rules import Collector, excerpt
-from tokenmill.sources.block import Block, read_block
+from tokenmill.sources.block import read_block
 from tokenmill.sources.rows import open_rows
 from tokenmill.tokenizers.cache import load_copy
 from tokenmill.tokenizers.encoded import Encoded
@@ -72,13 +68,10 @@ _PROBE = [
 
 
 def open_linter(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Return the function that lints one block."""
     return Linter(options).lint
 
 
 class Linter:
-    """Checks rows, which go through the pipeline of a build."""
-
     def __init__(self, options: dict[str, Any]) -> None:
         self.recipe = Recipe(**options["recipe"])
         self.spec = self.recipe.chat_spec()
@@ -90,7 +83,7 @@ class Linter:
         self._expander = expander
         self.critic = TemplateCritic(self.renderer)
         # The copy of the tokenizer may flag other tokens as special than the one that was given.
-        self._control = ControlText(self._control_tokens(options["card"]["control_tokens"]))
+        self._control = any_of(self._control_tokens(options["card"]["control_tokens"]))
         self._about_tokenizer = self._look_at_tokenizer()
 
     @property
@@ -102,7 +95,8 @@ class Linter:
         # Thinking tags are the assistant's own words, whatever the tokenizer calls them.
         glue = self.critic.glue()
         tokens = {*control_tokens, *(t for t in self.tokenizer.added_contents if t in glue)}
-        return {token for token in tokens if token.strip() and not THINKING.search(token)}
+        # One letter or one blank is never only a control token.
+        return {token for token in tokens if len(token.strip()) > 1 and not THINKING.search(token)}
 
     def _look_at_tokenizer(self) -> dict[str, str]:
         found, tokenizer = {}, self.tokenizer
@@ -124,14 +118,13 @@ class Linter:
         ids = encoder.encode("x", add_special_tokens=True).ids
         return bos is not None and bool(ids) and ids[0] == bos
 
+    @without_collector()
     def lint(self, payload: dict[str, Any]) -> dict[str, Any]:
-        with without_collector():
-            return self._lint(block_of(payload), payload["rows"])
-
-    def _lint(self, block: Block, chosen: list[int] | None) -> dict[str, Any]:
+        block = block_of(payload)
         rows, base = read_block(block), base_of(block)
         self.pipeline.begin(block, "")
         seen = Collector(self.rules)
+        chosen: list[int] | None = payload["rows"]
         numbers = list(range(len(rows.values))) if chosen is None else chosen
         values = {number: rows.values[number] for number in numbers}
         good: list[int] = []
@@ -146,9 +139,9 @@ class Linter:
             good.append(number)
             if self._expander is not None and isinstance(value, dict):
                 images, tokens = self._expander.pictures, self._expander.tokens
-                checked = check_images(value, base, images, self.spec, tokens)
-                shown += [(number, *digests) for digests in checked.digests]
-                for sighting in checked.sightings:
+                sightings, found = check_images(value, base, images, self.spec, tokens)
+                shown += [(number, *digests) for digests in found]
+                for sighting in sightings:
                     seen.add(number, *sighting)
             try:
                 parsed = self.renderer.read(value)
@@ -183,7 +176,7 @@ class Linter:
             sightings += [*odd_characters(texts_of(side)), *empty_turns(side)]
             if isinstance(side, Conversation):
                 # Texts and pairs of strings may be rendered already, control tokens and all.
-                sightings += self._control.sightings(texts_of(side))
+                sightings += control_text(self._control, texts_of(side))
         if isinstance(parsed, Conversation):
             sightings += argument_texts(row, self.spec.messages_key)
         for sighting in dict.fromkeys(sightings):  # a prompt is part of every side
@@ -199,7 +192,8 @@ class Linter:
             if error.reason == "template_error":
                 sighting = self.critic.refusal(parsed, error)
             elif error.reason == "template_drops_content":
-                sighting = self.critic.dropped(parsed, error)
+                lost = self.critic.dropped_calls(parsed)
+                sighting = lost or (error.reason, error.message, _words(parsed))
             else:
                 said = next((text for _, text in texts_of(parsed) if text), "")
                 sighting = error.reason, error.message, excerpt(said)
@@ -288,18 +282,14 @@ class Linter:
         sources: list[int],
         shown: list[tuple[int, int, int]],
     ) -> dict[str, Any]:
-        """Return numbers, digests and sketches of the accepted rows; of parts, the last counts.
-
-        Groups are equal where all texts are, rows with images where their images are, too. Rows
-        with images are no near-duplicates of anything.
-        """
+        """Return numbers, digests and sketches of the accepted rows; of parts, the last counts."""
         places = {sources[place]: place for place in encoded.kept.tolist()}
         numbers = sorted(places)
         texts = {number: rendering.texts[place] for number, place in places.items()}
         for first, facts in rendering.groups.items():
             members = rendering.texts[first : first + len(facts.labels)]
             texts[sources[first]] = "\0".join(members)
-        seen_in: dict[int, str] = {}
+        seen_in: dict[int, str] = {}  # equal images; rows with any have no near-duplicates
         for number, content, _ in shown:
             seen_in[number] = f"{seen_in.get(number, '')}\0{content:x}"
         digests = [digest_of(texts[number] + seen_in.get(number, "")) for number in numbers]
@@ -321,7 +311,6 @@ class Linter:
 
 
 def body(encoded: Encoded, place: int) -> np.ndarray[Any, Any]:
-    """Return the tokens of a row from its first turn that is no system turn."""
     ids, _, ends = encoded.row(place)
     return ids[int(ends[0]) :]
 
@@ -337,11 +326,10 @@ def _body_start(text: str, parsed: Conversation | Plain) -> int:
     return 0
 
 
-ROWS_PER_TASK = 256  # rows, each with up to `minhash.ANCHORS` others
+ROWS_PER_TASK = 256  # each with up to `minhash.ANCHORS` others
 
 
 def open_comparer(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Return the function that compares rows with candidates for their near-duplicates."""
     linter = Linter(options)
     rows = open_rows(list(options["sources"]), cache_dir=options["cache"])
 
@@ -358,7 +346,6 @@ def open_comparer(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[st
 def near_duplicates(
     pairs: Sequence[tuple[int, list[int]]], known: dict[int, minhash.Hashes]
 ) -> Iterator[tuple[int, int, float]]:
-    """Yield each row with its first near-duplicate and their Jaccard index."""
     for row, others in pairs:
         for other in others:
             index = minhash.jaccard(known[row], known[other])
@@ -382,8 +369,6 @@ def shingle_sets(linter: Linter, values: Sequence[dict[str, Any]]) -> list[minha
 
 
 class TemplateCritic:
-    """Compares renders of one renderer's templates."""
-
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
         self._tags: dict[str, re.Pattern[str] | None] = {}
@@ -397,10 +382,9 @@ class TemplateCritic:
             return ""
 
     def refusal(self, conversation: Conversation, error: RowError) -> Sighting:
-        """Return why the template refuses a conversation.
+        """Return ``role_order`` where other words in these roles are refused, too, else the error.
 
-        Its roles are the reason where short words in the same roles are refused with the same
-        message, and pass in alternating turns.
+        The same words must pass in alternating turns.
         """
         roles = [message["role"] for message in conversation.messages]
         turns = ["assistant" if number % 2 else "user" for number in range(len(roles))]
@@ -411,9 +395,8 @@ class TemplateCritic:
         return "template_error", error.message, _words(conversation)
 
     def _refused(self, roles: list[str], variables: dict[str, Any] | None) -> str | None:
-        words = [{"role": role, "content": f"Word {n}."} for n, role in enumerate(roles)]
         try:
-            self._renderer.reference(None, variables).render(words)
+            self._renderer.reference(None, variables).render(_words_in(roles))
         except TokenmillError as error:
             return error.message
         return None
@@ -426,11 +409,8 @@ class TemplateCritic:
         except TokenmillError:
             return None
 
-    def dropped(self, conversation: Conversation, error: RowError) -> Sighting:
-        lost = self.dropped_calls(conversation, self._render(conversation))
-        return lost or ("template_drops_content", error.message, _words(conversation))
-
-    def dropped_calls(self, conversation: Conversation, text: str | None) -> Sighting | None:
+    def dropped_calls(self, conversation: Conversation, text: str | None = None) -> Sighting | None:
+        text = self._render(conversation) if text is None else text
         if text is None:
             return None
         for number, message in enumerate(conversation.messages):
@@ -442,11 +422,8 @@ class TemplateCritic:
             return None
         none = [_with_calls(m, 0) for m in conversation.messages]
         if self._render(replace(conversation, messages=none)) == text:
-            return (
-                "template_drops_tool_calls",
-                "the same is printed without the calls",
-                _words(conversation),
-            )
+            detail = "the same is printed without the calls"
+            return "template_drops_tool_calls", detail, _words(conversation)
         if any(len(_called(message)) > 1 for message in conversation.messages):
             first = [_with_calls(m, 1) for m in conversation.messages]
             if self._render(replace(conversation, messages=first)) == text:
@@ -462,11 +439,8 @@ class TemplateCritic:
         return "template_drops_tools", f"{len(names)} tools ({shown} …) are printed nowhere", ""
 
     def dropped_context(self, conversation: Conversation, text: str) -> Sighting | None:
-        """Return a system, user or tool text that the template does not print.
-
-        Mistral's templates print the system text before the last user turn only, and nowhere
-        in a conversation that ends with an answer.
-        """
+        # Mistral's templates print the system text before the last user turn only, and nowhere
+        # in a conversation that ends with an answer.
         for number, message in enumerate(conversation.messages):
             content = message.get("content")
             if message["role"] == "assistant" or not isinstance(content, str):
@@ -497,11 +471,8 @@ class TemplateCritic:
         if as_is is None or as_is == self._render(pruned):
             return None
         more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-        return (
-            "null_tool_keys",
-            f"{paths[0]} is null{more}",
-            excerpt(as_is, max(0, as_is.find("null"))),
-        )
+        shown = excerpt(as_is, max(0, as_is.find("null")))
+        return "null_tool_keys", f"{paths[0]} is null{more}", shown
 
     def lost_thinking(self, conversation: Conversation, text: str) -> Sighting | None:
         """Return earlier assistant turns whose thinking the template drops."""
@@ -517,10 +488,8 @@ class TemplateCritic:
             return None
         numbers = ", ".join(map(str, lost[:8])) + (" …" if len(lost) > 8 else "")
         which = "turn" if len(lost) == 1 else "turns"
-        detail = (
-            f"{which} {numbers} of {len(conversation.messages)}: thinking is not printed in history"
-        )
-        return "rewrites_history", detail, excerpt(first)
+        which += f" {numbers} of {len(conversation.messages)}"
+        return "rewrites_history", f"{which}: thinking is not printed in history", excerpt(first)
 
     def _thoughts(self, message: dict[str, Any], tools: list[Any] | None) -> Iterator[str]:
         for key in REASONING_KEYS:
@@ -538,11 +507,7 @@ class TemplateCritic:
         return self._tags[template.source]
 
     def differing_history(self, conversation: Conversation) -> Sighting | None:
-        """Return whether the trained text of a turn changes once another turn follows.
-
-        Tried with short words in the same roles and the row's variables, on the first assistant
-        turn: if a later turn is printed differently in history, so is the first.
-        """
+        """Return whether the trained text of a turn changes once another turn follows."""
         roles = tuple(message["role"] for message in conversation.messages)
         asked = roles, repr(conversation.variables)
         if asked not in self._histories and len(self._histories) < MAX_HISTORIES:
@@ -552,7 +517,8 @@ class TemplateCritic:
     def _ask_history(
         self, roles: tuple[str, ...], variables: dict[str, Any] | None
     ) -> Sighting | None:
-        words = [{"role": role, "content": f"Word {n}."} for n, role in enumerate(roles)]
+        # If a later turn is printed differently in history, so is the first assistant turn.
+        words = _words_in(roles)
         first = roles.index("assistant") + 1
         rows = [{"messages": part, VARIABLES_KEY: variables} for part in (words[:first], words)]
         made = self._probe.render(rows)
@@ -576,6 +542,10 @@ class TemplateCritic:
             own.special_tokens,
             renderer="jinja2",
         )
+
+
+def _words_in(roles: Sequence[str]) -> list[dict[str, Any]]:
+    return [{"role": role, "content": f"Word {n}."} for n, role in enumerate(roles)]
 
 
 def _with_calls(message: dict[str, Any], count: int) -> dict[str, Any]:

@@ -1,13 +1,9 @@
-"""Near-duplicates by MinHash over shingles of tokens.
+"""Near-duplicates by MinHash over shingles of tokens, the system turn left out.
 
-The *body* of a row is its tokens from the first turn that is no system turn: a long system prompt
-would make all rows alike. A *shingle* is `SHINGLE` consecutive tokens, hashed to 64 bits. Rows are
-near-duplicates when the Jaccard index of their shingles is at least `THRESHOLD`.
-
-A *sketch* is `BANDS` × `PER_BAND` MinHashes, each band condensed to 32 bits (64 bytes per row).
-Rows that agree in a band are compared exactly with the first and the previous row of that bucket,
-at most `ANCHORS` rows. A pair with Jaccard index j shares a band with probability 1 - (1 - j^6)^16:
-99.2 % at 0.8, 99.999 % at 0.9.
+A *shingle* is `SHINGLE` consecutive tokens, hashed to 64 bits. A *sketch* is `BANDS` × `PER_BAND`
+MinHashes, each band condensed to 32 bits. Rows that agree in a band are compared exactly with the
+first and the previous row of that bucket, at most `ANCHORS` rows. A pair with Jaccard index j
+shares a band with probability 1 - (1 - j^6)^16: 99.2 % at 0.8, 99.999 % at 0.9.
 """
 
 from __future__ import annotations
@@ -36,7 +32,6 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def _constants(count: int, seed: int) -> Hashes:
-    """Return splitmix64 of a counter."""
     steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     return _mixed(steps + np.uint64(seed))
 
@@ -88,7 +83,6 @@ def _sketched(rows: Sequence[Hashes]) -> Sketches:
 
 
 def jaccard(one: Hashes, other: Hashes) -> float:
-    """Return the Jaccard index of distinct shingles."""
     shared = len(np.intersect1d(one, other, assume_unique=True))
     whole = len(one) + len(other) - shared
     return shared / whole if whole else 1.0
@@ -122,7 +116,6 @@ def candidates(bands: Sketches) -> dict[int, list[int]]:
 
 
 def method() -> dict[str, Any]:
-    """Return the parameters, for the report."""
     return {
         "shingle_tokens": SHINGLE,
         "threshold": THRESHOLD,

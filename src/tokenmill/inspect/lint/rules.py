@@ -1,14 +1,12 @@
 """Lint rules, findings, and the report.
 
 An ``error`` loses the row, or trains something the data does not mean; a ``warning`` is probably
-not intended; an ``info`` is worth knowing. The rules of the first group are the reasons for which
-`tokenmill.prepare` rejects a row, two of them split more finely; the others concern rows that would
-be accepted.
+not intended; an ``info`` is worth knowing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +23,6 @@ DETAIL_CHARS = 300
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One thing that can be wrong."""
-
     name: str
     severity: str
     about: str  # what is wrong
@@ -34,7 +30,7 @@ class Rule:
 
 
 _TABLE = (
-    # Rows that `prepare` would reject.
+    # The reasons for which `prepare` rejects a row, two of them split more finely.
     ("bad_json", "error", "the bytes are not one JSON object",
      "mend the line: one JSON object per line, UTF-8, no NaN, no lone surrogates"),
     ("bad_shape", "error", "no conversation, pair or text that the format describes",
@@ -129,12 +125,11 @@ _TABLE = (
      "look at both; keep one unless the difference matters"),
 )  # fmt: skip
 
+# In the order in which findings of one severity are shown.
 RULES: dict[str, Rule] = {row[0]: Rule(*row) for row in _TABLE}
-"""Every rule by name, in the order in which findings of one severity are shown."""
 
 
 def chosen_rules(only: Sequence[str] = (), ignore: Sequence[str] = ()) -> frozenset[str]:
-    """Return the names of the rules that run."""
     if isinstance(only, str) or isinstance(ignore, str):
         raise UsageError("only and ignore are lists of rules' names, not one text")
     for name in (*only, *ignore):
@@ -147,7 +142,6 @@ def chosen_rules(only: Sequence[str] = (), ignore: Sequence[str] = ()) -> frozen
 
 
 def excerpt(text: str, at: int = 0) -> str:
-    """Return the text around a position."""
     start = max(0, at - EXCERPT_CHARS // 3)
     end = min(len(text), start + EXCERPT_CHARS)
     return f"{'…' if start else ''}{text[start:end]}{'…' if end < len(text) else ''}"
@@ -179,8 +173,6 @@ class Collector:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The rows that break one rule."""
-
     rule: str
     count: int  # 1 for a finding about the tokenizer or the data as a whole
     places: tuple[Origin, ...]  # of the first rows; rows of columnar files have length 0
@@ -196,7 +188,6 @@ class Finding:
         return RULES[self.rule].hint
 
     def document(self) -> dict[str, Any]:
-        """Return the finding as ``tokenmill lint --json`` prints it."""
         first = self.places[0] if self.places else None
         nowhere = dict.fromkeys(("path", "row", "line", "offset"))
         return {
@@ -213,16 +204,8 @@ class Finding:
         }
 
 
-def in_order(findings: Iterable[Finding]) -> list[Finding]:
-    """Return findings by severity, then in the order of the rules."""
-    order = list(RULES)
-    return sorted(findings, key=lambda f: (SEVERITIES.index(f.severity), order.index(f.rule)))
-
-
 @dataclass(frozen=True, slots=True)
 class LintReport:
-    """What lint found."""
-
     findings: tuple[Finding, ...]  # most severe first
     rows: int
     rows_checked: int
@@ -240,7 +223,6 @@ class LintReport:
         return any(finding.severity in failing for finding in self.findings)
 
     def document(self) -> dict[str, Any]:
-        """Return the object that ``tokenmill lint --json`` prints."""
         return {
             "ok": not self.of("error"),
             "findings": [finding.document() for finding in self.findings],

@@ -2,10 +2,6 @@
 
 Per accepted row the parent keeps 16 bytes (position and digest of the rendered text) for exact
 duplicates and a sketch of 64 bytes for near-duplicates, at most `minhash.MAX_ROWS` sketches.
-
-A sample of n rows is chosen by the keyed permutation that orders training data, seed 0: among all
-rows where there are few blocks, else among the rows of `SAMPLE_BLOCKS` blocks, because a block is
-read whole.
 """
 
 from __future__ import annotations
@@ -29,7 +25,7 @@ from tokenmill.build.executors import executor_for
 from tokenmill.build.identity import identity_card
 from tokenmill.build.processor import processor_card, tokenizer_choice
 from tokenmill.build.progress import open_progress
-from tokenmill.build.recipe import Recipe, RunOptions, to_travel
+from tokenmill.build.recipe import to_travel
 from tokenmill.build.run import media_options
 from tokenmill.build.tasks import Done, Executor, Setup, Task, run_tasks
 from tokenmill.data.order import Permutation, derive_key
@@ -40,11 +36,11 @@ from tokenmill.inspect.lint.rules import (
     MAX_PLACES,
     RULES,
     SAMPLE_ROWS,
+    SEVERITIES,
     Finding,
     LintReport,
     chosen_rules,
     excerpt,
-    in_order,
 )
 from tokenmill.sources.rows import Rows
 
@@ -70,77 +66,63 @@ def lint(
         sources: As for `prepare`.
         tokenizer: As for `prepare`.
         sample: Check this many rows, always the same; None: all of them.
-        only: Names of the rules that run; empty: all (`tokenmill.inspect.lint.rules.RULES`).
+        only: Names of the rules that run; empty: all.
         ignore: Names of rules that do not run.
         progress: As for `prepare`.
         given: Any other argument of `prepare` that shapes rows, ``num_workers``, ``cache_dir``,
             ``executor``, ``engine``, ``renderer``, ``rehash``.
     """
+    start = time.perf_counter()
     recipe, options = resolve_call(sources, tokenizer, given)
     rules = chosen_rules(only, ignore)
-    with executor_for(options.executor, options.num_workers) as workers:
-        return _run(recipe, options, workers, rules, sample, progress)
-
-
-def _run(
-    recipe: Recipe,
-    options: RunOptions,
-    executor: Executor,
-    rules: frozenset[str],
-    sample: int | None,
-    progress: Any,
-) -> LintReport:
-    start = time.perf_counter()
     if recipe.format in ("tokens", "rollouts"):
         raise UsageError(
             f"lint reads texts; rows of format={recipe.format!r} are checked by prepare itself"
         )
-    cache = cache_of(options.cache_dir)
-    processor = processor_card(recipe, cache, executor)
-    choice = tokenizer_choice(recipe, processor)
-    card = identity_card(choice, cache.root, executor)
-    rows = open_sources(recipe.sources, cache, rehash=options.rehash)
-    if not len(rows):
-        raise SourceError("no rows: every source is empty", path=recipe.sources[0])
-    places = RowOrigins(rows)
-    chosen = choose(places.counts, sample)
-    ranks = ranks_of(chosen, places.counts)
-    size = size_of(_tasks(rows, chosen))
-    job = BlockJob(executor, cache.root, card, options.engine)
-    setup = job.setup(
-        linter.LINT,
-        size,
-        recipe=to_travel(recipe),
-        renderer=options.renderer,
-        rules=sorted(rules),
-        media=media_options(recipe, options, processor),
-        sources=[_absolute(source) for source in recipe.sources],
-    )
-    with open_progress(progress, total_rows=ranks[-1]) as shown:
-        results = _Results(rules, places, ranks)
+    with executor_for(options.executor, options.num_workers) as executor:
+        cache = cache_of(options.cache_dir)
+        processor = processor_card(recipe, cache, executor)
+        choice = tokenizer_choice(recipe, processor)
+        card = identity_card(choice, cache.root, executor)
+        rows = open_sources(recipe.sources, cache, rehash=options.rehash)
+        if not len(rows):
+            raise SourceError("no rows: every source is empty", path=recipe.sources[0])
+        places = RowOrigins(rows)
+        chosen = choose(places.counts, sample)
+        ranks = ranks_of(chosen, places.counts)
+        job = BlockJob(executor, cache.root, card, options.engine)
+        setup = job.setup(
+            linter.LINT,
+            size_of(_tasks(rows, chosen)),
+            recipe=to_travel(recipe),
+            renderer=options.renderer,
+            rules=sorted(rules),
+            media=media_options(recipe, options, processor),
+            sources=[one if "://" in one else os.path.abspath(one) for one in recipe.sources],
+        )
+        with open_progress(progress, total_rows=ranks[-1]) as shown:
+            results = _Results(rules, places, ranks)
 
-        def take(task: BlockTask, result: dict[str, Any]) -> None:
-            results.add(task.number, result)
-            shown.add(rows=result["rows"], size=0)
+            def take(task: BlockTask, result: dict[str, Any]) -> None:
+                results.add(task.number, result)
+                shown.add(rows=result["rows"], size=0)
 
-        job.run(setup, _tasks(rows, chosen), take)
-    results.find_duplicates()
-    results.find_image_copies()
-    if "near_duplicate" in rules:
-        results.find_near_duplicates(executor, replace(setup, entry=linter.COMPARE))
+            job.run(setup, _tasks(rows, chosen), take)
+        results.find_duplicates()
+        results.find_image_copies()
+        if "near_duplicate" in rules:
+            results.find_near_duplicates(executor, replace(setup, entry=linter.COMPARE))
+    near = {**minhash.method(), "rows_compared": results.compared}
+    described = {"rows": ranks[-1], "blocks": len(chosen), "of_blocks": len(ranks) - 1, "seed": 0}
     return LintReport(
         findings=tuple(results.findings()),
         rows=len(rows),
         rows_checked=ranks[-1],
         rules=tuple(name for name in RULES if name in rules),
-        sample=described(chosen, places.counts),
-        near_duplicates=results.near_method(),
+        sample=described if ranks[-1] < len(rows) else None,
+        near_duplicates=near if "near_duplicate" in rules else None,
         seconds=time.perf_counter() - start,
     )
-
-
-def _absolute(source: str) -> str:
-    return source if "://" in source else os.path.abspath(source)
 
 
 def _tasks(rows: Rows, chosen: Choice) -> Iterator[BlockTask]:
@@ -150,10 +132,9 @@ def _tasks(rows: Rows, chosen: Choice) -> Iterator[BlockTask]:
 
 
 class RowOrigins:
-    """Origins of opened rows by position among all rows; four integers are kept per block.
+    """Origins of opened rows by position among all rows.
 
-    A columnar file has no index of lines, and one row of it would need a copy of the whole file,
-    so its origins come from the block.
+    One row of a columnar file would need a copy of the whole file: its origin comes from the block.
     """
 
     def __init__(self, rows: Rows) -> None:
@@ -198,7 +179,7 @@ class _Results:
         self._balance: Counter[str] = Counter()
         self._arrays: dict[int, dict[str, npt.NDArray[Any]]] = {}  # by block
         self._copies: Positions = np.zeros(0, np.int64)
-        self._compared = 0
+        self.compared = 0  # rows looked at for near-duplicates
 
     def add(self, number: int, result: dict[str, Any]) -> None:
         start = self._places.start(number)
@@ -232,7 +213,6 @@ class _Results:
             self._add_rows("duplicate", self._copies, f"the same text as {original}")
 
     def find_image_copies(self) -> None:
-        """Find rows with an image that an earlier row has under another name."""
         found = image_copies(self._all("image_rows"), self._all("images"))
         if found and "duplicate_picture" in self._rules:
             detail = f"a picture of {self._places.origin(found[0][1])}, under another name"
@@ -240,11 +220,10 @@ class _Results:
             self._add_rows("duplicate_picture", rows, detail)
 
     def find_near_duplicates(self, executor: Executor, setup: Setup) -> None:
-        """Find rows that nearly repeat an earlier one, except exact copies."""
         rows, bands = self._all("sketched"), self._all("bands")
         once = ~np.isin(rows, self._copies)
         rows, bands = rows[once], bands[once]
-        self._compared = len(rows)
+        self.compared = len(rows)
         found: list[tuple[int, int, float]] = []
 
         def take(done: Done) -> None:
@@ -274,11 +253,6 @@ class _Results:
             "rows": sorted([*known["rows"], *found["rows"]])[:MAX_PLACES],
         }
 
-    def near_method(self) -> dict[str, Any] | None:
-        if "near_duplicate" not in self._rules:
-            return None
-        return {**minhash.method(), "rows_compared": self._compared}
-
     def findings(self) -> list[Finding]:
         found = [
             Finding(rule, one["count"], tuple(map(self._places.origin, one["rows"])),
@@ -287,7 +261,8 @@ class _Results:
         ]  # fmt: skip
         general = [*self._about_tokenizer.items(), *one_sided(self._balance)]
         found += [Finding(rule, 1, (), detail) for rule, detail in general if rule in self._rules]
-        return in_order(found)
+        order = list(RULES)
+        return sorted(found, key=lambda f: (SEVERITIES.index(f.severity), order.index(f.rule)))
 
 
 def _comparisons(maybe: dict[int, list[int]], positions: Positions) -> Iterator[Task]:
@@ -300,19 +275,17 @@ def _comparisons(maybe: dict[int, list[int]], positions: Positions) -> Iterator[
         yield Task(number, {"pairs": some}, f"near-duplicates, part {number}")
 
 
-# Sampling
-
+# A sample is drawn by the keyed permutation that orders training data, seed 0: from all rows where
+# there are few blocks, else from the rows of `SAMPLE_BLOCKS` blocks, because a block is read whole.
 
 SAMPLE_BLOCKS = 32  # blocks of about 8 MiB that are read for a sample
 
 _ROWS, _BLOCKS = 1, 2  # streams of the seed: rows within, and blocks
 
-Choice = dict[int, list[int] | None]
-"""Number of the block → numbers of its rows, None for all of them."""
+Choice = dict[int, list[int] | None]  # number of the block → its rows, None for all of them
 
 
 def choose(rows: Sequence[int], wanted: int | None) -> Choice:
-    """Choose the rows to check."""
     if wanted is not None and (isinstance(wanted, bool) or wanted < 1):
         raise UsageError(f"sample is {wanted!r}; it is a positive number of rows")
     filled = [number for number, count in enumerate(rows) if count]
@@ -339,11 +312,3 @@ def ranks_of(choice: Choice, rows: Sequence[int]) -> list[int]:
     for number, some in choice.items():
         looked[number] = rows[number] if some is None else len(some)
     return [0, *accumulate(looked)]
-
-
-def described(choice: Choice, rows: Sequence[int]) -> dict[str, Any] | None:
-    """Return the report's description of a sample; None if all rows are checked."""
-    looked = ranks_of(choice, rows)[-1]
-    if looked == sum(rows):
-        return None
-    return {"rows": looked, "blocks": len(choice), "of_blocks": len(rows), "seed": 0}

@@ -1,13 +1,8 @@
 """The page as one HTML file, and its rows.
 
-The client (`client/page.html`, `page.css`, `*.js`) is put together when a page is written or
-served. A content security policy allows exactly this style and program, by their hashes, so text of
+A content security policy allows exactly the client's style and program, by their hashes, so text of
 a row can never run as code. The data is JSON, compressed with gzip, as base64 in a script element
-that no browser runs.
-
-A page on disk carries its rows in blocks. Where not all rows of a store fit, it holds the longest,
-the shortest and the least trained ones and a random sample, and says so. A group that the store
-keeps is in the page whole or not at all.
+that no browser runs. A stored group is in the page whole or not at all.
 """
 
 from __future__ import annotations
@@ -32,7 +27,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill._core.publish import Staging, replace_file, writing_errors
-from tokenmill.data.order import FeistelOrder
 from tokenmill.data.packs import Pack
 from tokenmill.data.view import as_view
 from tokenmill.errors import SourceChanged, TokenmillError, UsageError
@@ -45,11 +39,9 @@ from tokenmill.inspect.row import (
     answer_name,
     attached_to,
     findings_of,
-    group_name,
     labelled,
     media_document,
     no_excerpt,
-    rejected_rows,
     rows_by_rule,
     store_tokenizer,
 )
@@ -83,7 +75,6 @@ EXTREMES = 20  # rows of each extreme in a sample
 
 @cache
 def client() -> tuple[str, str, str]:
-    """Return frame, style and program of the page."""
     folder = resources.files("tokenmill.inspect.page") / "client"
 
     def read(name: str) -> str:
@@ -127,7 +118,6 @@ def page(about: dict[str, Any], *, rows: dict[str, Any] | None = None) -> bytes:
 
 
 def compressed(value: Any) -> str:
-    """Return a value as JSON, compressed with gzip, in base64."""
     try:
         data = msgspec.json.encode(value)
     except UnicodeEncodeError:  # lone surrogates in somebody's data
@@ -144,18 +134,13 @@ def make_page(
     count: int | None = None,
     seed: int = 0,
     cache_dir: str | None = None,
-    fetch: bool = False,
+    fetch: bool = False,  # read remote sources for the text of rejected rows
     max_bytes: int = PAGE_BYTES,
 ) -> dict[str, Any]:
-    """Write the page of a store, or of some of its rows; return what ``inspect --json`` prints.
-
-    An older page at the target is replaced, anything else refused. ``fetch`` allows remote sources
-    to be read for the text of rejected rows.
-    """
+    """Write the page of a store, or of some of its rows; return what ``inspect --json`` prints."""
     facts = RowFacts(store)
-    about: dict[str, Any] = {
-        "overview": overview(facts, SourceExcerpts(store, cache_dir, fetch=fetch))
-    }
+    excerpts = SourceExcerpts(store, cache_dir, fetch=fetch)
+    about: dict[str, Any] = {"overview": overview(facts, excerpts)}
     left = max_bytes - len(page(about, rows={})) - SENTENCE_BYTES
     wanted, how = select_rows(facts, rule=rule, rows=rows, count=count, seed=seed)
     for_rows = left - int(MEDIA_SHARE * left) if store.has_media else left
@@ -216,9 +201,7 @@ def sampled_rows(store: Store, seed: int) -> list[int]:
     if len(store):
         mean = max(1.0, store.manifest["totals"]["tokens"] / len(store))
         drawn = min(len(store), int(2 * MAX_TOKENS / mean) + EXTREMES)
-        chosen |= dict.fromkeys(
-            FeistelOrder(len(store), seed).indices(0, np.arange(drawn)).tolist()
-        )
+        chosen |= dict.fromkeys(rows_by_rule(store, "random", drawn, seed))
     return list(chosen)
 
 
@@ -232,10 +215,7 @@ def _group_ends(store: Store, rows: Int64) -> Int64:
 def embed(
     facts: RowFacts, tokenizer: Tokenizer, wanted: Int64, max_bytes: int
 ) -> tuple[list[int], list[str]]:
-    """Compress rows block by block, as many whole groups as fit.
-
-    A block holds ``rows`` and the ``table`` of pieces that no earlier block has.
-    """
+    """Compress as many whole groups as fit into blocks of rows, with the pieces new in each."""
     groups = np.split(wanted, _group_ends(facts.store, wanted)[:-1]) if len(wanted) else []
     taken: list[int] = []
     blocks: list[str] = []
@@ -282,9 +262,8 @@ def write_page(target: Path, content: bytes) -> None:
             with open(target, "rb") as file:
                 ours = GENERATOR in file.read(HEAD_BYTES)
             if not ours:
-                raise UsageError(
-                    "this file is not a page of ours and is left alone; name another", path=target
-                )
+                why = "this file is not a page of ours and is left alone; name another"
+                raise UsageError(why, path=target)
         with Staging(target.parent, beside=target) as staging:
             replace_file(staging.write(target.name, content), target)
 
@@ -341,7 +320,6 @@ def overview(
 
 
 def drift_counts(facts: RowFacts, rows: Any) -> dict[str, int] | None:
-    """Return the rows of each drift class; None in a store without rollouts."""
     if facts.drift is None:
         return None
     counts = np.bincount(facts.drift[rows] + 1, minlength=len(CLASSES) + 1).tolist()
@@ -363,22 +341,17 @@ def number_ranges(facts: RowFacts) -> list[dict[str, Any]]:
     found = []
     for name, column in facts.numbers.items():
         finite = column[np.isfinite(column)]
-        low, high = (
-            (float(f"{end:.6g}") for end in (finite.min(), finite.max()))
-            if len(finite)
-            else (None, None)
-        )
-        carried = f"carried[{json.dumps(name)}]" if name in facts.carried else None
-        filtered = carried or (name if name in attached else None)
+        ends = (finite.min(), finite.max()) if len(finite) else ()
+        low, high = [float(f"{end:.6g}") for end in ends] or (None, None)
+        filtered = name if name in attached else None
+        if name in facts.carried:
+            filtered = f"carried[{json.dumps(name)}]"
         found.append({"name": name, "low": low, "high": high, "filter": filtered})
     return found
 
 
 def colour_scales(store: Store) -> list[dict[str, Any]]:
-    """Return the colour scale of every sidecar per token, log-probabilities first.
-
-    The ends are quantiles of trained tokens of some rows: outliers would make the rest pale.
-    """
+    """Return the colour scale of every sidecar per token, log-probabilities first."""
     rows = np.unique(np.linspace(0, len(store) - 1, SCALE_ROWS).astype(np.int64)).tolist()
     found = []
     for name, sidecar in labelled(store.sidecars):
@@ -386,10 +359,9 @@ def colour_scales(store: Store) -> list[dict[str, Any]]:
             continue
         values = np.concatenate([sidecar[row][store[row].loss_mask == 1] for row in rows])
         values = values[np.isfinite(values)]
-        low, high = (
-            np.quantile(values, [SCALE_SHARE, 1 - SCALE_SHARE]).tolist() if len(values) else (0, 0)
-        )
-        # Colour is the distance from 0, so 0 is on every scale.
+        # Outliers would make the rest pale; colour is the distance from 0, so 0 is on every scale.
+        ends = [SCALE_SHARE, 1 - SCALE_SHARE]
+        low, high = np.quantile(values, ends).tolist() if len(values) else (0, 0)
         low, high = min(low, 0), max(high, 0)
         found.append({"name": name, "low": float(f"{low:.3g}"), "high": float(f"{high:.3g}")})
     return sorted(found, key=lambda one: "logp" not in one["name"].lower())
@@ -433,7 +405,6 @@ def _quantiles(values: NDArray[np.float64]) -> list[float] | None:
 
 
 def packing_previews(store: Store) -> dict[str, Any]:
-    """Return a preview of the first window for every pack length."""
     lengths = PACK_LENGTHS if len(store) else ()
     previews = [
         packing_preview(store, Pack(length, oversize="drop"), windows=1) for length in lengths
@@ -446,7 +417,9 @@ def packing_previews(store: Store) -> dict[str, Any]:
             {
                 **preview.document(),
                 "histogram": share_histogram(
-                    preview.filled, np.full(len(preview.packs), preview.pack.length), SHARE_BINS
+                    preview.packs.per_pack(preview.packs.lengths),
+                    np.full(len(preview.packs), preview.pack.length),
+                    SHARE_BINS,
                 ),
                 "drawn": preview.first_packs(DRAWN_PACKS, DRAWN_ROWS),
             }
@@ -459,11 +432,11 @@ def rejected_document(store: Store, excerpts: SourceExcerpts | None) -> dict[str
     """Return rejected rows up to a number, with texts up to a size."""
     listed: list[dict[str, Any]] = []
     spent = 0
-    for row in islice(rejected_rows(store), MAX_REJECTED):
-        document = rejected_row(row)
+    for number, row in enumerate(islice(store.rejected_rows(), MAX_REJECTED)):
+        document = rejected_row(number, row)
         if excerpts is not None:
             if spent < MAX_RAW_BYTES:
-                document["raw"] = excerpts.excerpt(row.origin)
+                document["raw"] = excerpts.excerpt(row[0])
                 spent += len(document["raw"]["text"] or "")
             else:
                 note = "not in this page, which has excerpts up to a bound; --serve shows them all"
@@ -472,19 +445,20 @@ def rejected_document(store: Store, excerpts: SourceExcerpts | None) -> dict[str
     return {"total": sum(store.rejected.values()), "reasons": store.rejected, "rows": listed}
 
 
-def rejected_row(row: Rejected) -> dict[str, Any]:
-    """Return one rejected row as the page lists it."""
+def rejected_row(number: int, row: Rejected) -> dict[str, Any]:
+    origin, reason, detail = row
     return {
-        "number": row.number,
-        "origin": row.origin._asdict(),
-        "address": str(row.origin),
-        "reason": row.reason,
-        "detail": row.detail,
+        "number": number,
+        "origin": origin._asdict(),
+        "address": str(origin),
+        "reason": reason,
+        "detail": detail,
     }
 
 
 # Rows: summaries for the list, and whole rows
 
+MAX_GROUP_NAME = 80  # characters
 PREVIEW_TOKENS = 32
 PREVIEW_CHARACTERS = 80  # the list shows about half of them
 MAX_CARRIED = 2000  # characters of a row's carried columns
@@ -497,7 +471,6 @@ THUMBNAIL_OVERHEAD = 120  # bytes of an entry beside the image
 
 
 def row_summary(facts: RowFacts, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return a row as the list shows it."""
     row = facts.store[number]
     return {
         "row": number,
@@ -540,7 +513,6 @@ def piece_table(tokenizer: Tokenizer, ids: Iterable[int]) -> dict[str, tuple[str
 
 
 def row_with_pieces(facts: RowFacts, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return a whole row with its own piece table."""
     row = row_document(facts, number, tokenizer)
     return {**row, "table": piece_table(tokenizer, row["ids"])}
 
@@ -549,7 +521,7 @@ def group_document(facts: RowFacts, number: int) -> dict[str, Any] | None:
     """Return the group of a row, and which answer of it the row is."""
     if facts.groups is None:
         return None
-    row, group = facts.store[number], int(facts.groups.of(np.asarray([number]))[0])
+    row, group = facts.store[number], int(facts.groups.group_of[number])
     rows = facts.groups.members(group).tolist()
     found = {"number": group, "rows": rows}
     if facts.store.has_groups:
@@ -562,10 +534,11 @@ def group_document(facts: RowFacts, number: int) -> dict[str, Any] | None:
         }
     if len(rows) < 2:
         return None
-    carried = row.carried
+    carried, name = row.carried, row.carried["group"]
+    name = name if isinstance(name, str) else json.dumps(name)
     step = "" if carried["step"] is None else f" at step {carried['step']}"
     return found | {
-        "name": group_name(carried["group"]) + step,
+        "name": name[:MAX_GROUP_NAME] + step,
         "answer": f"answer {rows.index(number) + 1}",
         **dict.fromkeys(("score", "margin", "prompt_tokens")),
     }
@@ -601,12 +574,9 @@ def preview(row: Row, tokenizer: Tokenizer) -> str:
 
 
 def short_carried(carried: dict[str, Any], *, is_rollout: bool = False) -> dict[str, Any]:
-    """Return carried columns, or a note for each where they are too long.
-
-    Of a rollout, null columns are left out, and drift and findings are shown elsewhere.
-    """
+    """Return carried columns, or a note for each where they are too long."""
     if is_rollout:
-        hidden = ("drift", "findings")
+        hidden = ("drift", "findings")  # members of their own
         carried = {k: v for k, v in carried.items() if v is not None and k not in hidden}
     if not carried or len(json.dumps(carried, ensure_ascii=False)) <= MAX_CARRIED:
         return carried

@@ -1,14 +1,7 @@
 """Serve the page over a whole store, to this machine only.
 
-`Viewer` answers the page's requests, `application` puts it behind HTTP, `serve` runs it. It listens
-on 127.0.0.1, and every path begins with a random token. Requests with another Host header are
-refused, nothing may be cached, nothing is sent to other origins, nothing is written.
-
-`StoreComparison` shows the same source row under two recipes. Rows are *partners* when they were
-made of the same bytes (the digest of the source row, and the turn number with ``expand``); equal
-rows are paired in order. Where no bytes agree, the row of the same file name and row number is the
-partner: its source was edited. Partners are aligned token by token, on ids where both stores have
-one tokenizer, else on the tokens' bytes.
+The server listens on 127.0.0.1, and every path begins with a random token. Requests with another
+Host header are refused, nothing may be cached or sent to other origins, and nothing is written.
 """
 
 from __future__ import annotations
@@ -23,7 +16,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cached_property, lru_cache
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +39,6 @@ from tokenmill.inspect.row import (
     Int64,
     RowFacts,
     SourceExcerpts,
-    rejected_rows,
     row_weights,
     rows_of_source_row,
     store_tokenizer,
@@ -65,8 +57,7 @@ MAX_SEARCH_TEXT = 1000  # characters
 MAX_ALIGNED_TOKENS = 4000  # of a differing stretch; the work grows with its square
 MAX_SURVEYED_ROWS = 100_000  # some seconds
 ORDERS = ("row", "longest", "shortest", "least-trained", "most-trained", "drift")
-NUMBER_ORDERS = ("highest", "lowest")
-"""Of a number, as ``highest:reward``; rows without it come last in both."""
+NUMBER_ORDERS = ("highest", "lowest")  # as ``highest:reward``; rows without it come last
 
 
 @dataclass(frozen=True)
@@ -99,7 +90,6 @@ class Query:
 
 
 def whole(given: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """Parse an integer from 0 of a URL."""
     text = given.get(name, "")
     if not text and default is not None:
         return default
@@ -108,17 +98,7 @@ def whole(given: Mapping[str, str], name: str, default: int | None = None) -> in
     return int(text)
 
 
-@dataclass(frozen=True)
-class FoundRows:
-    """Row numbers, and the row before which a search for text stopped."""
-
-    rows: Int64
-    searched: int
-
-
 class RowFinder:
-    """Finds the rows of a store that a query wants."""
-
     def __init__(
         self,
         facts: RowFacts,
@@ -133,7 +113,8 @@ class RowFinder:
         self._scanned_tokens = scanned_tokens
         self.find = lru_cache(CACHED_QUERIES)(self._find)
 
-    def _find(self, query: Query) -> FoundRows:
+    def _find(self, query: Query) -> tuple[Int64, int]:
+        """Return row numbers, and the row before which a search for text stopped."""
         kept = np.ones(len(self._store), bool)
         if query.where:
             # Each row by itself: a view would keep whole groups, and write an index.
@@ -147,7 +128,7 @@ class RowFinder:
         rows: Int64 = np.flatnonzero(kept)
         if query.order != "row":
             rows = rows[np.argsort(self._weights(query.order)[rows], kind="stable")]
-        return FoundRows(rows, searched)
+        return rows, searched
 
     def _weights(self, order: str) -> NDArray[np.float64]:
         """Return the sort key of every row, ascending; NaN comes last."""
@@ -198,13 +179,6 @@ class RowFinder:
         return data.decode("utf-8", "replace")
 
 
-class Partner(NamedTuple):
-    """The row of the other store."""
-
-    row: int
-    by: str  # ``content`` or ``origin``
-
-
 class _RowsByDigest:
     def __init__(self, store: Store) -> None:
         chunks = [columns for _, columns in store.columns(("digest", "part"))]
@@ -213,16 +187,22 @@ class _RowsByDigest:
         self.order = np.argsort(self.digests, kind="stable")
         self.sorted = self.digests[self.order]
 
-    def rows(self, digest: np.uint64, part: int) -> NDArray[np.int64]:
+    def rows(self, digest: np.uint64, part: int) -> Int64:
         first = np.searchsorted(self.sorted, digest, side="left")
         last = np.searchsorted(self.sorted, digest, side="right")
-        rows: NDArray[np.int64] = self.order[first:last]
-        equal: NDArray[np.int64] = rows[self.parts[rows] == part]
+        rows = self.order[first:last]
+        equal: Int64 = rows[self.parts[rows] == part]
         return equal
 
 
 class StoreComparison:
-    """What changed between two stores."""
+    """The same source rows under two recipes.
+
+    Rows are *partners* when they were made of the same bytes (the digest of the source row, and the
+    turn number with ``expand``); equal rows are paired in order. Where no bytes agree, the row of
+    the same file name and row number is the partner: its source was edited. Partners are aligned on
+    ids where both stores have one tokenizer, else on the tokens' bytes.
+    """
 
     def __init__(self, ours: Store, theirs: Store, tokenizer: Tokenizer) -> None:
         self.ours = ours
@@ -231,39 +211,28 @@ class StoreComparison:
         self._tokenizer = tokenizer
         identities = {store.manifest["tokenizer"]["identity"] for store in (ours, theirs)}
         self._one_tokenizer = len(identities) == 1
+        self._their_tokenizer = tokenizer if self._one_tokenizer else store_tokenizer(theirs)
 
     @cached_property
-    def _their_tokenizer(self) -> Tokenizer:
-        return self._tokenizer if self._one_tokenizer else store_tokenizer(self.theirs)
+    def _contents(self) -> tuple[_RowsByDigest, _RowsByDigest]:
+        return _RowsByDigest(self.ours), _RowsByDigest(self.theirs)
 
-    @cached_property
-    def _our_contents(self) -> _RowsByDigest:
-        return _RowsByDigest(self.ours)
-
-    @cached_property
-    def _their_contents(self) -> _RowsByDigest:
-        return _RowsByDigest(self.theirs)
-
-    def partner(self, row: int) -> Partner | None:
-        """The other store's row made of the same source row."""
-        digest, part = self._our_contents.digests[row], int(self._our_contents.parts[row])
-        equal = self._their_contents.rows(digest, part)
+    def partner(self, row: int) -> tuple[int, str] | None:
+        """Return the other store's row, and whether it was found by ``content`` or ``origin``."""
+        ours, theirs = self._contents
+        digest, part = ours.digests[row], int(ours.parts[row])
+        equal = theirs.rows(digest, part)
         if len(equal):
-            place = int(np.searchsorted(self._our_contents.rows(digest, part), row))
-            return Partner(int(equal[place]), "content") if place < len(equal) else None
+            place = int(np.searchsorted(ours.rows(digest, part), row))
+            return (int(equal[place]), "content") if place < len(equal) else None
         origin = self.ours[row].origin
         name = os.path.basename(origin.path or "")
         for source, path in enumerate(self.theirs.sources):
             if path is None or os.path.basename(path) != name:
                 continue
             for other in rows_of_source_row(self.theirs, source, origin.row, by_line=False):
-                taken = len(
-                    self._our_contents.rows(
-                        self._their_contents.digests[other], int(self._their_contents.parts[other])
-                    )
-                )
-                if int(self._their_contents.parts[other]) == part and not taken:
-                    return Partner(other, "origin")
+                if theirs.parts[other] == part and not len(ours.rows(theirs.digests[other], part)):
+                    return other, "origin"
         return None
 
     def row(self, number: int) -> dict[str, Any]:
@@ -272,9 +241,10 @@ class StoreComparison:
         if partner is None:
             why = "no row of the other store was made of this source row"
             return {"ours": ours, "theirs": None, "note": why}
-        theirs = row_with_pieces(self._their_facts, partner.row, self._their_tokenizer)
-        mine, other = self.ours[number], self.theirs[partner.row]
-        our_ids, their_ids = mine.input_ids.tolist(), other.input_ids.tolist()
+        place, by = partner
+        theirs = row_with_pieces(self._their_facts, place, self._their_tokenizer)
+        mine, other = self.ours[number], self.theirs[place]
+        our_ids, their_ids = ours["ids"], theirs["ids"]
         our_pieces = self._tokenizer.pieces(our_ids)
         their_pieces = self._their_tokenizer.pieces(their_ids)
         if self._one_tokenizer:
@@ -289,7 +259,7 @@ class StoreComparison:
         return {
             "ours": ours,
             "theirs": theirs,
-            "by": partner.by,
+            "by": by,
             "steps": steps,
             "aligned": aligned,
             "changed": {
@@ -298,7 +268,7 @@ class StoreComparison:
                 "mask": mask_tokens > 0,  # of tokens that both have; new ones are changed ids
                 "mask_tokens": mask_tokens,
             },
-            "note": "" if partner.by == "content" else "same place, other bytes: it was edited",
+            "note": "" if by == "content" else "same place, other bytes: it was edited",
         }
 
     @cached_property
@@ -325,29 +295,23 @@ class StoreComparison:
         partner = self.partner(number)
         if partner is None:
             return "missing"
-        mine, other = self.ours[number], self.theirs[partner.row]
+        mine, other = self.ours[number], self.theirs[partner[0]]
         if not np.array_equal(mine.input_ids, other.input_ids):
             return "ids"
         return "same" if np.array_equal(mine.loss_mask, other.loss_mask) else "mask_only"
 
     def document(self) -> dict[str, Any]:
-        """What a page says of the comparison as a whole; the survey is asked for apart."""
         return {
             "path": str(self.theirs.path),
             "key": self.theirs.key,
             "totals": self.theirs.manifest["totals"],
             "one_tokenizer": self._one_tokenizer,
-            "differs": differences(
-                self.ours.manifest["document"], self.theirs.manifest["document"]
-            ),
+            "differs": differences(*(s.manifest["document"] for s in (self.ours, self.theirs))),
         }
 
 
 def align(ours: list[Any], theirs: list[Any]) -> tuple[list[list[Any]], bool]:
-    """Edit steps ``[kind, a0, a1, b0, b1]`` between two sequences, and whether all was aligned.
-
-    A differing middle that is too long to be aligned stays one step.
-    """
+    """Return edit steps ``[kind, a0, a1, b0, b1]``, and whether the middle was short enough."""
     shorter = min(len(ours), len(theirs))
     head = next((n for n in range(shorter) if ours[n] != theirs[n]), shorter)
     tail = 0
@@ -370,8 +334,12 @@ def align(ours: list[Any], theirs: list[Any]) -> tuple[list[list[Any]], bool]:
     return steps, aligned
 
 
+REQUESTS = ("rows", "place", "rejected", "picture", "row", "raw", "rejected_raw", "compared",
+            "survey")  # fmt: skip
+
+
 class Viewer:
-    """Answers the page's requests."""
+    """Answers the page's requests; every one of `REQUESTS` is a method."""
 
     def __init__(
         self,
@@ -402,11 +370,11 @@ class Viewer:
 
     def rows(self, given: Mapping[str, str]) -> dict[str, Any]:
         first, count = whole(given, "first", 0), min(whole(given, "count", 50), MAX_ROWS)
-        found = self._finder.find(Query.parse(given))
-        shown = found.rows[first : first + count].tolist()
+        rows, searched = self._finder.find(Query.parse(given))
+        shown = rows[first : first + count].tolist()
         return {
-            "total": len(found.rows),
-            "searched": found.searched,
+            "total": len(rows),
+            "searched": searched,
             "of": len(self.store),
             "first": first,
             "rows": [row_summary(self._facts, number, self.tokenizer) for number in shown],
@@ -414,7 +382,7 @@ class Viewer:
 
     def place(self, given: Mapping[str, str]) -> dict[str, Any]:
         """Return the position of a row in the answer to a query, or -1."""
-        rows = self._finder.find(Query.parse(given)).rows
+        rows, _ = self._finder.find(Query.parse(given))
         found = (rows == whole(given, "row", 0)).nonzero()[0]
         return {"place": int(found[0]) if len(found) else -1}
 
@@ -434,16 +402,17 @@ class Viewer:
     def rejected(self, given: Mapping[str, str]) -> dict[str, Any]:
         first, count = whole(given, "first", 0), min(whole(given, "count", 50), MAX_ROWS)
         reason = given.get("reason")
-        wanted = (row for row in rejected_rows(self.store) if not reason or row.reason == reason)
+        rows = enumerate(self.store.rejected_rows())
+        wanted = (row for row in rows if not reason or row[1][1] == reason)
         shown = islice(wanted, first, first + count)
-        return {"first": first, "rows": [rejected_row(row) for row in shown]}
+        return {"first": first, "rows": [rejected_row(*row) for row in shown]}
 
     def rejected_raw(self, given: Mapping[str, str]) -> dict[str, Any]:
         number = whole(given, "number")
-        row = next(rejected_rows(self.store, number), None)
+        row = next(islice(self.store.rejected_rows(), number, None), None)
         if row is None:
             raise UsageError(f"no rejected row {number}")
-        return self._excerpts.excerpt(row.origin, RAW_BYTES)
+        return self._excerpts.excerpt(row[0], RAW_BYTES)
 
     def compared(self, given: Mapping[str, str]) -> dict[str, Any]:
         return self._compared_stores.row(self._row_number(given))
@@ -466,7 +435,6 @@ class Viewer:
 
 
 def application(viewer: Viewer, token: str, port: int) -> Any:
-    """Return the viewer as a starlette application."""
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
@@ -483,17 +451,6 @@ def application(viewer: Viewer, token: str, port: int) -> Any:
         "X-Content-Type-Options": "nosniff",
         "X-Frame-Options": "DENY",
     }
-    requests: dict[str, Callable[[Mapping[str, str]], dict[str, Any]]] = {
-        "rows": viewer.rows,
-        "place": viewer.place,
-        "rejected": viewer.rejected,
-        "picture": viewer.picture,
-        "row": viewer.row,
-        "raw": viewer.raw,
-        "rejected-raw": viewer.rejected_raw,
-        "compared": viewer.compared,
-        "survey": viewer.survey,
-    }
 
     def plain(text: str, status: int) -> Response:
         return Response(text, status, headers, "text/plain; charset=utf-8")
@@ -508,14 +465,13 @@ def application(viewer: Viewer, token: str, port: int) -> Any:
         name = request.path_params.get("name")
         if name is None:
             return Response(viewer.page, 200, headers, "text/html; charset=utf-8")
-        if name not in requests:
+        if name not in REQUESTS:
             return plain("not found", 404)
         try:
-            document, status = requests[name](request.query_params), 200
-        except UsageError as error:
-            document, status = {"error": error.as_dict()}, 400
+            document, status = getattr(viewer, name)(request.query_params), 200
         except TokenmillError as error:  # a damaged slice, say: the page shows it where it is
-            document, status = {"error": error.as_dict()}, 500
+            document = {"error": error.as_dict()}
+            status = 400 if isinstance(error, UsageError) else 500
         body = json.dumps(document, ensure_ascii=False).encode("utf-8", "replace")
         return Response(body, status, headers, "application/json")
 

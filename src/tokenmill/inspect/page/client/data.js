@@ -182,7 +182,7 @@ class ServedData {
   }
 
   rejectedRaw(row) {
-    return this.ask("rejected-raw", { number: row.number });
+    return this.ask("rejected_raw", { number: row.number });
   }
 
   async compared(number) {
