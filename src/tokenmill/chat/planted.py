@@ -46,6 +46,8 @@ class _Planter:
             planted["content"] = self._text(content)
         elif isinstance(content, list):
             planted["content"] = [self._part(part) for part in content]
+        elif isinstance(content, dict):
+            planted["content"] = self._value(content)
         for key in REASONING_KEYS:
             if isinstance(message.get(key), str):
                 planted[key] = self._text(message[key])

@@ -522,7 +522,7 @@ class TurnJudge:
         spans: list[Span] = []
         edges = [first, *(edge for part in inserted for edge in part), stop]
         for low, high in zip(edges[::2], edges[1::2], strict=True):
-            words = [place for place in own if low <= place < high]
+            words = [place for place in own if low <= place < high and run.out[place].strip()]
             if low == first:
                 if not self.openings.starts(text[: position[high]], messages[: k + 1], tools):
                     raise unproven(f"the turn {k} is printed otherwise without what follows it")

@@ -11,7 +11,7 @@ import contextlib
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 
 from tokenmill.chat import ChatSpec, Renderer
 from tokenmill.chat.append import Rewrite, excerpt, first_difference, rewrite_between
-from tokenmill.chat.calls import TOOL_ROLES
+from tokenmill.chat.calls import TOOL_ROLES, strings
+from tokenmill.chat.planted import plant
 from tokenmill.chat.program import Run
 from tokenmill.chat.shapes import Form, Message, conversation
-from tokenmill.chat.thinking import CLOSING, before_thinking
-from tokenmill.chat.turns import TurnJudge, tail
+from tokenmill.chat.thinking import CLOSING, TAG, before_thinking
+from tokenmill.chat.turns import TurnJudge, common_prefix, tail
 from tokenmill.errors import BridgeError, RowError, UsageError
 from tokenmill.tokenizers.loading import load
 from tokenmill.tokenizers.tokenizer import Tokenizer
@@ -88,25 +89,38 @@ class _Printed:
     text: str
     run: Run | None
     judge: TurnJudge
-
-    def words(self, k: int) -> tuple[int, int | None]:
-        """See `TurnJudge.closing`."""
-        if self.run is None:
-            raise BridgeError(
-                "the template cannot be traced, so it cannot be told where a turn of it ends"
-                " (tokenmill doctor --tokenizer says at which line)"
-            )
-        try:
-            return self.judge.closing(self.run, k)
-        except RowError as error:
-            raise BridgeError(error.message, turn=k) from error
+    render: Callable[[list[Message], bool], str]
 
     def closing(self, k: int) -> tuple[int, int]:
         """Return where the words of a sampled turn end, and where its end-of-turn token does."""
-        words, close = self.words(k)
-        if close is None:
-            raise BridgeError(f"the template prints other messages in the turn {k}", turn=k)
-        return words, close
+        if self.run is not None:
+            try:
+                words, close = self.judge.closing(self.run, k)
+                if close is not None:
+                    return words, close
+            except RowError:
+                pass  # the trace does not show the turn in one piece
+        try:
+            return self._closing_by_render(k)
+        except RowError as error:
+            raise BridgeError(error.message, turn=k) from error
+
+    def _closing_by_render(self, k: int) -> tuple[int, int]:
+        """As `closing`, by the renders before and after the turn alone."""
+        before, alone = (
+            self.render(self.messages[:k], True),
+            self.render(self.messages[: k + 1], False),
+        )
+        if not self.text.startswith(before):
+            raise BridgeError(f"where the turn {k} begins cannot be told", turn=k)
+        close = len(common_prefix(alone, self.text).rstrip())
+        turn, content = self.text[len(before) : close], self.messages[k].get("content")
+        if isinstance(content, str) and content.strip() and not self.messages[k].get("tool_calls"):
+            place = turn.rfind(content.strip())
+            if place >= 0:
+                return len(before) + place + len(content.strip()), close
+        endings = [tag for tag in TAG.finditer(turn) if tag.end() == len(turn)]
+        return close - len(endings[0][0] if endings else ""), close
 
     def ends(self) -> list[int]:
         if self.run is None:
@@ -179,6 +193,8 @@ class Bridge:
         raises `RowError`.
         """
         with self._lock:
+            if not messages:
+                raise UsageError("a prompt needs at least one message")
             tools = self.tools if tools is None else tools
             printed = self._print_whole(messages, tools)
             ids = self._encode(printed.text)
@@ -204,16 +220,21 @@ class Bridge:
                 parser understood it. None: its text, which is enough for most templates.
 
         Raises:
-            BridgeError: The template would rewrite earlier text.
+            BridgeError: The template would rewrite earlier text, refuses the conversation, or does
+                not print a message.
             UsageError: The ids begin with no known prompt, or the message is needed.
-            RowError: The template refuses the conversation.
         """
+        if not messages:
+            raise UsageError("messages is empty: give what answers the sampled turn")
         with self._lock:
             numbers = _array(ids)
             self._refuse_unknown(numbers)
             prompt = self._find(numbers)
             own = numbers[prompt.tokens :]
-            new = conversation("messages", [dict(message) for message in messages]).messages
+            try:
+                new = conversation("messages", [dict(message) for message in messages]).messages
+            except RowError as error:
+                raise BridgeError(error.message) from error
             if any(message["role"] == "assistant" for message in new):
                 raise UsageError(
                     "messages are what answers the sampled turn; the turn itself is sampled="
@@ -223,7 +244,10 @@ class Bridge:
                     "nothing was sampled after the prompt: give all messages at once, or"
                     " sampled={'role': 'assistant', 'content': ''} where an empty turn is meant"
                 )
-            printed, following = self._follow(prompt, numbers, new, sampled)
+            try:
+                printed, following = self._follow(prompt, numbers, new, sampled)
+            except RowError as error:
+                raise BridgeError(error.message, turn=len(prompt.messages)) from error
             added = self._encode_behind(numbers, following)
             whole = np.concatenate([numbers, _array(added)])
             self._keep(whole, printed, prompt.tools)
@@ -320,8 +344,11 @@ class Bridge:
             raise RowError(f"{refused.message}{hint}", reason=refused.reason) from refused
 
     def _print(self, messages: list[Message], tools: list[Any] | None, *, prompt: bool) -> _Printed:
+        def render(messages: list[Message], prompt: bool) -> str:
+            return self._renderer.printed(messages, tools, prompt=prompt)[0]
+
         text, run = self._renderer.printed(messages, tools, prompt=prompt)
-        return _Printed(messages, text, run, self._renderer.judge(tools))
+        return _Printed(messages, text, run, self._renderer.judge(tools), render)
 
     # What follows a sampled turn
 
@@ -353,7 +380,32 @@ class Bridge:
             stop, following = self._worded_otherwise(given, printed)
         if given.by_text:
             self._refuse_what_depends_on_calls(given, printed, stop + following)
+        self._require_answers(given, printed, following)
         return printed, following
+
+    def _require_answers(self, given: _Sampled, printed: _Printed, following: str) -> None:
+        """Raise if the template does not print a message that answers the turn.
+
+        A text that is not found as it is may be printed in another form, so unique words decide.
+        """
+        place = 0
+        for message in given.answer:
+            content = message.get("content")
+            words = content.strip() if isinstance(content, str) else "\0"
+            place = following.find(words, place) + len(words)
+            if place < len(words):
+                break
+        else:
+            return
+        planted = plant(given.answer, None)
+        text = printed.render([*printed.messages[: given.turn + 1], *planted], True)
+        for k, message in enumerate(planted, given.turn + 1):
+            if any(words.strip() not in text for words in strings(message.get("content"))):
+                raise BridgeError(
+                    f"the template does not print message {k} ({message['role']}) after this turn"
+                    f"{BY_TEXT if given.by_text else ''}",
+                    turn=k,
+                )
 
     def _readings(self, given: _Sampled) -> Iterator[Form]:
         """Yield messages that a sampled text may be, the likeliest first.
@@ -397,8 +449,8 @@ class Bridge:
         turn, stop = printed.messages[given.turn], given.stop
         if given.by_text and not (stop and not (turn.get("content") or "").endswith(stop)):
             printed = self._without_closer(given, printed)
-        elif not given.by_text and not (stop and printed.run is None):
-            words, _ = printed.words(given.turn)
+        elif not given.by_text:
+            words, _ = printed.closing(given.turn)
             if printed.text[place:words].strip():
                 raise UsageError(
                     f"the message sampled= says more than was sampled:"
