@@ -261,11 +261,13 @@ class Unfinished:
 REMARKS = {  # counter of the render stage: what it says to a person
     "trimmed_trailing": "conversations ended with a user turn, which was cut (trailing='trim')",
     "trimmed_tool_turns": "conversations lost tool results after their last assistant turn",
-    "null_as_empty": "conversations have null contents on which the template fails or prints None;"
-    " they were rendered as empty text",
+    "null_as_empty": "conversations have null contents on which the template fails; they were"
+    " rendered as empty text",
     "arguments_as_text": "conversations have calls whose arguments the template takes as JSON text"
     " and not as objects",
     "prompts_differ": "groups whose prompt the template writes differently for different answers;"
     " their prompt_tokens is None",
+    "generation_clipped": "rows whose template has the turn header in a generation block; the"
+    " generation prompt gives the header, so it is not trained",
     "rows_without_closer": "rows whose template closes no turn: nothing tells the model to stop",
 }

@@ -94,6 +94,7 @@ class Rendering:
     rejected: list[tuple[int, int, RowError]] = field(default_factory=list)  # row, part, reason
     notes: dict[str, int | str] = field(default_factory=dict)
     # By the number of the text, where there is something to say:
+    clipped: list[int] = field(default_factory=list)  # a generation block held the prompt
     unclosed: list[int] = field(default_factory=list)  # nothing closes some assistant turn
     groups: dict[int, GroupFacts] = field(default_factory=dict)  # of the first text of each group
     weights: dict[int, Sequence[float]] = field(default_factory=dict)  # of turns in the loss
@@ -113,6 +114,9 @@ class Rendering:
         if not settled.closed:
             self.note("rows_without_closer")
             self.unclosed.append(number)
+        if settled.clipped:
+            self.note("generation_clipped")
+            self.clipped.append(number)
         if settled.weights:
             self.weights[number] = settled.weights
         if settled.pictures:
@@ -586,8 +590,6 @@ class Renderer:
                 result.note(form.note)
             if settled.dropped:
                 result.note("generation_drops")
-            if settled.clipped:
-                result.note("generation_clipped")
             if sample.trained is not None:
                 blocks = sample.template.judge.generation
                 result.note("proven_by_generation_blocks" if blocks else "proven_by_trace")

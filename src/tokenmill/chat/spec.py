@@ -11,7 +11,7 @@ from tokenmill._core.options import Column, Options, Variables
 from tokenmill.errors import UsageError
 
 # Incremented whenever a row's text, spans or rejection could differ, since it belongs to the key.
-RENDERER_VERSION = 8
+RENDERER_VERSION = 9
 
 GROUPED = ("preference", "kto", "ranked")  # formats with several answers to one prompt
 UNRENDERED = ("text", "tokens", "rollouts")  # formats whose rows no template renders

@@ -220,7 +220,7 @@ class Linter:
             if error.reason != "bad_media" or not seen.has("missing_picture", sources[place]):
                 text = rendering.texts[place]
                 seen.add(sources[place], error.reason, error.message, excerpt(text))
-        unclosed = set(rendering.unclosed)
+        unclosed, clipped = set(rendering.unclosed), set(rendering.clipped)
         trained = encoded.trained
         for place in encoded.kept.tolist():
             number, text = sources[place], rendering.texts[place]
@@ -241,6 +241,9 @@ class Linter:
                 end = rendering.spans[place]
                 at = end[-1][1] if end else len(text)
                 seen.add(number, "missing_closer", "what is trained just ends", excerpt(text, at))
+            if place in clipped:
+                detail = "its first tokens are the generation prompt, which is not trained"
+                seen.add(number, "generation_header", detail, excerpt(text))
             if isinstance(parsed, Conversation):
                 self._look_at_render(seen, number, parsed, text)
 

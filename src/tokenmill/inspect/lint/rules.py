@@ -71,6 +71,8 @@ _TABLE = (
     ("missing_closer", "warning", "no token closes what is trained",
      "nothing teaches the model to stop: use a template that prints and trains an end-of-turn, "
      "or append_eos"),
+    ("generation_header", "info", "a generation block of the template holds the turn header",
+     "nothing: the generation prompt gives the header, so it is not trained"),
     ("rewrites_history", "warning", "the template drops the thinking of earlier turns",
      '--expand turns (expand="turns") trains every turn once as the last, with its thinking'),
     ("template_drops_tools", "warning", "the row has tools and the template prints none of them",
