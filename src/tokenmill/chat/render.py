@@ -598,7 +598,7 @@ class Renderer:
             if failed is None and isinstance(refused, NotTraced):
                 return self._untraced(sample, refused, result), conversation.messages
         elif isinstance(refused, NotTraced) or (failed and failed.reason == "mask_unproven"):
-            return self._by_prompts(sample, failed or unproven(str(refused)), result)
+            return self._by_prompts(sample, failed or refused, result)
         if failed is not None:
             raise failed
         assert isinstance(refused, RowError)
@@ -622,26 +622,39 @@ class Renderer:
         return settled
 
     def _by_prompts(
-        self, sample: Sample, failed: RowError, result: Rendering
+        self, sample: Sample, failed: NotTraced | RowError | None, result: Rendering
     ) -> tuple[Settled, list[Message]]:
         """Prove a row by its own generation prompts where its trace does not prove it."""
         template, tools = sample.template, sample.conversation.tools
         assert sample.trained is not None
+        if isinstance(failed, NotTraced):
+            result.note("rows_reference")
+            result.note(f"untraced:{failed.cause}")
 
         def render(messages: list[Message], prompt: bool) -> str:
-            return template.text(messages, tools, prompt=prompt)
+            if self.renderer == "auto":
+                return template.text(messages, tools, prompt=prompt)
+            return template.reference.render(messages, tools, add_generation_prompt=prompt)
 
+        unproved: RowError | None = None
         for form in sample.conversation.forms(parts=self.media is not None):
+            if unproved is not None and form.note == NULL_AS_EMPTY:
+                continue
             try:
                 settled = prove_by_prompts(render, form.messages, sample.trained, template.judge)
             except RowError as error:
-                last = error
+                if error.reason in ("template_error", "limit"):
+                    refused = error
+                else:
+                    unproved = unproved or error
                 continue
             result.note("proven_by_prompts")
             if form.note:
                 result.note(form.note)
             return _finished(sample, settled), form.messages
-        raise RowError(f"{failed.message}; {last.message}", reason=failed.reason)
+        if unproved is None:
+            raise refused
+        raise RowError(f"{failed}; {unproved.message}", reason="mask_unproven")
 
     def _audit(
         self,
@@ -657,14 +670,12 @@ class Renderer:
             sample.template.traced.audit(run, messages, sample.conversation.tools)
 
     def _untraced(self, sample: Sample, error: NotTraced, result: Rendering) -> Settled:
-        """Render a row that cannot be traced with the reference; its turns are unknown."""
+        """Render a row that cannot be traced with the reference; everything is trained."""
         conversation = sample.conversation
         text = sample.template.reference.render(conversation.messages, conversation.tools)
         result.note("rows_reference")
         result.note(f"untraced:{error.cause}")
-        if sample.trained is None:
-            return _finished(sample, Settled(text, None, ("text",), [len(text)]))
-        raise unproven(f"which part of the text is whose cannot be told: {error}")
+        return _finished(sample, Settled(text, None, ("text",), [len(text)]))
 
     def _plain(self, found: Plain) -> Settled:
         everything = self.spec.trained(found.shape)
