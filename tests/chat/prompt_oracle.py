@@ -118,6 +118,7 @@ def conversations() -> dict[str, Row]:
         "tools unused": {"messages": [u(1), a(1), u(2), a(2)], "tools": [TOOL]},
         "call": _agent(calls(1)),
         "call null": _agent({**calls(1), "content": None}),
+        "call without content": _agent({"role": "assistant", "tool_calls": [call(1)]}),
         "call text": _agent(calls(1, "ansA1 ansB1.")),
         "call quoting text": _agent(calls(1, "I use get_weather with city cityA1.")),
         "call twice": _agent(calls(1), r(1), calls(2), r(2)),

@@ -5,6 +5,10 @@ prompt, and `after` the render up to and including it. Where the whole text begi
 model would have been given exactly that, so the turn starts at its end. It ends where `after` and
 the whole text part. Its text, calls and last reasoning must lie between the two, in the row and in
 the same row with unique words (`planted`).
+
+Some templates print earlier messages differently once more follow: they move the tools to the last
+user, or drop thinking. Then the end of `before`, from the content of the message before the turn
+on, must occur exactly once in the whole text.
 """
 
 from __future__ import annotations
@@ -12,14 +16,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tokenmill.chat.append import excerpt, first_difference
 from tokenmill.chat.planted import plant
-from tokenmill.chat.turns import Settled, Span, TurnJudge, check_printed, common_prefix, unproven
+from tokenmill.chat.turns import (
+    MAX_PROMPT,
+    Settled,
+    Span,
+    TurnJudge,
+    check_printed,
+    common_prefix,
+    is_plain,
+    unproven,
+)
 from tokenmill.errors import RowError
 
 Message = dict[str, Any]
 Render = Callable[[list[Message], bool], str]
-TAIL = 512  # characters that may open thinking at the end of a generation prompt
-SHOWN = 40  # characters around a difference in a message
 
 
 def prove_by_prompts(
@@ -42,21 +54,33 @@ def prove_by_prompts(
     ends: list[int] = []
     closed = True
     for k, message in enumerate(messages):
-        ends.append(_end(render, messages, k, text, ends[-1] if ends else 0))
+        previous = ends[-1] if ends else 0
         if k not in trained:
+            ends.append(_end(render, messages, k, text, previous))
             continue
-        before = render(messages[:k], True)
-        start = _reached(before, text)
-        if start is None or (spans and start < spans[-1][1]):
-            raise _differs(k, before, text)
-        end = ends[k]
-        segment = text[start:end]
-        check_printed(message, k, [segment], text, k == last, judge.thinking)
-        if len(message) > 2:
+        try:
+            before = render(messages[:k], True)
+            after = render(messages[: k + 1], False)
+        except RowError as error:
+            raise unproven(f"the template refuses the messages up to turn {k}") from error
+        anchor = _anchor(before, text, messages[k - 1] if k else {})
+        if anchor is None or (spans and text.find(anchor) + len(anchor) < spans[-1][1]):
+            place = first_difference(before, text)
+            raise unproven(
+                f"the text does not go on from the generation prompt of turn {k}: the prompt has"
+                f" {excerpt(before, place)}, the text {excerpt(text, place)}"
+            )
+        start = text.find(anchor) + len(anchor)
+        sampled = after[after.find(anchor) + len(anchor) :] if anchor in after else ""
+        end = start + len(common_prefix(sampled, text[start:]))
+        ends.append(max(end, previous))
+        check_printed(message, k, [text[start:end]], text, k == last, judge.thinking)
+        if not is_plain(message):
             [twin] = plant([message], judge.thinking)
-            printed = render([*messages[:k], twin], False)[start:]
+            printed = render([*messages[:k], twin], False)
+            printed = printed[printed.find(anchor) + len(anchor) :]
             check_printed(twin, k, [printed], printed, k == last, judge.thinking)
-        begin = max(start - TAIL, 0)
+        begin = max(start - MAX_PROMPT, 0)
         start = begin + judge.openings.untrained(text[begin:start])
         stop = start + len(text[start:end].rstrip())
         closer = judge.openings.closer
@@ -69,31 +93,28 @@ def prove_by_prompts(
             stop = max(stop, end)
         if stop > start:
             spans.append((start, stop))
+    ends[-1] = len(text)
     return Settled(text, spans, [message["role"] for message in messages], ends, closed=closed)
 
 
+def _anchor(before: str, text: str, previous: Message) -> str | None:
+    """Return the end of a generation prompt that the text contains, all of it if possible.
+
+    Whitespace at its end may be missing from the text.
+    """
+    content = previous.get("content")
+    place = before.rfind(content.strip()) if isinstance(content, str) and content.strip() else -1
+    for prompt in (before, before.rstrip()):
+        if text.startswith(prompt):
+            return common_prefix(before, text) if prompt != before else prompt
+        if place >= 0 and text.count(prompt[place:]) == 1:
+            return prompt[place:]
+    return None
+
+
 def _end(render: Render, messages: list[Message], k: int, text: str, previous: int) -> int:
-    """Where message k ends in the text: the render up to it and the whole text are equal so far."""
-    if k + 1 == len(messages):
-        return len(text)
+    """Return where message k ends: the render up to it and the whole text are equal so far."""
     try:
         return max(len(common_prefix(render(messages[: k + 1], False), text)), previous)
     except RowError:
         return previous  # the template refuses a conversation that ends here
-
-
-def _reached(before: str, text: str) -> int | None:
-    """How far a generation prompt reaches into the text; whitespace at its end may be missing."""
-    if text.startswith(before):
-        return len(before)
-    core = before.rstrip()
-    return len(common_prefix(before, text)) if text.startswith(core) else None
-
-
-def _differs(k: int, before: str, text: str) -> RowError:
-    place = len(common_prefix(before, text))
-    first = max(place - SHOWN // 2, 0)
-    return unproven(
-        f"the text does not begin with the generation prompt of turn {k}: at character {place} the"
-        f" prompt has {before[first : place + SHOWN]!r}, the text {text[first : place + SHOWN]!r}"
-    )

@@ -47,6 +47,11 @@ class Settled:
     pictures: Sequence[Picture] = ()  # of the conversation, in order
 
 
+def is_plain(message: dict[str, Any]) -> bool:
+    """Whether a message has a content and nothing else that a template may print."""
+    return len(message) == 2 and "content" in message
+
+
 def common_prefix(left: str, right: str) -> str:
     """Return the common prefix in whole units: a tag, a word, one other character."""
     if left.startswith(right):
@@ -615,15 +620,16 @@ class TurnJudge:
     def _behind_header(
         self, text: str, start: int, messages: Messages, tools: list[Any] | None, k: int
     ) -> int:
-        """Where a generation block goes on behind the generation prompt that it repeats.
+        """Return where a generation block goes on behind the generation prompt that it repeats.
 
-        Whether thinking that the prompt opens is trained is what the block says.
+        A block that begins inside the prompt is taken as it is: its author left the header out and
+        the thinking that the prompt opens in.
         """
         run = self.openings.of_row(messages[:k], tools)
         if run is None or not text.startswith(run.text):
             return start
-        prompt = run.text[-MAX_PROMPT:]
-        return max(start, len(run.text) - len(prompt) + before_thinking(prompt))
+        header = len(run.text) - len(tail(run))
+        return len(run.text) if start <= header < len(run.text) else start
 
 
 def _reached(prompt: str, turn: str, lead: str, untrained: Callable[[str], int]) -> int | None:
@@ -724,7 +730,7 @@ def shares_words(run: Run, messages: Messages) -> bool:
     if any(owner == MIXED for _, owner in run.taken):
         return True
     return any(
-        len(message) > 2 and message["role"] == "assistant" and _fields_share_words(message)
+        message["role"] == "assistant" and not is_plain(message) and _fields_share_words(message)
         for message in messages
     )
 
@@ -764,7 +770,7 @@ def check_printed(
             words = part.get("text") if isinstance(part, dict) else None
             if isinstance(words, str):
                 _check_text(words, k, said, text, last, thinking)
-    if len(message) == 2:
+    if is_plain(message):
         return
     if last:
         for key in REASONING_KEYS:
