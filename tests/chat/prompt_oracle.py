@@ -213,8 +213,10 @@ class Oracle:
             if prompt is None or after_answer or not text.startswith(prompt):
                 continue
             place = len(prompt)
-            if blocks:  # the block decides whether a thinking tag of the prompt is trained
-                place = len(prompt.removesuffix("<think>\n"))
+            if blocks:  # a block that begins inside the prompt is its author's decision
+                header = self._text(messages[:k], tools) or ""
+                if not any(start <= len(header) < place for start, _ in spans):
+                    continue
             header = [text[start:place] for start, stop in spans if start < place < stop]
             problems += [f"turn {k} trains its prompt {part!r}" for part in header]
         if problems:

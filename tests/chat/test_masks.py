@@ -169,11 +169,11 @@ def test_text_that_the_template_rewrites_is_unproven() -> None:
 
 
 @pytest.mark.parametrize("result", ["blue", ""])
-def test_template_that_prints_results_in_the_turn_of_the_call_is_unproven(result: str) -> None:
-    """Also an empty one: what the template prints around it is no part of the answer."""
+def test_result_that_the_template_prints_in_the_turn_of_the_call_is_not_trained(
+    result: str,
+) -> None:
     talk = [*turns("w?", "I look."), {"role": "tool", "content": result}, *turns("x", "Blue.")[1:]]
-    made = render(HABITS["looks ahead"], talk)
-    assert reasons(made) == ["mask_unproven"], made.spans
+    assert not any("result" in part for part in trained(render(HABITS["looks ahead"], talk)))
     assert trained(render(HABITS["looks ahead"], turns("w?", "I look."))) == ["I look.<|end|>"]
 
 

@@ -73,8 +73,9 @@ def odd_call(arguments: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("given", "read"),
     [
-        ({"role": "assistant", "tool_calls": [CALL]}, {"content": ""}),
-        ({"role": "assistant", "content": None, "tool_calls": [CALL]}, {"content": ""}),
+        ({"role": "assistant", "tool_calls": [CALL]}, {}),
+        ({"role": "assistant", "content": None, "tool_calls": [CALL]}, {}),
+        ({"role": "tool", "content": {"sky": "blue"}}, {}),
         *(
             ({"role": "assistant", "content": "", "tool_calls": [odd_call(text)]}, {})
             for text in ("[1]", "not json", '"text"', "3")

@@ -152,7 +152,7 @@ def test_path_is_admitted_only_when_it_equals_the_reference(
 
 
 def test_untraced_row_is_counted_by_cause_and_told_with_its_line() -> None:
-    source = "\n{% for m in messages recursive %}{{ m.content }}{% endfor %}"
+    source = "\n{% for m in messages recursive %}{{ m.content | reverse }}{% endfor %}"
     result = Renderer(ChatSpec(), source).render(rows(3))
     assert {e.reason for *_, e in result.rejected} == {"mask_unproven"}
     assert "a recursive loop (line 2 of the template)" in result.rejected[0][2].message
@@ -220,8 +220,8 @@ def test_prompts_of_a_lying_program_are_the_references(monkeypatch: pytest.Monke
     assert Renderer(ChatSpec(), CHATML)._for(None) is not renderer._for(None)
 
 
-CALLS_WHERE_NULL = (  # as DeepSeek V3's: calls are printed only where there is no content
-    "{% for m in messages %}<|{{ m.role }}|>{% if m.content is none %}"
+CALLS_WITHOUT_CONTENT = (  # calls are printed only where there is no content
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.content is not defined %}"
     "{% for c in m.tool_calls %}[{{ c.function.name }} {{ c.function.arguments | tojson }}]"
     "{% endfor %}{% else %}{{ m.content }}{% endif %}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -229,24 +229,26 @@ CALLS_WHERE_NULL = (  # as DeepSeek V3's: calls are printed only where there is 
 
 
 @pytest.mark.parametrize("renderer", ["auto", "jinja2"])
-def test_null_content_is_rendered_as_it_stands_where_the_template_takes_it(renderer: str) -> None:
+def test_null_content_is_left_out(renderer: str) -> None:
     call = {"type": "function", "function": {"name": "look", "arguments": {"where": "here"}}}
     called = {"role": "assistant", "content": None, "tool_calls": [call]}
     data = [{"messages": [say("u", 0, "hi"), called]}]
-    result = Renderer(ChatSpec(), CALLS_WHERE_NULL, renderer=renderer).render(data)
+    result = Renderer(ChatSpec(), CALLS_WITHOUT_CONTENT, renderer=renderer).render(data)
     assert result.texts == ['<|user|>hi<|end|><|assistant|>[look {"where": "here"}]<|end|>']
     assert "null_as_empty" not in result.notes
-    # One that would print the word None gets empty text, and that is counted.
-    result = Renderer(ChatSpec(), THINKING, renderer=renderer).render(data)
-    assert "None" not in result.texts[0]
     result = Renderer(ChatSpec(train_on="everything"), CHATML, renderer=renderer).render(data)
+    assert result.texts[0].endswith("<|im_start|>assistant\n<|im_end|>\n")
+    assert "null_as_empty" not in result.notes
+    # A template that fails without content gets empty text, and that is counted.
+    joins = CHATML.replace("{{ m.content }}", "{{ m.content + '' }}")
+    result = Renderer(ChatSpec(train_on="everything"), joins, renderer=renderer).render(data)
     assert result.texts[0].endswith("<|im_start|>assistant\n<|im_end|>\n")
     assert result.notes["null_as_empty"] == 1
 
 
-CALLS_AS_TEXT = (  # and only where the content is null
-    "{% for m in messages %}<|{{ m.role }}|>{% if m.content is none %}{% for c in m.tool_calls %}"
-    "[{{ c.function.name + ' ' + c.function.arguments }}]{% endfor %}{% else %}{{ m.content }}"
+CALLS_AS_TEXT = (  # and only where there is no content
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.content is not defined %}"
+    "{% for c in m.tool_calls %}[{{ c.function.name + ' ' + c.function.arguments }}]{% endfor %}{% else %}{{ m.content }}"
     "{% endif %}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
@@ -273,7 +275,7 @@ def test_arguments_are_text_for_a_template_that_fails_on_objects(renderer: str) 
     ]
     assert made.notes["arguments_as_text"] == 2
     assert "null_as_empty" not in made.notes
-    with_objects = Renderer(ChatSpec(), CALLS_WHERE_NULL, renderer=renderer).render(data)
+    with_objects = Renderer(ChatSpec(), CALLS_WITHOUT_CONTENT, renderer=renderer).render(data)
     assert "arguments_as_text" not in with_objects.notes
     assert '{"where": "hére"}' in with_objects.texts[0]
 
@@ -286,7 +288,7 @@ FLAGGED = (  # what a loop over the tools prints of a message is that message's,
 )
 
 
-@pytest.mark.parametrize("flags", [(1, True, 1), ("a", "b", "a"), ("a", None, "a")])
+@pytest.mark.parametrize("flags", [(1, True, 1), ("a", "b", "a"), ("a", False, "a")])
 def test_tools_are_remembered_with_what_the_loop_is_handed(flags: tuple[Any, ...]) -> None:
     data = [
         {"messages": [{**m, "flag": flag} for m in row["messages"]], "tools": TOOLS}

@@ -78,7 +78,8 @@ class Conversation:
         empty = [self._other_empty(message) for message in self.messages]
         others = empty != self.messages
         if others:
-            yield Form(empty, NULL_AS_EMPTY)
+            nulls = any(message.get("content") is None for message in self.messages)
+            yield Form(empty, NULL_AS_EMPTY if nulls else "")
         if self.calls:
             yield Form(self._with_text_arguments(self.messages), "arguments_as_text")
             if others:

@@ -149,19 +149,14 @@ class Openings:
         except RowError:
             return self._render(messages, [TOOL], prompt)
 
-    def of_row(self, messages: Messages, tools: list[Any] | None) -> Run | None:
-        """Render the row's messages before a turn with the generation prompt; None if refused."""
+    def of_row(
+        self, messages: Messages, tools: list[Any] | None, *, prompt: bool = True
+    ) -> Run | None:
+        """Render messages of the row with the generation prompt; None if the template refuses."""
         try:
-            return self._render(messages, tools, True)
+            return self._render(messages, tools, prompt)
         except RowError:
             return None
-
-    def starts(self, text: str, messages: Messages, tools: list[Any] | None) -> bool:
-        """Whether the render of these messages begins with a text."""
-        try:
-            return self._render(messages, tools, False).text.startswith(text)
-        except RowError:
-            return False
 
     def reached(
         self, text: str, begin: int, messages: Messages, tools: list[Any] | None
@@ -529,7 +524,8 @@ class TurnJudge:
         for low, high in zip(edges[::2], edges[1::2], strict=True):
             words = [place for place in own if low <= place < high and run.out[place].strip()]
             if low == first:
-                if not self.openings.starts(text[: position[high]], messages[: k + 1], tools):
+                alone = self.openings.of_row(messages[: k + 1], tools, prompt=False)
+                if alone is None or not alone.text.startswith(text[: position[high]]):
                     raise unproven(f"the turn {k} is printed otherwise without what follows it")
             elif not words:
                 continue
@@ -628,7 +624,8 @@ class TurnJudge:
         run = self.openings.of_row(messages[:k], tools)
         if run is None or not text.startswith(run.text):
             return start
-        header = len(run.text) - len(tail(run))
+        bare = self.openings.of_row(messages[:k], tools, prompt=False)
+        header = len(bare.text) if bare is not None else len(run.text)
         return len(run.text) if start <= header < len(run.text) else start
 
 
