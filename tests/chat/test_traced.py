@@ -249,7 +249,8 @@ def test_null_content_is_left_out(renderer: str) -> None:
 CALLS_AS_TEXT = (  # and only where there is no content
     "{% for m in messages %}<|{{ m.role }}|>{% if m.content is not defined %}"
     "{% for c in m.tool_calls %}[{{ c.function.name + ' ' + c.function.arguments }}]{% endfor %}"
-    "{% else %}{{ m.content }}{% endif %}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    "{% else %}{{ m.content }}{% endif %}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
 
