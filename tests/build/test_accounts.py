@@ -194,6 +194,11 @@ TEXT_CALLS = (
     "{{ call.function.name + call.function.arguments }}{% endfor %}<|im_end|>{% endfor %}"
 )
 ANNOUNCED = "{% if messages[-1].content == 'No.' %}!{% endif %}" + CLOSED
+HEADER_IN_BLOCK = (
+    "{% for m in messages %}{% if m.role == 'user' %}<user>{{ m.content }}{% else %}"
+    "{% generation %}<assistant>{{ m.content }}<|im_end|>{% endgeneration %}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 SHORT = {"content": "No.", "tool_calls": None}
 CALLING = {
     "role": "assistant",
@@ -205,7 +210,8 @@ SPEAKING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
                          {"trailing": "trim"}),
     "trimmed_tool_turns": ({"messages": [*TURNS, {"role": "tool", "content": "42"}]}, {}),
     "null_as_empty": ({"messages": [*TURNS, {"role": "user"}, TURNS[-1]]},
-                      {"chat_template": CLOSED}),
+                      {"chat_template": CLOSED.replace("m.content", "m.content + ''")}),
+    "generation_clipped": ({"messages": TURNS}, {"chat_template": HEADER_IN_BLOCK}),
     "arguments_as_text": ({"messages": [*TURNS[:-1], CALLING]}, {"chat_template": TEXT_CALLS}),
     "prompts_differ": ({"prompt": "What?", "chosen": TURNS[-1:], "rejected": [CALLING | SHORT]},
                        {"chat_template": ANNOUNCED}),

@@ -57,7 +57,8 @@ def test_crafted_rows_give_each_rule_on_its_own_line(all_rules: LintReport) -> N
 
 
 def test_golden_table_names_every_rule_that_a_row_can_break() -> None:
-    about_no_row = {"pad_is_eos", "no_pad_token", "bos_elsewhere", "label_imbalance", "length_bias"}
+    about_no_row = {"pad_is_eos", "no_pad_token", "bos_elsewhere", "label_imbalance", "length_bias",
+                    "generation_header"}  # fmt: skip
     golden = set(GOLDEN) | set(GOLDEN_OF_PICTURES)
     assert golden == set(RULES) - about_no_row
     assert set(REASONS) <= golden
@@ -167,6 +168,18 @@ def test_parquet_rows_are_named_by_number_and_nothing_is_copied(tmp_path: Path) 
     path = tmp_path / "a.parquet"
     assert found == {"bad_shape": [f"{path}#5"], "duplicate": [f"{path}#4"]}
     assert {one.name for one in (tmp_path / "c" / "rows").glob("*/*")} <= {"note.json"}
+
+
+def test_header_in_a_generation_block_is_reported(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}<user>{{ m.content }}{% else %}"
+        "{% generation %}<assistant>{{ m.content }}<|im_end|>{% endgeneration %}{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    source = write_rows(tmp_path / "a.jsonl", [talk("Why is it so?", "Because.")])
+    given = {**QUICK, "cache_dir": tmp_path / "cache", "chat_template": template}
+    report = tm.lint(str(source), str(TOKENIZER), **given)
+    assert [f.rule for f in report.findings if f.rule == "generation_header"]
 
 
 def test_rules_can_be_chosen_and_depend_on_the_recipe(room: Path, tokenizer: str) -> None:

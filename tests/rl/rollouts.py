@@ -101,7 +101,9 @@ def talk_of(row: dict[str, Any]) -> tuple[list[Message], Any] | None:
         found = read(row, ChatSpec())
     except RowError:
         return None
-    if isinstance(found, Plain) or found.nulls or found.hollow:
+    if isinstance(found, Plain) or found.hollow:
+        return None
+    if any(message.get("content") is None for message in found.messages):
         return None
     return found.messages, found.tools
 
@@ -301,6 +303,8 @@ def roll(
         if place is None or whole[: len(ids)] != ids:
             return  # a token lies across the seam
         answer = messages[step.turn + 1 : following.turn]
+        if not answer:
+            return  # nothing answers the turn
         ids = play.bridge.extend(whole[:place], answer, sampled=messages[step.turn])
         if whole[: len(ids)] != ids and play.boundary(text, len(following.prompt)) is not None:
             play.wrong.append(f"{where} have other ids than the bridge at turn {step.turn}")

@@ -126,7 +126,7 @@ def test_null_content_of_a_message_is_no_word() -> None:
     ids = rollout.bridge.extend(ids + rollout.ids("Yes."), [AGAIN])
     assert "None" not in rollout.text(ids)
     prompt = next(reversed(rollout.bridge._prompts.values()))
-    assert [message["content"] for message in prompt.messages[:3]] == ["", USER["content"], ""]
+    assert [message["content"] for message in prompt.messages[:3]] == [None, USER["content"], None]
 
 
 def test_sampled_tokens_stay_though_they_are_not_those_of_their_text() -> None:
@@ -195,15 +195,13 @@ def test_turn_that_would_be_rewritten_is_refused_with_both_texts(
     assert (caught.value.turn, caught.value.after) == (1, after)
 
 
-def test_turn_whose_end_cannot_be_told_is_refused() -> None:
-    """A tool's answer is printed in the turn of who called it."""
+def test_answer_that_is_printed_in_the_turn_of_the_call_is_appended() -> None:
     rollout = Rollout(HABITS["looks ahead"])
     turn = {**CALL, "tool_calls": [{**LOOK, "function": {"name": "look", "arguments": {}}}]}
     as_printed = '<call>{"name": "look", "arguments": {}}</call><|end|>'
     appended = rollout.after(as_printed, RESULT, sampled=turn)
     assert appended == "<|tool|>sunny<|end|><|assistant|>"
-    with pytest.raises(tm.BridgeError, match="prints other messages in the turn 1"):
-        rollout.after(as_printed.replace(": ", ":"), RESULT, sampled=turn)
+    assert rollout.after(as_printed.replace(": ", ":"), RESULT, sampled=turn) == appended
 
 
 def test_answer_that_depends_on_the_call_or_its_id_asks_for_the_message() -> None:
@@ -216,6 +214,24 @@ def test_answer_that_depends_on_the_call_or_its_id_asks_for_the_message() -> Non
             Rollout(template).after(text, answer)
     appended = Rollout(NAMING).after(text, RESULT, sampled=CALL)
     assert appended == "\n<|im_start|>look\nsunny<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_answer_that_only_a_call_prints_asks_for_the_message() -> None:
+    """Gemma 4 prints results inside the turn of the call, and nothing after a text."""
+    rollout = Rollout(HABITS["looks ahead"].replace("m.role == 'assistant'", "m.tool_calls"))
+    ids = rollout.bridge.prompt([USER]) + rollout.ids("Looking.<|end|>")
+    with pytest.raises(tm.UsageError, match="sampled="):
+        rollout.bridge.extend(ids, [RESULT, AGAIN])
+    with pytest.raises(tm.UsageError, match="empty"):
+        rollout.bridge.extend(ids, [])
+    with pytest.raises(tm.UsageError, match="at least one message"):
+        rollout.bridge.prompt([])
+
+
+def test_template_that_refuses_the_conversation_is_an_error_of_the_bridge() -> None:
+    refusing = "{% if messages | length > 2 %}{{ raise_exception('too long') }}{% endif %}" + CHATML
+    with pytest.raises(tm.BridgeError, match="too long"):
+        Rollout(refusing).after("Sunny.<|im_end|>")
 
 
 def test_answer_that_a_call_opens_a_list_for_asks_for_the_message() -> None:
@@ -233,13 +249,11 @@ def test_message_that_says_more_than_was_sampled_is_refused() -> None:
         Rollout(CHATML).after("Sunny", sampled=turn)
 
 
-def test_untraceable_template_goes_on_where_text_alone_proves_it() -> None:
+def test_untraceable_template_goes_on() -> None:
     rollout = Rollout(RECURSIVE)
     assert rollout.after("Sunny.<|im_end|>") == NEXT
-    with pytest.raises(tm.BridgeError, match="cannot be traced"):
-        rollout.after("Sunny.")
-    with pytest.raises(tm.UsageError, match="sampled="):
-        rollout.after("Looking.<|im_end|>", RESULT)
+    assert rollout.after("Sunny.") == "<|im_end|>" + NEXT
+    assert "sunny" in rollout.after("Looking.<|im_end|>", RESULT)
     turn = {"role": "assistant", "content": "Looking."}
     assert "sunny" in rollout.after("Looking.<|im_end|>", RESULT, sampled=turn)
 

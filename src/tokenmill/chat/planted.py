@@ -19,6 +19,7 @@ from tokenmill.chat.calls import text_arguments
 from tokenmill.chat.template import REASONING_KEYS
 
 Message = dict[str, Any]
+WORD = re.compile(r"w\d{5}w")  # what texts are replaced by
 
 
 def plant(messages: list[Message], thinking: re.Pattern[str] | None) -> list[Message]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tokenmill.chat.append import excerpt, first_difference
-from tokenmill.chat.planted import plant
+from tokenmill.chat.planted import WORD, plant
 from tokenmill.chat.turns import (
     MAX_PROMPT,
     Settled,
@@ -25,7 +25,6 @@ from tokenmill.chat.turns import (
     TurnJudge,
     check_printed,
     common_prefix,
-    is_plain,
     unproven,
 )
 from tokenmill.errors import RowError
@@ -75,15 +74,11 @@ def prove_by_prompts(
         end = start + len(common_prefix(sampled, text[start:]))
         ends.append(max(end, previous))
         check_printed(message, k, [text[start:end]], text, k == last, judge.thinking)
-        if not is_plain(message):
-            [twin] = plant([message], judge.thinking)
-            printed = render([*messages[:k], twin], False)
-            printed = printed[printed.find(anchor) + len(anchor) :]
-            check_printed(twin, k, [printed], printed, k == last, judge.thinking)
+        _check_planted(render, plant(messages[: k + 1], judge.thinking), judge, k == last)
         begin = max(start - MAX_PROMPT, 0)
         start = begin + judge.openings.untrained(text[begin:start])
         stop = start + len(text[start:end].rstrip())
-        closer = judge.openings.closer
+        closer = judge.openings.next_closer
         if closer and not text[start:stop].endswith(closer.strip()):
             if text.startswith(closer, end):
                 stop = end + len(closer)
@@ -95,6 +90,21 @@ def prove_by_prompts(
             spans.append((start, stop))
     ends[-1] = len(text)
     return Settled(text, spans, [message["role"] for message in messages], ends, closed=closed)
+
+
+def _check_planted(render: Render, planted: list[Message], judge: TurnJudge, last: bool) -> None:
+    """Check that the last turn of a conversation of unique words has its own, and no others."""
+    k = len(planted) - 1
+    try:
+        before, after = render(planted[:k], True), render(planted, False)
+    except RowError as error:
+        raise unproven("the template refuses the row with unique words") from error
+    if not after.startswith(before.rstrip()):
+        raise unproven(f"with unique words turn {k} does not begin with its generation prompt")
+    turn = after[len(before.rstrip()) :]
+    check_printed(planted[k], k, [turn], turn, last, judge.thinking)
+    if set(WORD.findall(turn)) - set(WORD.findall(str(planted[k]))):
+        raise unproven(f"the template prints another message in turn {k}")
 
 
 def _anchor(before: str, text: str, previous: Message) -> str | None:

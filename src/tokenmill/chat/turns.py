@@ -242,6 +242,17 @@ class Openings:
         return later.removesuffix(first) if later.endswith(first) else ""
 
     @cached_property
+    def next_closer(self) -> str:
+        """The end-of-turn token of a template that never prints it in the turn itself."""
+        try:
+            run = self._follow([_says("user"), _says("assistant")], False)
+        except RowError:
+            return ""
+        first, stop = pieces_of(run, [0, *accumulate(map(len, run.out))]).get(1, (-1, -1))
+        last = max((place for place in run.own if first <= place < stop), default=stop)
+        return "" if "".join(run.out[last + 1 : stop]).strip() else self.closer
+
+    @cached_property
     def lead(self) -> str:
         """What assistant turns begin with in a template without a generation prompt."""
         leads = []
@@ -418,7 +429,7 @@ class TurnJudge:
             closer = tail.rstrip()
             if closer:
                 close = end - len(tail) + len(closer)
-                following = self.openings.closer
+                following = self.openings.next_closer
                 if following.strip() and text.startswith(following, end):
                     close = end + len(following)  # the next turn prints it
                     settled.ends[k] = max(settled.ends[k], close)
