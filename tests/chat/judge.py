@@ -67,17 +67,18 @@ class Wanted:
     messages: list[dict[str, Any]]
     tools: Any
     trained: list[int]
-    nulls: set[int] = field(default_factory=set)
     calls: dict[int, Any] = field(default_factory=dict)
     hollow: set[int] = field(default_factory=set)
 
-    def form(self, nulls: bool, texts: bool) -> list[dict[str, Any]]:
-        if not nulls and not texts:
+    def form(self, other: bool, texts: bool) -> list[dict[str, Any]]:
+        """Other: empty text for null content, and null for content that the row does not know."""
+        if not other and not texts:
             return self.messages
         return [
             {
                 **message,
-                **({"content": None} if nulls and n in self.nulls else {}),
+                **({"content": ""} if other and message.get("content") is None else {}),
+                **({"content": None} if other and n in self.hollow else {}),
                 **({"tool_calls": self.calls[n]} if texts and n in self.calls else {}),
             }
             for n, message in enumerate(self.messages)
@@ -89,7 +90,6 @@ def wanted(row: Row, spec: ChatSpec) -> list[Wanted]:
     if isinstance(found, Plain):
         return []
     hollow = {n for n, message in enumerate(found.messages) if id(message) in found.hollow}
-    nulls = {n for n, message in enumerate(found.messages) if id(message) in found.nulls} | hollow
     calls = {
         n: call_list(found.calls[id(message)], text_arguments)
         for n, message in enumerate(found.messages)
@@ -110,9 +110,9 @@ def wanted(row: Row, spec: ChatSpec) -> list[Wanted]:
         and messages[index].get("step_loss_mask") != 0
     ]
     if spec.expand != "turns":
-        return [Wanted(0, messages, found.tools, trained, nulls, calls, hollow)]
+        return [Wanted(0, messages, found.tools, trained, calls, hollow)]
     return [
-        Wanted(part, messages[: index + 1], found.tools, [index], nulls, calls, hollow)
+        Wanted(part, messages[: index + 1], found.tools, [index], calls, hollow)
         for part, index in enumerate(assistants)
         if index in trained
     ]
@@ -141,44 +141,39 @@ def score(
 def conversation_of(template: OracleTemplate, job: Wanted) -> Conversation | Refused:
     """Return the conversation in the form that the template takes, or its refusal.
 
-    Null is empty text where the template fails on null or prints it as a word. Where it fails on
-    calls or loses them, they are tried with null content and with arguments as texts.
+    Null is empty text only where the template fails without content. Where it fails on calls or
+    loses them, they are tried with other empty content and with arguments as texts.
     """
 
     @cache
-    def conversation(nulls: bool, texts: bool) -> Conversation | Refused:
+    def conversation(other: bool, texts: bool) -> Conversation | Refused:
         try:
-            return Conversation(template, job.form(nulls, texts), job.tools)
+            return Conversation(template, job.form(other, texts), job.tools)
         except Refused as refusal:
             return refusal
 
-    def render(nulls: bool, texts: bool) -> str | None:
-        talk = conversation(nulls, texts)
+    def render(other: bool, texts: bool) -> str | None:
+        talk = conversation(other, texts)
         if isinstance(talk, Refused):
             return None
         return talk.found.text if talk.found else template.plain(talk.messages, job.tools)
 
-    def words(nulls: bool, texts: bool) -> bool:
-        """Whether null is printed as a word."""
-        text, without = render(nulls, texts) or "", render(False, texts) or ""
-        return text.count("None") > without.count("None")
-
-    def loses(nulls: bool, texts: bool) -> bool:
-        talk = conversation(nulls, texts)
+    def loses(other: bool, texts: bool) -> bool:
+        talk = conversation(other, texts)
         if isinstance(talk, Refused):
             return True
         gone = talk.found is not None and lost(talk.messages, talk.found) is not None
         return gone and not template.says_itself
 
-    given = job.nulls - job.hollow
-    first = bool(given) and render(True, False) is not None and not words(True, False)
-    chosen = (first, False)
-    if job.calls and loses(*chosen):
-        forms = ((True, False), (True, True), (False, True))
-        taken = [form for form in forms if render(*form) is not None and not words(*form)]
-        whole = [form for form in taken if not loses(*form)]
-        as_text = [form for form in taken if form[1] and render(*chosen) is None]
-        chosen = next(iter([*whole, *as_text]), chosen)
+    nulls = any(message.get("content") is None for message in job.messages)
+    forms = [(False, False)]
+    if (nulls and render(False, False) is None) or (job.hollow and not nulls):
+        forms.append((True, False))
+    if job.calls:
+        forms += [(False, True), (True, True)]
+    whole = [form for form in forms if not loses(*form)]
+    printed = [form for form in forms if render(*form) is not None]
+    chosen = next(iter([*whole, *printed]), (False, False))
     return conversation(*chosen)
 
 

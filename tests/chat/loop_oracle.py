@@ -384,7 +384,8 @@ def _shared(runs: list[Run], messages: list[Message]) -> list[Run]:
 def aliased(messages: list[Message]) -> list[Message]:
     found = []
     for message in messages:
-        reasoning = next((message[k] for k in REASONING if message.get(k) is not None), None)
+        message = {key: value for key, value in message.items() if value is not None}
+        reasoning = next((message[k] for k in REASONING if k in message), None)
         if reasoning is not None:
             message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
         found.append(message)

@@ -136,6 +136,10 @@ def _labels(
                 if who in wanted or who == NOBODY:
                     label = "+generation block" if who in wanted else "?"
                     _paint(labels, max(start, run_start), min(end, run_end), label)
+        for index, turn in talk.turns.items():  # `prompt_oracle` judges headers in blocks
+            for place in range(turn.start, turn.header or 0) if index in wanted else ():
+                if labels[place] == CODES["+generation block"]:
+                    labels[place] = CODES["?"]
         return labels
     for index, turn in talk.turns.items():
         if index not in wanted:

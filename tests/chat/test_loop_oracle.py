@@ -30,9 +30,10 @@ def check_against_transformers(
 
     found: Counter[str] = Counter()
     for messages, tools in talks:
+        given = [{k: v for k, v in m.items() if v is not None} for m in messages]
         try:
             text = render_jinja_template(
-                [messages], tools=tools, chat_template=ours.source, **ours.given
+                [given], tools=tools, chat_template=ours.source, **ours.given
             )[0][0]
         except Exception:
             with pytest.raises(Refused):

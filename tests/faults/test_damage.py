@@ -18,7 +18,7 @@ from tokenmill.store.layout import CHECKED_FILES, MANIFEST, TABLE
 
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
-    data[random.Random(path.name).randrange(len(data))] ^= 4
+    data[random.Random(path.suffix).randrange(len(data))] ^= 4
     path.write_bytes(data)
 
 

@@ -170,7 +170,7 @@ class Openings:
         if run is None:
             return None
         place = len(run.text)
-        if place < begin or not text.startswith(run.text):
+        if place <= begin or not text.startswith(run.text):
             prompt = tail(run)
             if not prompt.strip() or not text.startswith(prompt, begin):
                 return None
@@ -426,9 +426,8 @@ class TurnJudge:
             lead_end = own_places[low] if high > low else stop
             start = self._start(run, messages, tools, position, (first, stop), lead_end, k)
             tail = out[stop - 1] if words == stop - 2 else "".join(out[words + 1 : stop])
-            closer = tail.rstrip()
-            if closer:
-                close = end - len(tail) + len(closer)
+            close = end - len(tail) + len(tail.rstrip())
+            if close > start and tail.strip():
                 following = self.openings.next_closer
                 if following.strip() and text.startswith(following, end):
                     close = end + len(following)  # the next turn prints it
@@ -440,7 +439,8 @@ class TurnJudge:
                         close = max(close, settled.ends[k])
                     spans.append((start, close))
                 continue
-            span_end = self._unclosed(settled, start, end, position[words + 1], out[words], k)
+            own_words = out[words] if high > low else ""
+            span_end = self._unclosed(settled, start, end, position[words + 1], own_words, k)
             if k in trained and text[start:span_end].strip():
                 spans.append((start, span_end))
         settled.spans = spans

@@ -186,22 +186,26 @@ def publish_slice(layout: CacheLayout, encoded: EncodedSlice) -> CommitRecord:
     """Publish a slice; return the commit record in force."""
     files = layout.slice(encoded.record.slice)
     record = encoded.record
+    adopted: list[FileRecord] = []
     with Staging(layout.root) as staging:
         tokens = staging.write("tokens", memoryview(encoded.tokens))
         # Both names lie in one directory: syncing it after the second makes both durable.
         if not staging.publish(tokens, files.tokens, durable=False):
-            adopted = _adopt(layout, files.tokens, encoded, encoded.tokens, staging, tokens)
-            record = replace(record, token_file=adopted)
+            adopted.append(_adopt(layout, files.tokens, encoded, encoded.tokens, staging, tokens))
+            record = replace(record, token_file=adopted[-1])
         meta = staging.write("meta", memoryview(encoded.meta))
         if not staging.publish(meta, files.meta):
-            adopted = _adopt(layout, files.meta, encoded, encoded.meta, staging, meta)
-            record = replace(record, meta_file=adopted)
-        data = record.encode()
-        if not staging.publish(staging.write("record", data), files.record):
+            adopted.append(_adopt(layout, files.meta, encoded, encoded.meta, staging, meta))
+            record = replace(record, meta_file=adopted[-1])
+        data = staging.write("record", record.encode())
+        if not staging.publish(data, files.record):
             published, _ = read_record(files)
-            if published.content != record.content:
+            if published.content == record.content:
+                return published
+            if len(adopted) < 2:
                 raise _disagreement(files.record, published.content, record.content)
-            return published
+            quarantine(layout.root, files.record)  # both files beside it are what we made
+            staging.publish(data, files.record)
     return record
 
 
@@ -236,11 +240,12 @@ def _adopt(
     if data.equals(ours):
         return _described(data)
     stated = _stated_content(data)
-    if stated == encoded.record.content and _same_values(data, ours):
+    same_values = _same_values(data, ours)
+    if stated == encoded.record.content and same_values:
         return _described(data)
-    if stated is not None and stated != encoded.record.content:
+    if stated is not None and stated != encoded.record.content and not same_values:
         raise _disagreement(published, stated, encoded.record.content)
-    # It says it is what we made, or cannot even say so, yet its values differ: it is broken.
+    # What it says of itself and its values do not agree: it is broken.
     quarantine(layout.root, published)
     if not staging.publish(staged, published):
         return _adopt(layout, published, encoded, ours, staging, staged)
