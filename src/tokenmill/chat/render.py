@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import xxhash
@@ -48,7 +48,7 @@ from tokenmill.chat.spec import TURNS_OF_GROUPS, ChatSpec
 from tokenmill.chat.template import ReferenceTemplate
 from tokenmill.chat.thinking import any_of, before_thinking, literals, thinking_tags
 from tokenmill.chat.trace import Differs, TracedTemplate
-from tokenmill.chat.turns import Openings, Settled, Span, TurnJudge, shares_words, unproven
+from tokenmill.chat.turns import Openings, Settled, Span, TurnJudge, unproven
 from tokenmill.errors import RowError, UsageError
 
 RENDERERS = ("auto", "jinja2")
@@ -57,6 +57,9 @@ AUDIT_ONE_IN = 512  # of the other rows, by content
 TEMPLATES_KNOWN = 8  # per thread
 # Length of the untrained part of a generation prompt, by `ChatSpec.thinking_opener`.
 UNTRAINED: dict[str, Callable[[str], int]] = {"prompt": len, "trained": before_thinking}
+
+
+Failure = TypeVar("Failure", NotTraced, RowError, NotTraced | RowError)
 
 
 class Asked(NamedTuple):
@@ -571,7 +574,7 @@ class Renderer:
             try:
                 run = self._follow(paths, form.messages, conversation.tools)
             except (NotTraced, RowError) as error:
-                refused = refused or error
+                refused = refused or _bare(error)
                 continue
             if self.renderer == "auto":
                 self._audit(sample, form.messages, run, digest, result)
@@ -582,7 +585,7 @@ class Renderer:
                 if self.media is not None and sample.trained is not None and not settled.spans:
                     raise _nothing_trained()
             except RowError as error:
-                failed = failed or error
+                failed = failed or _bare(error)
                 if self.media is None and error.reason != "template_drops_content":
                     break  # no other form would change that
                 continue
@@ -611,7 +614,7 @@ class Renderer:
         """
         judge, tools = sample.template.judge, sample.conversation.tools
         settled = judge.settle(run, messages, sample.trained, tools)
-        if sample.trained is not None and not judge.generation and shares_words(run, messages):
+        if sample.trained is not None and not judge.generation and not settled.certain:
             planted = plant(messages, judge.thinking)
             try:
                 judge.check(self._follow(sample.template.traced, planted, tools), planted)
@@ -644,9 +647,9 @@ class Renderer:
                 settled = prove_by_prompts(render, form.messages, sample.trained, template.judge)
             except RowError as error:
                 if error.reason in ("template_error", "limit"):
-                    refused = error
+                    refused = _bare(error)
                 else:
-                    unproved = unproved or error
+                    unproved = unproved or _bare(error)
                 continue
             result.note("proven_by_prompts")
             if form.note:
@@ -721,6 +724,12 @@ def _finished(sample: Sample, settled: Settled) -> Settled:
     if known:
         settled.pictures = [known[id(p)] for p in image_parts(sample.conversation.messages)]
     return settled
+
+
+def _bare(error: Failure) -> Failure:
+    """Drop traceback and cause: their frames hold the row, and would hold the error, too."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 def _nothing_trained() -> RowError:

@@ -154,14 +154,17 @@ def normalize_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for index, message in enumerate(messages):
         if len(message) == 2 and message.get("content") is not None:
             continue
-        made = {key: value for key, value in message.items() if value is not None}
+        made = message
+        if None in message.values():
+            made = {key: value for key, value in message.items() if value is not None}
         for key in REASONING_KEYS:
             if key in made:
                 made = {"thinking": made[key], **made, "reasoning_content": made[key]}
                 break
-        if normalized is messages:
-            normalized = list(messages)
-        normalized[index] = made
+        if made is not message:
+            if normalized is messages:
+                normalized = list(messages)
+            normalized[index] = made
     return normalized
 
 

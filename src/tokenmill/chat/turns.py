@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
@@ -42,6 +43,7 @@ class Settled:
     ends: list[int]  # of each message's turn
     closed: bool = True  # whether something closes each assistant turn
     dropped: str = ""  # what the template's own generation blocks leave out
+    certain: bool = True  # whether words show from which field each was printed
     clipped: bool = False  # whether a generation block contained a generation prompt
     weights: Sequence[float] = ()  # of each turn in the loss; empty where each is 1
     pictures: Sequence[Picture] = ()  # of the conversation, in order
@@ -411,6 +413,7 @@ class TurnJudge:
                 check_printed(message, k, [], text, k == last, self.thinking)
                 continue
             if run.inserted and any(first <= place < stop for place, _ in run.inserted):
+                settled.certain = False
                 found = self._around_inserted(run, messages, tools, position, (first, stop), k)
                 spans += found if k in trained else ()
                 continue
@@ -420,9 +423,12 @@ class TurnJudge:
             if high == low or len(message) > 2 or out[words] is not message.get("content"):
                 said = [out[place] for place in own_places[low:high]]
                 turn = text[begin:end]
-                check_printed(message, k, said, text, k == last, self.thinking, turn)
+                settled.certain &= check_printed(
+                    message, k, said, text, k == last, self.thinking, turn
+                )
             if run.taken:
                 _check_taken(run, first, stop, message, k)
+                settled.certain &= all(owner != MIXED for _, owner in run.taken)
             lead_end = own_places[low] if high > low else stop
             start = self._start(run, messages, tools, position, (first, stop), lead_end, k)
             tail = out[stop - 1] if words == stop - 2 else "".join(out[words + 1 : stop])
@@ -729,31 +735,6 @@ def _check_taken(run: Run, first: int, stop: int, message: dict[str, Any], k: in
             raise unproven(f"the template prints {_short(words)} in the assistant turn {k}")
 
 
-def shares_words(run: Run, messages: Messages) -> bool:
-    """Whether the words that were printed do not say which field they come from.
-
-    That is so if one field of an assistant's message contains another, or if the trace does not
-    know the message of some words.
-    """
-    if any(owner == MIXED for _, owner in run.taken):
-        return True
-    return any(
-        message["role"] == "assistant" and not is_plain(message) and _fields_share_words(message)
-        for message in messages
-    )
-
-
-def _fields_share_words(message: dict[str, Any]) -> bool:
-    fields = [str(message.get("content") or "")]
-    fields += [text for key in REASONING_KEYS[:1] if isinstance(text := message.get(key), str)]
-    for call in _calls(message):
-        fields += [str(word) for word in (call.get("name"), *_words(call.get("arguments")))]
-    fields = [field for field in fields if field]
-    return any(
-        one in other for i, one in enumerate(fields) for j, other in enumerate(fields) if i != j
-    )
-
-
 def check_printed(
     message: dict[str, Any],
     k: int,
@@ -762,12 +743,16 @@ def check_printed(
     last: bool,
     thinking: re.Pattern[str] | None,
     turn: str = "",
-) -> None:
+) -> bool:
     """Raise if the template does not print what the assistant said in message `k`.
 
     ``said`` is what the template took from the message and printed in its turn. The reasoning of
     the ``last`` assistant turn must be printed, too. Numbers and booleans may be printed in the
     template's own form anywhere in ``turn``, the text of the turn.
+
+    Returns:
+        Whether every field is printed as often as the fields that contain its words require. If
+        not, only unique words can show which field was printed.
     """
     content = message.get("content")
     if isinstance(content, str):
@@ -779,32 +764,41 @@ def check_printed(
             if isinstance(words, str):
                 _check_text(words, k, said, text, last, thinking)
     if is_plain(message):
-        return
-    if last:
-        for key in REASONING_KEYS:
-            reasoning = message.get(key)
-            if isinstance(reasoning, str) and reasoning.strip():
-                if not _found(reasoning.strip(), said):
-                    raise _lost(f"the reasoning of the last turn ({k})", reasoning.strip(), text)
-                break
-    calls = _calls(message)
-    if not calls:
-        return
+        return True
+    thought = ""
+    for key in REASONING_KEYS if last else ():
+        reasoning = message.get(key)
+        if isinstance(reasoning, str) and reasoning.strip():
+            thought = reasoning.strip()
+            if not _found(thought, said):
+                raise _lost(f"the reasoning of the last turn ({k})", thought, text)
+            break
     words_said = "\0".join(said)
-    names: dict[str, int] = {}
-    for call in calls:
-        name = call.get("name")
-        if isinstance(name, str) and name:
-            names[name] = names.get(name, 0) + 1
-            if words_said.count(name) < names[name]:
-                raise _lost(f"the call of {_short(name)} in turn {k}", "\0", text)
-        for word in _words(call.get("arguments")):
-            if isinstance(word, str):
-                if word in words_said or any(form in words_said for form in _quoted(word)):
-                    continue
-            elif any(form in turn or form in words_said for form in _forms(word)):
-                continue
+    calls = _calls(message)
+    words = [word for call in calls for word in _words(call.get("arguments"))]
+    arguments = "\0".join(map(str, words))
+    answer = content.strip() if isinstance(content, str) else ""
+    texts = answer + "\0" + thought
+    names = Counter(name for call in calls if isinstance(name := call.get("name"), str) and name)
+    is_certain = not answer or said.count(str(content)) < 2
+    for name, times in names.items():
+        found = words_said.count(name)
+        if found < times + arguments.count(name):
+            raise _lost(f"the call of {_short(name)} in turn {k}", "\0", text)
+        is_certain &= found >= times + arguments.count(name) + texts.count(name)
+    for word in words:
+        if isinstance(word, str):
+            found = sum(words_said.count(form) for form in {word, *_quoted(word)})
+            is_certain &= found > texts.count(word)
+        else:
+            found = any(form in turn or form in words_said for form in _forms(word))
+            is_certain &= not any(form in texts for form in _forms(word))
+        if not found:
             raise _lost(f"the argument {_short(str(word))} of a call in turn {k}", "\0", text)
+    for own, other in ((answer, thought), (thought, answer)):
+        if own:
+            is_certain &= words_said.count(own) > other.count(own) + arguments.count(own)
+    return is_certain
 
 
 def _check_text(
