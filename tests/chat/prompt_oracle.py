@@ -213,11 +213,9 @@ class Oracle:
             if prompt is None or after_answer or not text.startswith(prompt):
                 continue
             place = len(prompt)
-            if blocks:  # a block that begins inside the prompt is its author's decision
-                header = self._text(messages[:k], tools) or ""
-                if not any(start <= len(header) < place for start, _ in spans):
-                    continue
-            header = [text[start:place] for start, stop in spans if start < place < stop]
+            # A generation block that begins inside the prompt is its author's decision.
+            first = len(self._text(messages[:k], tools) or "") if blocks else place
+            header = [text[a:place] for a, b in spans if a < place < b and a <= first]
             problems += [f"turn {k} trains its prompt {part!r}" for part in header]
         if problems:
             return Verdict("wrong", "; ".join(problems) + " :: " + marked(text, spans))
