@@ -213,10 +213,11 @@ class Oracle:
             if prompt is None or after_answer or not text.startswith(prompt):
                 continue
             place = len(prompt)
-            # A generation block that begins inside the prompt is its author's decision.
-            first = len(self._text(messages[:k], tools) or "") if blocks else place
-            header = [text[a:place] for a, b in spans if a < place < b and a <= first]
-            problems += [f"turn {k} trains its prompt {part!r}" for part in header]
+            header = [(a, text[a:place]) for a, b in spans if a < place < b]
+            if blocks:  # one that begins inside the generation prompt is its author's decision
+                bare = len(self._text(messages[:k], tools) or "")
+                header = [(a, part) for a, part in header if a <= bare < place]
+            problems += [f"turn {k} trains its prompt {part!r}" for _, part in header]
         if problems:
             return Verdict("wrong", "; ".join(problems) + " :: " + marked(text, spans))
         return Verdict("right")
