@@ -118,6 +118,15 @@ def test_another_message_inside_the_turn_is_not_trained(template: str, content: 
     assert mask == f"{head}{sampled}<res>{content}</res><|end|>{following}"
 
 
+def test_shared_words_are_checked_in_every_turn_beside_a_result() -> None:
+    """The first content, found through a list of all, is part of the last answer's words."""
+    leak = "{% if not m.tool_calls and m.role == 'assistant' %}"
+    leak += "{{ (messages | map(attribute='content') | list)[0] }}{% endif %}{{ m.content }}<|end|>"
+    leaky = SCANNED_RESULT.replace("{{ m.content }}<|end|>", leak)
+    chat = [user(1, "b"), calls(1, "text"), result(1, "r"), says(2, "a b c")]
+    assert mask_of(leaky, chat, [TOOL]) == "mask_unproven"
+
+
 def test_own_words_behind_another_message_are_trained() -> None:
     chat = [user(1, "Hi"), calls(1, "text"), result(1, "b"), says(2, "ans")]
     assert mask_of(SCANNED_RESULT, chat, [TOOL]) == (

@@ -19,7 +19,6 @@ from typing import Any
 from tokenmill.chat.append import excerpt, first_difference
 from tokenmill.chat.planted import WORD, plant
 from tokenmill.chat.turns import (
-    MAX_PROMPT,
     Settled,
     Span,
     TurnJudge,
@@ -75,8 +74,7 @@ def prove_by_prompts(
         ends.append(max(end, previous))
         check_printed(message, k, [text[start:end]], text, k == last, judge.thinking)
         _check_planted(render, plant(messages[: k + 1], judge.thinking), judge, k == last)
-        begin = max(start - MAX_PROMPT, 0)
-        start = begin + judge.openings.untrained(text[begin:start])
+        start = judge.openings.trained_from(text, start)
         stop = start + len(text[start:end].rstrip())
         closer = judge.openings.next_closer
         if closer and not text[start:stop].endswith(closer.strip()):

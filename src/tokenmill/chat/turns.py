@@ -13,7 +13,7 @@ import json
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import accumulate, pairwise
@@ -177,6 +177,10 @@ class Openings:
             if not prompt.strip() or not text.startswith(prompt, begin):
                 return None
             place = begin + len(prompt)
+        return self.trained_from(text, place, begin)
+
+    def trained_from(self, text: str, place: int, begin: int = 0) -> int:
+        """Return where training starts in a text whose generation prompt ends at `place`."""
         first = max(begin, place - MAX_PROMPT)
         return first + self.untrained(text[first:place])
 
@@ -341,11 +345,7 @@ class TurnJudge:
         return settled
 
     def check(self, run: Run, messages: Messages) -> None:
-        """Check that each assistant's fields are printed in its turn, and nothing of others.
-
-        Raises:
-            RowError: template_drops_content or mask_unproven.
-        """
+        """Raise if a field of an assistant is not printed in its turn, or another message is."""
         position = list(accumulate(map(len, run.out), initial=0))
         pieces = pieces_of(run, position)
         if run.taken:
@@ -360,8 +360,7 @@ class TurnJudge:
             said = [run.out[place] for place in own if place not in others]
             turn = run.text[position[first] : position[stop]]
             check_printed(messages[k], k, said, run.text, k == assistants[-1], self.thinking, turn)
-            if not others:
-                _check_taken(run, first, stop, messages[k], k)
+            _check_taken(run, first, stop, messages[k], k, others)
 
     def closing(self, run: Run, k: int) -> tuple[int, int | None]:
         """Return where an assistant's own words end in a render, and where its turn ends.
@@ -402,6 +401,7 @@ class TurnJudge:
         text, out, own_places = run.text, run.out, run.own
         assistants = [k for k, role in enumerate(settled.roles) if role == "assistant"]
         last = assistants[-1] if assistants else -1
+        settled.certain = all(owner != MIXED for _, owner in run.taken)
         low = 0
         for k in assistants:
             message = messages[k]
@@ -428,7 +428,6 @@ class TurnJudge:
                 )
             if run.taken:
                 _check_taken(run, first, stop, message, k)
-                settled.certain &= all(owner != MIXED for _, owner in run.taken)
             lead_end = own_places[low] if high > low else stop
             start = self._start(run, messages, tools, position, (first, stop), lead_end, k)
             tail = out[stop - 1] if words == stop - 2 else "".join(out[words + 1 : stop])
@@ -722,13 +721,15 @@ def _short(text: str) -> str:
     return repr(text if len(text) <= 40 else text[:37] + "…")
 
 
-def _check_taken(run: Run, first: int, stop: int, message: dict[str, Any], k: int) -> None:
+def _check_taken(
+    run: Run, first: int, stop: int, message: dict[str, Any], k: int, others: Set[int] = frozenset()
+) -> None:
     """Refuse a turn in which the template prints another message.
 
     Words of which the trace does not know the message must be the assistant's own.
     """
     for place, owner in run.taken:
-        if owner == k or not first <= place < stop:
+        if owner == k or not first <= place < stop or place in others:
             continue
         words = run.out[place].strip()
         if owner >= 0 or (words and not any(words in own for own in strings(message))):
