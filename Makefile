@@ -1,31 +1,29 @@
-# Two commands matter on a fresh machine: `make demo` and `make test`. Each installs what it needs
-# into .venv and installs nothing the second time.
+# Start with `make demo` and `make test`. Each installs what it needs into .venv, once.
 
-# Of this Python the distribution's build, where there is one: compiled with the profile of a run,
-# it takes an eighth less time for the tests than a plain build has, such as pyenv's.
+# Use /usr/bin/python3 if it has the version of python3: distributions compile with profile-guided
+# optimisation, which makes the tests 12% faster than pyenv's build.
 SAME   := import sys, ensurepip, venv; print(sys.version_info[:2])
 PYTHON ?= $(shell test "`/usr/bin/python3 -c '$(SAME)' 2>&1`" = "`python3 -c '$(SAME)' 2>&1`" \
   && echo /usr/bin/python3 || echo python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
-# Torch comes as one stated version: a plain `torch` would pull gigabytes of accelerator libraries.
+# The constraints pin a CPU build of torch; the default needs gigabytes of accelerator libraries.
 PIN    := --constraint constraints.txt
-# One more than there are processors: many tests wait, for processes to end and silences to last.
+# One more than the number of CPUs, because many tests wait for processes.
 WORKERS ?= $(shell expr `getconf _NPROCESSORS_ONLN` + 1)
-# Neighbours stay together, so that what they share is made once; who is done takes from the others.
+# Tests of one module stay together and share fixtures; idle workers take over tests of others.
 SPREAD := -n $(WORKERS) --dist worksteal
 VERSION = $(shell sed -n 's/^version = "\([0-9]*\.[0-9]*\).*/\1/p' pyproject.toml)
-# Tests start hundreds of interpreters and rewrite their asserts: compiled once, not each time.
+# Tests start hundreds of interpreters, which should not compile the modules each time.
 test quick soak lowest: export PYTHONDONTWRITEBYTECODE :=
-# Every processor has a test to run: threads of libraries would only spin beside it.
+# The tests use all CPUs, so threads of libraries would only compete.
 test quick soak lowest: export OMP_NUM_THREADS := 1
-# They write many small files: into memory where it has 4 GB for them, `make soak` onto the disk.
+# Tests write many small files: to /dev/shm if it has 4 GB; `make soak` uses the disk.
 MEMORY := $(shell test `df --output=avail /dev/shm 2>/dev/null | tail -1` -gt 4000000 2>/dev/null \
   && mkdir -p /dev/shm/tests-of-`id -u` && echo /dev/shm/tests-of-`id -u`)
 test quick lowest: export TMPDIR := $(or $(TMPDIR),$(MEMORY))
 
-# A recipe that fails leaves no half-made target behind.
 .DELETE_ON_ERROR:
 .PHONY: demo test quick check bench conformance soak docs docs-version lowest package clean
 
@@ -35,7 +33,7 @@ demo: $(VENV)/.core
 test: $(VENV)/.test
 	$(BIN)/python -m pytest $(SPREAD) -m "not soak" $(ARGS)
 
-# The packages that a change touches, or the fast tests where it touches none.
+# The tests of changed packages; the fast tests if no package changed.
 quick: $(VENV)/.test
 	$(BIN)/python -m scripts.quick $(SPREAD) $(ARGS)
 
@@ -48,32 +46,32 @@ check: $(VENV)/.dev
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks $(ARGS)
 
-# Trainers' own code on the same rows: HOSTS holds their checkouts (docs/conformance.md says which),
-# ROWS is how many rows of the corpora per template, TEMPLATES which templates.
+# Run the trainers' own code on our rows. TRAINERS is the directory of their checkouts (see
+# docs/internals/conformance.md), ROWS the number of rows per template, TEMPLATES a selection.
 conformance: $(VENV)/.test
-	@test -n "$(HOSTS)" || { echo "say where the checkouts are: make conformance HOSTS=DIR" >&2; exit 2; }
-	$(BIN)/python -m conformance --hosts $(HOSTS) $(if $(ROWS),--rows $(ROWS)) \
+	@test -n "$(TRAINERS)" || { echo "set the directory of the checkouts: make conformance TRAINERS=DIR" >&2; exit 2; }
+	$(BIN)/python -m conformance --trainers $(TRAINERS) $(if $(ROWS),--rows $(ROWS)) \
 	  $(if $(TEMPLATES),--templates $(TEMPLATES)) $(ARGS)
 
-# What is long, and every property with all the examples that it states.
+# Long tests, and every hypothesis property with all its examples.
 soak: $(VENV)/.test
 	TOKENMILL_TEST_EXAMPLES_SHARE=1 $(BIN)/python -m pytest -m "soak or hypothesis" --timeout 3600 $(ARGS)
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# Keeps the site of this version beside those of others, on the local branch gh-pages; pushes nothing.
+# Add the site of this version to the local branch gh-pages; pushes nothing.
 docs-version: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases $(VERSION) latest
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mike set-default latest
 
-# The core tests with the lowest versions that pyproject.toml allows, in environments of their own
-# under build/: on each of these Pythons that there is, or on the one that is given as PYTHON=.
+# The core tests with the lowest versions that pyproject.toml allows, in environments under build/,
+# with each of these Pythons that is installed, or with PYTHON=.
 PYTHONS := $(if $(filter file,$(origin PYTHON)),python3.11 python3.12 python3.13,$(PYTHON))
 lowest:
 	python3 -m scripts.lowest $(PYTHONS) -- $(SPREAD) $(ARGS)
 
-# dist/: a wheel and a source distribution, each installed alone and tried with the demo.
+# Build a wheel and a source distribution in dist/, install each and run the demo.
 package:
 	$(PYTHON) -m scripts.package
 
@@ -82,9 +80,9 @@ clean:
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "tokenmill needs Python 3.11 or newer; say which: make PYTHON=python3.12 …" >&2; exit 1; }
+	  { echo "tokenmill needs Python 3.11 or newer: make PYTHON=python3.12 …" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
-	  { echo "this Python makes no virtual environments; on Debian or Ubuntu: apt install python3-venv" >&2; exit 1; }
+	  { echo "this Python cannot create virtual environments; on Debian or Ubuntu: apt install python3-venv" >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
 	$(PIP) install --upgrade pip
 	@touch $@

@@ -1,7 +1,6 @@
-"""Every figure we state, measured beside the peer in one run.
+"""Benchmarks: every published figure, measured next to its peer in the same run.
 
-`python -m benchmarks [room …]` runs the modules of this package (``rows``, ``chat``, …). Each has
-``run(report)`` and reports through `benchmarks.report.Report`: ratios against the peer, floors
-that the issue states, shares of time per stage. The machine is shared and noisy, so only ratios
-of the same run mean anything.
+`python -m benchmarks [section …]` runs the modules of this package (``rows``, ``chat``, …). Each
+has ``run(report)`` and reports ratios against the peer, bounds, and shares of time per stage.
+Shared machines are noisy, so compare only figures of the same run.
 """

@@ -1,9 +1,8 @@
-"""`python -m benchmarks [room …]`: run the rooms beside their peers, print, write, draw.
+"""`python -m benchmarks [section …]`: run benchmarks and their peers, and print the figures.
 
-A run of all rooms writes ``benchmarks/results.json`` (figures, machine, versions), the charts of
-``docs/images`` and the table of ``docs/benchmarks.md``: the README's figures are that run's. A run
-of some rooms only prints, unless ``--out`` names a file. ``--draw`` makes charts and table from
-the results that are there, without measuring.
+A run of all sections also writes ``benchmarks/results.json`` (figures, machine, versions), the
+charts of ``docs/images`` and the table of ``docs/internals/benchmarks.md``. A run of some sections
+only prints, unless ``--out`` names a file. ``--draw`` draws the existing results again.
 """
 
 from __future__ import annotations
@@ -30,24 +29,24 @@ DOCS = HERE.parent / "docs"
 
 
 def main() -> int:
-    """Run the named rooms, or all; exit 1 when a stated bound was missed."""
-    rooms = sorted(m.name for m in pkgutil.iter_modules(benchmarks.__path__))
-    rooms = [name for name in rooms if name not in HELPERS]
+    """Run the named sections, or all; return 1 if a bound was missed."""
+    sections = sorted(m.name for m in pkgutil.iter_modules(benchmarks.__path__))
+    sections = [name for name in sections if name not in HELPERS]
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
-    parser.add_argument("room", nargs="*", choices=[*rooms, []], help="default: all")
-    parser.add_argument("--out", type=Path, help="where the results of some rooms go")
-    parser.add_argument("--draw", action="store_true", help="charts and table only, no measuring")
+    parser.add_argument("section", nargs="*", choices=[*sections, []], help="default: all")
+    parser.add_argument("--out", type=Path, help="write the results to this file")
+    parser.add_argument("--draw", action="store_true", help="draw charts without measuring")
     arguments = parser.parse_args()
     if arguments.draw:
         _publish(json.loads(RESULTS.read_text())["figures"])
         return 0
     report = Report()
-    for room in arguments.room or rooms:
-        report.room = room
-        importlib.import_module(f"benchmarks.{room}").run(report)
+    for section in arguments.section or sections:
+        report.section = section
+        importlib.import_module(f"benchmarks.{section}").run(report)
     if arguments.out:
         report.write(arguments.out)
-    elif not arguments.room:
+    elif not arguments.section:
         report.write(RESULTS)
         _publish(report.figures)
     missed = [figure["name"] for figure in report.figures if not figure["kept"]]
@@ -59,7 +58,7 @@ def main() -> int:
 def _publish(figures: list[dict[str, Any]]) -> None:
     for path in draw(figures, DOCS / "images"):
         print(f"drew {path.relative_to(DOCS.parent)}", file=sys.stderr)
-    write_page(figures, DOCS / "benchmarks.md")
+    write_page(figures, DOCS / "internals" / "benchmarks.md")
 
 
 if __name__ == "__main__":

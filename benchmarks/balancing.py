@@ -1,10 +1,9 @@
-"""How verl and slime share a step among ranks and micro-batches, written from what they publish.
+"""How verl and slime distribute a step over ranks and micro-batches, from their documentation.
 
-Both first give every rank as many rows as every other, then cut each rank's rows into micro-batches
-on their own; both use the largest differencing method (Karmarkar-Karp) for either. verl balances
-estimated work and takes as many micro-batches as the fullest rank's tokens need; slime balances
-tokens and takes as many as first fit needs. What the second cut puts into a micro-batch is compared
-with no budget in either.
+Both give every rank equally many rows, then split each rank's rows into micro-batches separately.
+Both use the largest differencing method (Karmarkar-Karp) for both steps. verl balances estimated
+work and takes as many micro-batches as the fullest rank's tokens need; slime balances tokens and
+takes as many as first fit needs. Neither compares the resulting micro-batches with a budget.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ Plan = list[list[list[int]]]
 
 
 def differencing(values: Sequence[int], parts: int, *, equal_size: bool) -> list[list[int]]:
-    """Largest differencing into parts; with ``equal_size`` parts have equally many members.
+    """Partition by largest differencing; with ``equal_size`` parts have equally many members.
 
     A state is a way to split some members into ``parts`` sets. The two states whose largest and
     smallest sets differ most are joined, the largest set of one with the smallest of the other.
@@ -48,16 +47,16 @@ def differencing(values: Sequence[int], parts: int, *, equal_size: bool) -> list
 
 
 def first_fit_count(lengths: Sequence[int], budget: int) -> int:
-    """Micro-batches that first fit fills."""
-    held: list[int] = []
+    """Return the number of micro-batches that first fit fills."""
+    batches: list[int] = []
     for length in lengths:
-        for at, tokens in enumerate(held):
+        for at, tokens in enumerate(batches):
             if tokens + length <= budget:
-                held[at] += length
+                batches[at] += length
                 break
         else:
-            held.append(length)
-    return len(held)
+            batches.append(length)
+    return len(batches)
 
 
 def _planned(
@@ -75,12 +74,12 @@ def _planned(
 
 
 def verl(lengths: Sequence[int], work: Sequence[int], ranks: int, budget: int) -> Plan:
-    """Work over ranks, then over as many micro-batches as the tokens of the fullest need."""
+    """Balance work over ranks, then over as many micro-batches as the fullest rank needs."""
     shared = differencing(work, ranks, equal_size=True)
     return _planned(shared, lengths, work, lambda own: -(-sum(own) // budget))
 
 
 def slime(lengths: Sequence[int], ranks: int, budget: int) -> Plan:
-    """Tokens over ranks, then over as many micro-batches as first fit needs."""
+    """Balance tokens over ranks, then over as many micro-batches as first fit needs."""
     shared = differencing(lengths, ranks, equal_size=True)
     return _planned(shared, lengths, lengths, lambda own: first_fit_count(own, budget))

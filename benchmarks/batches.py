@@ -1,8 +1,8 @@
-"""Micro-batches: balance, padding and the time to plan, beside verl's and slime's plans.
+"""Micro-batches: balance, padding and planning time, compared with verl and slime.
 
 One step of 512 rows over 8 ranks, 16,384 tokens a micro-batch, on lognormal lengths and on those of
 the shared corpora (rows drawn from all of them, as Qwen3 encodes them). *Imbalance* is the work of
-the slowest rank over the mean of all; *in step* counts the slowest rank of every micro-batch, as
+the slowest rank over the mean of all; *in step* sums the slowest rank of every micro-batch, because
 ranks that gather weights layer by layer wait for each other. Work is
 6 × 4,096 × tokens + Σ length².
 """
@@ -23,7 +23,7 @@ from tokenmill.data.micro import Align, MicroBatches
 from tokenmill.data.packs import Packs
 
 RANKS, ROWS, BUDGET, LONGEST = 8, 512, 16384, 8192
-MOST_IMBALANCE, MOST_PADDING = 1.02, 1.0  # over the mean; percent
+MAX_IMBALANCE, MAX_PADDING = 1.02, 1.0  # over the mean; percent
 CORPORA = ("alpaca_eval_en.jsonl", "smilechat_zh.jsonl")
 
 Lengths = np.ndarray[Any, Any]
@@ -35,7 +35,7 @@ def lognormal(rows: int, seed: int = 0) -> Lengths:
 
 
 def of_corpora(root: Path) -> Lengths:
-    """Lengths of the shared conversations, in an order of their own."""
+    """Return the lengths of the shared conversations, shuffled."""
     tokenizer = shared() / "tokenizers" / "qwen3"
     stores = [
         tm.prepare(path, tokenizer=tokenizer, cache_dir=root, num_workers=2, trailing="trim")
@@ -55,7 +55,7 @@ def work_of(lengths: Lengths) -> Lengths:
 
 
 def figures(report: Report, name: str, who: str, plan: Plan, lengths: Lengths, **most: Any) -> Any:
-    """Imbalance of a plan, and how many of its micro-batches hold more than the budget."""
+    """Report the imbalance of a plan and its number of micro-batches over the budget."""
     costs = np.asarray([[work_of(lengths[part]).sum() for part in rank] for rank in plan])
     tokens = np.asarray([[lengths[part].sum() for part in rank] for rank in plan])
     per_rank = costs.sum(axis=1)
@@ -78,13 +78,13 @@ def balance(report: Report, name: str, lengths: Lengths) -> None:
         ("slime", slime(as_list, RANKS, BUDGET)),
     ):
         peers.append(figures(report, name, who, plan, lengths))
-    wish = MicroBatches(BUDGET)
-    numbers, each = wish.plan(as_packs(lengths), lengths, RANKS)
+    options = MicroBatches(BUDGET)
+    numbers, each = options.plan(as_packs(lengths), lengths, RANKS)
     plan = [
         [np.flatnonzero(numbers == rank * each + at).tolist() for at in range(each)]
         for rank in range(RANKS)
     ]
-    slowest, in_step = figures(report, name, "ours", plan, lengths, at_most=MOST_IMBALANCE)
+    slowest, in_step = figures(report, name, "ours", plan, lengths, at_most=MAX_IMBALANCE)
     for at, figure in enumerate((slowest, in_step)):
         what = ("imbalance", "imbalance in step")[at]
         lower = min(peer[at] for peer in peers) - 1
@@ -95,30 +95,29 @@ def balance(report: Report, name: str, lengths: Lengths) -> None:
 
 def padding(report: Report, name: str, lengths: Lengths) -> None:
     for align in (Align(), Align(sequence=4, slab=64)):
-        wish = MicroBatches(BUDGET, align=align)
-        numbers, each = wish.plan(as_packs(lengths), lengths, RANKS)
-        held = np.bincount(numbers, wish.places(lengths), RANKS * each)
-        slabs = (-(-held // wish.slab) * wish.slab).sum()
+        options = MicroBatches(BUDGET, align=align)
+        numbers, each = options.plan(as_packs(lengths), lengths, RANKS)
+        tokens = np.bincount(numbers, options.padded(lengths), RANKS * each)
+        slabs = (-(-tokens // options.multiple) * options.multiple).sum()
         report.figure(
             f"{name}: padding, sequences × {align.sequence}, slabs × {align.slab}",
-            float(100 * (1 - lengths.sum() / slabs)), "%", at_most=MOST_PADDING,
+            float(100 * (1 - lengths.sum() / slabs)), "%", at_most=MAX_PADDING,
         )  # fmt: skip
 
 
 def planning(report: Report) -> None:
     lengths = lognormal(4096)
-    packs, wish = as_packs(lengths), MicroBatches(BUDGET)
-    took = seconds(lambda: wish.plan(packs, lengths, 512), repeat=5)
-    report.figure("plan of 4,096 rows over 512 ranks", took * 1e3, "ms", at_most=20)
+    packs, options = as_packs(lengths), MicroBatches(BUDGET)
+    spent = seconds(lambda: options.plan(packs, lengths, 512), repeat=5)
+    report.figure("plan of 4,096 rows over 512 ranks", spent * 1e3, "ms", at_most=20)
     lengths = lognormal(10**6)
     packs = as_packs(lengths)
-    for wish in (MicroBatches(BUDGET), MicroBatches(BUDGET, layout="padded")):
-        took = seconds(lambda wish=wish: wish.plan(packs, lengths, 512))
-        report.figure(f"plan of 1M rows over 512 ranks, {wish.layout}", took, "s", at_most=2)
+    for options in (MicroBatches(BUDGET), MicroBatches(BUDGET, layout="padded")):
+        spent = seconds(lambda options=options: options.plan(packs, lengths, 512))
+        report.figure(f"plan of 1M rows over 512 ranks, {options.layout}", spent, "s", at_most=2)
 
 
 def run(report: Report) -> None:
-    """All figures of batches that know the machine."""
     planning(report)
     with tempfile.TemporaryDirectory(prefix="tokenmill-bench-") as directory:
         for name, lengths in (

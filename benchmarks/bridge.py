@@ -1,11 +1,10 @@
-"""Going on with a rollout: one `extend` beside rendering and encoding the conversation anew.
+"""Continuing a rollout: one `extend` compared with rendering and encoding the whole conversation.
 
-Agent runs of the shared data (20 to 60 turns with tools), Qwen 2.5, played turn by turn: what the
-assistant says in the run is sampled in the tokens of its text, what answers it is appended. The
-peer renders and encodes all of the conversation so far with transformers, which is what a loop that
-keeps messages does at every turn. Ids are compared on the way. Bridge and peer work on the same
-turns, in turns, on one core, and seconds are the processor's: a turn is too short for the clock of
-a shared machine. The first runs teach the bridge its paths.
+Agent runs of the shared data (20 to 60 turns with tools), Qwen 2.5, replayed turn by turn: the
+assistant's text counts as sampled, and the following messages are appended. The peer renders and
+encodes the whole conversation with transformers at every turn, as a loop over messages does. The
+ids must be equal. Bridge and peer alternate on the same turns, on one core, in CPU time, because a
+turn is too short for wall time on a shared machine. The first runs record the bridge's paths.
 """
 
 from __future__ import annotations
@@ -23,27 +22,26 @@ WARM = 4
 
 
 def conversations() -> list[list[dict[str, Any]]]:
-    """Messages of agent runs, arguments of calls as objects."""
-    found = []
+    """Return the messages of agent runs, with call arguments as objects."""
+    result = []
     for line in (shared() / "corpora" / "tau_bench_trajectories.jsonl").read_text().splitlines():
         messages = json.loads(line)["messages"]
         for message in messages:
             message["content"] = message.get("content") or ""
             for call in message.get("tool_calls") or ():
                 call["function"]["arguments"] = json.loads(call["function"]["arguments"])
-        found.append(messages)
-    return found
+        result.append(messages)
+    return result
 
 
 def run(report: Report) -> None:
-    """Play the runs both ways."""
     from transformers import AutoTokenizer
 
     import tokenmill as tm
 
-    place = str(shared() / "tokenizers" / "qwen2.5")
-    tokenizer = AutoTokenizer.from_pretrained(place)
-    bridge = tm.Bridge(place, tokenizer_backend="file")
+    directory = str(shared() / "tokenizers" / "qwen2.5")
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    bridge = tm.Bridge(directory, tokenizer_backend="file")
     ours = theirs = 0.0
     turns = longest = 0
     with one_core():
@@ -54,31 +52,31 @@ def run(report: Report) -> None:
                     longest = max(longest, size)
     note = f"{turns} turns, up to {longest:,} tokens"
     report.figure("one extend", 1e6 * ours / turns, "us", note=note)
-    report.figure("whole conversation anew, transformers", 1e6 * theirs / turns, "us")
-    report.ratio("whole conversation anew / one extend", ours=ours, peer=theirs, at_least=3)
+    report.figure("whole conversation again, transformers", 1e6 * theirs / turns, "us")
+    report.ratio("whole conversation again / one extend", ours=ours, peer=theirs, at_least=3)
 
 
 def _play(
     bridge: Any, tokenizer: Any, messages: list[dict[str, Any]]
 ) -> list[tuple[float, float, int]]:
-    """Seconds of both ways, and tokens so far, of every turn that something answers."""
-    found: list[tuple[float, float, int]] = []
+    """Return the seconds of both and the number of tokens for every turn but the last."""
+    times: list[tuple[float, float, int]] = []
     turns = [k for k, message in enumerate(messages) if k and message["role"] == "assistant"]
     ids = bridge.prompt(messages[: turns[0]])
     for k, following in zip(turns, turns[1:], strict=False):  # noqa: RUF007 - the last is left out
-        spoken = tokenizer.apply_chat_template(messages[: k + 1], tokenize=False)
+        rendered = tokenizer.apply_chat_template(messages[: k + 1], tokenize=False)
         before = tokenizer.apply_chat_template(
             messages[:k], tokenize=False, add_generation_prompt=True
         )
-        sampled = tokenizer.encode(spoken[len(before) :].rstrip(), add_special_tokens=False)
-        given = ids + sampled
+        sampled = tokenizer.encode(rendered[len(before) :].rstrip(), add_special_tokens=False)
+        sampled_ids = ids + sampled
         start = time.process_time()
-        ids = bridge.extend(given, messages[k + 1 : following])
+        ids = bridge.extend(sampled_ids, messages[k + 1 : following])
         spent = time.process_time() - start
         start = time.process_time()
         whole = tokenizer.apply_chat_template(
             messages[:following], add_generation_prompt=True, return_dict=False
         )
-        found.append((spent, time.process_time() - start, len(ids)))
+        times.append((spent, time.process_time() - start, len(ids)))
         assert ids == whole, f"other ids after turn {k}"
-    return found
+    return times

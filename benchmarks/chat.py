@@ -1,12 +1,12 @@
-"""Chat to tokens in one process: rendered, encoded, masked, audited.
+"""Chat to tokens in one process: render, encode, mask, audit.
 
-Measured on alpaca_eval_en + smilechat_zh (72 MB) with Qwen3's tokenizer and template, loaded before
-the clock starts; megabytes of kept rows per second. The peers run on a stratified sample of the
-same rows. Stage shares show where the next bottleneck is.
+Measured on alpaca_eval_en + smilechat_zh (72 MB) with Qwen3's tokenizer and template, loaded in
+advance, in megabytes of accepted rows per second. The peers run on a stratified sample of the same
+rows. Stage shares show the next bottleneck.
 
-*The engine alone* is what no pipeline around it can exceed: a second engine, as new as ours is, is
-given the same rendered texts, block by block in turns with ours. This ratio counts the processor's
-time: nobody waits for a disk here, only for other people's programs.
+*The engine alone* is the upper limit of any pipeline: a second, equally new engine encodes the same
+rendered texts, alternating with ours block by block. This ratio uses CPU time, because nothing here
+waits for a disk.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from benchmarks.peers import datasets_map, load_auto, skyrl_rows
 from benchmarks.report import Report, seconds
 
 SAMPLE_EVERY = 40  # rows; about 1.8 MB for the slow peers
-# Per cent of the engine's own throughput that is reached at least. The goal was 60, which leaves
-# 9.6 ns per byte for all but the engine's 14; reading, parsing and the byte proof alone take 7.
+# Minimum per cent of the engine's own throughput. 60 would leave 9.6 ns per byte beside the
+# engine's 14; reading, parsing and the byte proof alone take 7.
 SHARE_OF_ENGINE = 35
 
 
 def run(report: Report) -> None:
-    """Measure ours and the peers."""
     with one_core():
         _measure(report)
 
@@ -48,7 +47,7 @@ def _measure(report: Report) -> None:
     paths = corpora()
     recipe = Recipe(sources=tuple(map(str, paths)), tokenizer=directory)
     pipeline, other = (Pipeline(recipe, load(directory, backend="file")) for _ in range(2))
-    cache.clear_cache()  # an engine of its own: what it remembers of words is what it met itself
+    cache.clear_cache()  # a separate engine with its own word cache
     engine = type(pipeline.encoder.engine)(load(directory, backend="file"))
     rows = open_rows(list(recipe.sources), cache_dir=os.environ.get("TOKENMILL_CACHE_DIR"))
     kept_bytes, parse, ours, busy, alone = 0, 0.0, 0.0, 0.0, 0.0
@@ -58,11 +57,11 @@ def _measure(report: Report) -> None:
         with without_collector():  # as a worker does
             content = read_block(block)
             parse += time.perf_counter() - start
-            columns, told = pipeline.run(content)
+            columns, detail = pipeline.run(content)
         ours += time.perf_counter() - start
         busy += time.process_time() - processor
         kept_bytes += int(columns.raw_length.sum())
-        for name, value in {**told["render"], **told["encode"]}.items():
+        for name, value in {**detail["render"], **detail["encode"]}.items():
             if isinstance(value, int):
                 notes[name] = notes.get(name, 0) + value
         values = [value for value in content.values if not isinstance(value, RowError)]
@@ -71,7 +70,7 @@ def _measure(report: Report) -> None:
         engine.encode(texts)
         alone += time.process_time() - processor
     report.figure("ours, one process", kept_bytes / ours / 1e6, "MB/s", note=str(notes))
-    pipeline.seconds["parse"] += parse  # reading and cutting lines, beside parsing them
+    pipeline.seconds["parse"] += parse  # reading, splitting and parsing lines
     for stage, spent in pipeline.seconds.items():
         report.figure(f"share of {stage}", 100 * spent / ours, "%")
     report.figure("the engine alone on the same texts", kept_bytes / alone / 1e6, "MB/s")

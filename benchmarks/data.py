@@ -1,9 +1,4 @@
-"""Rows to measure on: the shared corpora, or a skip that says so.
-
-`corpora` gives the paths of real conversation files; `stratified` takes every n-th row of each, so
-that a slow peer works on a sample with the same mix of lengths. Both speak of *kept* rows where a
-benchmark counts megabytes: what a preparation rejects is not work done.
-"""
+"""The shared corpora: paths of real conversation files, and samples of their rows."""
 
 from __future__ import annotations
 
@@ -18,20 +13,19 @@ CHAT = ("alpaca_eval_en.jsonl", "smilechat_zh.jsonl")
 
 
 def shared() -> Path:
-    """The unpacked shared data."""
+    """Return the directory of the unpacked shared data."""
     directory = unpack_shared()
     if directory is None:
-        raise SystemExit("this benchmark needs ../shared/data, which is not beside this checkout")
+        raise SystemExit("This benchmark needs ../shared/data, which is missing.")
     return directory
 
 
 def corpora(names: Sequence[str] = CHAT) -> list[Path]:
-    """Paths of the named corpora."""
     return [shared() / "corpora" / name for name in names]
 
 
 def stratified(paths: Sequence[Path], every: int) -> list[dict[str, Any]]:
-    """Every n-th row of each file, parsed."""
+    """Return every n-th row of each file, a sample with the same mix of lengths."""
     rows = []
     for path in paths:
         with open(path, "rb") as lines:
@@ -40,5 +34,5 @@ def stratified(paths: Sequence[Path], every: int) -> list[dict[str, Any]]:
 
 
 def raw_bytes(rows: Sequence[dict[str, Any]]) -> int:
-    """Bytes of rows as JSON lines."""
+    """Return the size of rows as JSON lines."""
     return sum(len(json.dumps(row, ensure_ascii=False).encode()) + 1 for row in rows)

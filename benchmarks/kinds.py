@@ -1,21 +1,19 @@
-"""Every kind of row that people train on, prepared beside SkyRL's way and `datasets.map`.
+"""Every kind of training row, prepared by tokenmill, SkyRL's slice path and `datasets.map`.
 
-Eight *kinds*, 320 MB of distinct rows each (see `benchmarks.recombined`), Qwen3's tokenizer and
-template, two workers, masks, audits and fsync included. ``TOKENMILL_BENCH_KIND_MB`` makes it
-smaller. The peers work on every n-th of the same rows. They want OpenAI messages: Alpaca, ShareGPT
-and typed parts are converted for them before the clock starts, ours reads the rows as they are.
-Rates count bytes of the rows as the corpus writes them, on both sides.
+Eight kinds with 320 MB of distinct rows each (see `benchmarks.recombined`), Qwen3's tokenizer and
+template, two workers, with masks, audits and fsync. ``TOKENMILL_BENCH_KIND_MB`` changes the size.
+The peers work on every n-th of the same rows, which are converted to OpenAI messages for them in
+advance. Rates count bytes of the rows as the corpus has them, on both sides.
 
-Ours trains every answer of a conversation. SkyRL's slice path is asked for the same: for its last
-message where there is one answer, else for every message, which is another and slower path of its
-own. How fast it is for the last message alone is told, too, without a bound.
+tokenmill trains every answer of a conversation, and so does SkyRL's slice path here: by its path
+for the last message if there is one answer, else by its slower path for every message. Its speed
+for the last message alone is also reported, without a bound.
 
-*Start-up aside*: of every worker, ours and the peers', the clock runs from its first row until all
-is written and open, and the mean of the two workers counts. Imports, processes, tokenizer,
-template, engine and opening the file are over by then. Nothing is subtracted from anything:
-start-up on a busy machine varies by more than these rows take.
+Start-up is excluded: the clock of every worker runs from its first row until the result is written
+and open, and the mean of the two workers counts. On a busy machine, start-up varies by more than
+these rows take.
 
-Of every kind the ids of `CHECKED` rows are compared with what transformers renders and encodes.
+For every kind, the ids of `CHECKED` rows must equal those of transformers.
 """
 
 from __future__ import annotations
@@ -54,20 +52,20 @@ from benchmarks.recombined import (
 from benchmarks.report import Report
 
 SIZE = int(float(os.environ.get("TOKENMILL_BENCH_KIND_MB", "320")) * 1_000_000)  # bytes of a kind
-PEER_SHARE = 40  # the peers get one row in so many: what they take of a row does not depend on it
-EVERY_SHARE = 5  # and its path for every message one in so many of these
-TURNS = 2  # ours and the peers in turn, the peers with other rows each time; the means count
+PEER_SHARE = 40  # the peers get one row in so many; their time per row does not depend on it
+EVERY_SHARE = 5  # SkyRL's path for every message gets one in so many of these
+TURNS = 2  # ours and the peers alternate, the peers on new rows; the means count
 CHECKED = 200  # rows of a kind whose ids are compared with transformers'
 
-TIMES_SKYRL = 25  # at least so many times SkyRL's slice path
-TIMES_MAP = 15  # at least so many times datasets.map
-SHARE_OF_PLAIN = 60  # per cent of the plain rate that tools and agent runs reach at least
+TIMES_SKYRL = 25  # minimum ratio to SkyRL's slice path
+TIMES_MAP = 15  # minimum ratio to datasets.map
+SHARE_OF_PLAIN = 60  # minimum per cent of the plain rate for tools and agent runs
 BY_PATH = ("rows_traced",)  # proof.json: rows that the reference did not render
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of row: its corpora, how it is multiplied, whether it is held to the plain rate."""
+    """One kind of row: its corpora, how rows are varied, whether the plain rate bounds it."""
 
     name: str
     corpora: tuple[str, ...]
@@ -98,7 +96,7 @@ from tokenmill.build.run import BUILD
 from tokenmill.build.executors import LocalExecutor
 
 class Clocked(LocalExecutor):
-    begun = {}  # when each worker turned to its first slice
+    begun = {}  # when each worker began its first slice
 
     def run(self, setup, tasks):
         with contextlib.closing(super().run(setup, tasks)) as finished:
@@ -116,7 +114,6 @@ print(json.dumps({**done.summary(), "work": end - begun, "startup": begun - star
 
 
 def run(report: Report) -> None:
-    """Measure every kind."""
     import datasets
 
     datasets.disable_progress_bars()
@@ -138,14 +135,14 @@ def _tokenizer() -> str:
 
 
 def _prepare(source: Path, cache: Path) -> dict[str, Any]:
-    """Prepare in a new process; its summary, with the seconds of work and of start-up."""
+    """Prepare in a new process; return its summary with the seconds of work and start-up."""
     command = [sys.executable, "-c", PREPARE, str(source), _tokenizer(), str(cache)]
     summary: dict[str, Any] = json.loads(watched(command).stdout)
     return summary
 
 
 def _measure(report: Report, kind: Kind, tokenizer: Any, home: Path) -> float:
-    """Report one kind; our rate in bytes per second."""
+    """Report one kind; return our rate in bytes per second."""
     source = home / f"{kind.corpora[0]}.jsonl"
     paths = [shared() / "corpora" / f"{name}.jsonl" for name in kind.corpora]
     corpora = [kind.select(read_rows(path)) for path in paths]
@@ -160,7 +157,7 @@ def _measure(report: Report, kind: Kind, tokenizer: Any, home: Path) -> float:
         if turn < TURNS - 1:
             shutil.rmtree(cache)
     if summary["rows_out"] != rows:
-        raise RuntimeError(f"{kind.name}: not every row was taken: {summary['rejected']}")
+        raise RuntimeError(f"{kind.name}: rows were rejected: {summary['rejected']}")
     skyrl, last, mapped = map(mean, zip(*peers, strict=True))
     ours = mean(spent) / size
     note = f"{rows:,} rows, {summary['tokens']:,} tokens; {summary['startup']:.1f} s of start-up"
@@ -183,10 +180,10 @@ def _measure(report: Report, kind: Kind, tokenizer: Any, home: Path) -> float:
 def _peers(
     source: Path, turn: int, tokenizer: Any, home: Path, several: bool
 ) -> tuple[float, float, float]:
-    """Seconds per byte on a sample of the rows, as the peers want them.
+    """Return seconds per byte on a sample of the rows.
 
     Returns:
-        SkyRL's for the masks that ours makes, SkyRL's for the last message, datasets.map's.
+        SkyRL's with our masks, SkyRL's for the last message, datasets.map's.
     """
     with open(source, "rb") as lines:
         step = PEER_SHARE * TURNS
@@ -221,7 +218,7 @@ def _peers(
 
 
 def _stages(report: Report, name: str, path: str) -> None:
-    """Where our workers spent their time, and which rows were rendered without the reference."""
+    """Report the time per stage, and the share of rows rendered without the reference."""
     from tokenmill import open_store
 
     proof: dict[str, Any] = open_store(path).proof
@@ -235,7 +232,7 @@ def _stages(report: Report, name: str, path: str) -> None:
 
 
 def _check(kind: Kind, source: Path, path: str, tokenizer: Any) -> None:
-    """The stored ids of a sample are those of transformers' own render and encode."""
+    """Raise if the stored ids of a sample differ from those of transformers."""
     from tokenmill import open_store
 
     store = open_store(path)
@@ -243,11 +240,11 @@ def _check(kind: Kind, source: Path, path: str, tokenizer: Any) -> None:
         every = max(1, len(store) // CHECKED)
         sample = {n: json.loads(line) for n, line in enumerate(lines) if n % every == 0}
     for number, row in sample.items():
-        stored, wanted = store[number], as_openai(row)
+        stored, openai = store[number], as_openai(row)
         if stored.origin.row != number:
             raise RuntimeError(f"{kind.name}: row {number} of the store is {stored.origin}")
         ids = tokenizer.apply_chat_template(
-            as_messages(wanted), tools=as_tools(wanted), tokenize=True, return_dict=False
+            as_messages(openai), tools=as_tools(openai), tokenize=True, return_dict=False
         )
         if stored.input_ids.tolist() != list(ids):
             raise RuntimeError(f"{kind.name}: other ids than transformers' at {stored.origin}")
@@ -257,7 +254,7 @@ ROLES = {"human": "user", "gpt": "assistant", "function_call": "assistant", "obs
 
 
 def as_openai(row: Row) -> Row:
-    """A row as the peers want it: messages with decoded calls, as JSON text where there are any."""
+    """Return a row with OpenAI messages, as JSON text if it has calls or tools."""
     if "instruction" in row:
         user = "\n\n".join(filter(None, [row["instruction"], row["input"]]))
         return {"messages": [{"role": "user", "content": user},

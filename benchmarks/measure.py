@@ -1,10 +1,7 @@
-"""Running a command and watching its memory.
+"""Run a command and sample its memory from ``/proc``, or limit this process to one core.
 
-`watched` runs a command to its end and samples the process and its children twenty times a second
-from ``/proc``: peak resident size of the parent, peak private memory (resident minus shared) of any
-one child. Private memory is what promise P12 speaks of: pages of mapped files are not.
-
-`one_core` holds this process to one core, as a worker is, and lets it go again.
+`watched` reports the peak resident size of the parent and the peak private memory (resident minus
+shared, so without mapped files) of any one child.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ SAMPLE_S = 0.05
 
 @dataclass
 class Watched:
-    """What one run took."""
+    """Time, output and memory of one run."""
 
     seconds: float
     stdout: str
@@ -33,29 +30,29 @@ class Watched:
 
 
 def watched(command: Sequence[str], env: dict[str, str] | None = None) -> Watched:
-    """Run a command and watch it; a failure is an error with its output."""
-    os.sync()  # what others wrote before must not be paid for by this run
+    """Run a command to its end; raise with its output if it fails."""
+    os.sync()  # so that this run does not write earlier data
     start = time.perf_counter()
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
     )
-    most = 0
+    private_peak = 0
     peak = 0
     while process.poll() is None:
         peak = max(peak, _peak_resident(process.pid))
         for child in _children(process.pid):
-            most = max(most, private(child))
+            private_peak = max(private_peak, private(child))
         time.sleep(SAMPLE_S)
     seconds = time.perf_counter() - start
     stdout, stderr = process.communicate()
     if process.returncode:
         raise RuntimeError(f"{command} failed:\n{stderr}")
-    return Watched(seconds, stdout, peak, most)
+    return Watched(seconds, stdout, peak, private_peak)
 
 
 @contextlib.contextmanager
 def one_core() -> Iterator[None]:
-    """One process, one core, as a worker runs; rooms that come later get all cores again."""
+    """Limit this process to one core, like a worker, inside the context."""
     if not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -68,7 +65,7 @@ def one_core() -> Iterator[None]:
 
 
 def tokenmill(*arguments: str) -> list[str]:
-    """The command line of tokenmill in this environment."""
+    """Return the command line of tokenmill in this environment."""
     return [sys.executable, "-m", "tokenmill", *arguments]
 
 
@@ -83,7 +80,7 @@ def _peak_resident(pid: int) -> int:
 
 
 def private(pid: int) -> int:
-    """Resident memory of a process without pages of mapped files; 0 where it is not known."""
+    """Return the resident memory of a process without mapped files; 0 if unknown."""
     try:
         fields = Path(f"/proc/{pid}/statm").read_text().split()
         return (int(fields[1]) - int(fields[2])) * PAGE

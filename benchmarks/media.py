@@ -1,23 +1,21 @@
-"""A picture's tokens from its header and the learned expansion, beside running the processor.
+"""Image tokens from an image's header and the learned expansion, compared with the processor.
 
-Ours: the file is read, its header looked at, and a text with its image token expanded. The peer
-opens the file as transformers does and runs the processor on the same text, which is what trainers
-do for every row at every step. Pictures are JPEG and PNG files of about a megapixel, as photos and
-screenshots are. *Known sizes*: pictures of four sizes that were seen before. *A new size each*: no
-size was seen before. *Prepared*: a whole `prepare` of JPEG files in this process, from the rows to
-the published store, beside rendering some of the same rows and running the processor on them; texts
-of 20 words, by the engine of large preparations, in processor time, without what a preparation of a
-few rows takes. Files of known sizes are 64 drawings, each with a comment of its own, so that no two
-are equal. The audits, which run the processor on one row in 1,024, are part of it; what it would be
-without them is told beside it. *A million rows*: prepared by the command in one worker, over a
-thousand small pictures; and a hundred thousand rows with a picture each of their own. *Serving*: a
-batch of four rows, one picture each, from a store, beside TRL's collator on the same rows, which
-renders and encodes them as well; both run the image processor, which is most of it. Memory is what
-a loader with prefetching gains between its tenth and its hundredth batch, of 1,000 and of a million
-rows. Processors are made from their classes over the bundled tokenizer. Llama 4's needs
-torchvision, for whose functions the tests have a stand-in: its ratios carry no bound.
+Ours reads the file and its header and expands the image token in a text. The peer opens the file
+with transformers and runs the processor on the same text, as trainers do for every row and step.
+Images are JPEG and PNG files of about a megapixel.
 
-``TOKENMILL_BENCH_PICTURE_ROWS`` makes the million smaller.
+- *Known sizes*: images of four sizes that were seen before. *A new size each*: no size was.
+- *Prepared*: `prepare` of JPEG files in this process, compared with rendering some of the same rows
+  and running the processor on them. Texts of 20 words, the engine of large preparations, CPU time
+  without start-up, audits included. Files of known sizes are 64 drawings with different comments.
+- *A million rows*: one worker, a thousand small images; and 100,000 rows with an image each.
+- *Serving*: a batch of four rows with one image each, compared with TRL's collator, which also
+  renders and encodes. Both run the image processor, which takes most of the time.
+- *Memory*: growth of a prefetching loader between its tenth and its hundredth batch.
+
+Processors are built from their classes with the bundled tokenizer. Llama 4's needs torchvision,
+which the tests replace by a stub, so its ratios have no bound. ``TOKENMILL_BENCH_IMAGE_ROWS`` sets
+the number of rows.
 """
 
 from __future__ import annotations
@@ -35,13 +33,13 @@ from benchmarks.measure import one_core, private, tokenmill, watched
 from benchmarks.report import Report, seconds
 
 KNOWN = ((640, 480), (1024, 768), (768, 1024), (1280, 720))
-PICTURES = 24  # of which the peer, which is slow, runs a few
-PEER_PICTURES = 4
+IMAGES = 24  # the slow peer runs only a few
+PEER_IMAGES = 4
 PREPARED = {"known sizes": 4096, "a new size each": 1024}  # rows
-DRAWN = 64  # of those of known sizes; the others differ by a comment
+DRAWN = 64  # of known sizes; the others differ by a comment
 COMMAND_MIB = 200  # resident, as for rows of text
-ROWS = int(os.environ.get("TOKENMILL_BENCH_PICTURE_ROWS", 1_000_000))
-WORDS = 20  # of a question, and of an answer, of those
+ROWS = int(os.environ.get("TOKENMILL_BENCH_IMAGE_ROWS", 1_000_000))
+WORDS = 20  # of a question and of an answer
 STAND_IN = ("llama4",)
 
 
@@ -54,14 +52,13 @@ def _draw(path: Path, rng: random.Random, size: tuple[int, int]) -> Path:
 
 
 def run(report: Report) -> None:
-    """Measure every family."""
     from tests.media import processors
 
     rng = random.Random(16)
     with tempfile.TemporaryDirectory() as directory, one_core():
         known = [
             _draw(Path(directory, f"known{at}.{('jpg', 'png')[at % 2]}"), rng, KNOWN[at % 4])
-            for at in range(PICTURES)
+            for at in range(IMAGES)
         ]
         sizes = rng.sample([(w, h) for w in range(600, 1300, 7) for h in range(500, 1000, 7)], 72)
         new = [
@@ -81,17 +78,17 @@ def run(report: Report) -> None:
 
 
 def _headers(report: Report, files: list[Path]) -> None:
-    from tokenmill.media import Pictures, reference_of
+    from tokenmill.media import Images, reference_of
 
-    pictures = Pictures("/")
+    images = Images("/")
     references = [reference_of(str(path)) for path in files]
 
     def headers() -> None:
         for reference in references:
-            pictures.facts(pictures.read(reference))
+            images.facts(images.read(reference))
 
     report.figure(
-        "a picture's file read and its header", seconds(headers, 5) / len(files) * 1e6, "µs"
+        "an image's file read and its header", seconds(headers, 5) / len(files) * 1e6, "µs"
     )
 
 
@@ -99,22 +96,22 @@ def _measure(report: Report, name: str, known: list[Path], new: list[Path]) -> N
     from tests.media import processors
     from transformers.image_utils import load_image
 
-    from tokenmill.media import Pictures, Processor, reference_of
+    from tokenmill.media import Images, Processor, reference_of
 
     options = processors.OPTIONS.get(name, {})
-    made = processors.make(name)
-    processor = Processor(made, options)
+    hf_processor = processors.make(name)
+    processor = Processor(hf_processor, options)
     text = f"Look at this: {processor.image_token} What is it?\n"
-    pictures = Pictures("/")
+    images = Images("/")
 
     def ours(files: list[Path]) -> None:
         for path in files:
-            facts = pictures.facts(pictures.read(reference_of(str(path))))
+            facts = images.facts(images.read(reference_of(str(path))))
             processor.expand(text, [(facts.width, facts.height)])
 
     def peer(files: list[Path]) -> Any:
         for path in files:
-            made(
+            hf_processor(
                 text=[text],
                 images=[[load_image(str(path))]],
                 text_kwargs={"add_special_tokens": False},
@@ -122,70 +119,70 @@ def _measure(report: Report, name: str, known: list[Path], new: list[Path]) -> N
                 **options,
             )
 
-    ours(known)  # now they are
+    ours(known)  # learn the sizes
     peer(known[:1])
-    their = min(seconds(lambda: peer(known[:PEER_PICTURES])) for _ in range(2)) / PEER_PICTURES
-    our = seconds(lambda: ours(known), 5) / len(known)
+    peer_s = min(seconds(lambda: peer(known[:PEER_IMAGES])) for _ in range(2)) / PEER_IMAGES
+    ours_s = seconds(lambda: ours(known), 5) / len(known)
     report.ratio(
         f"{name}: known sizes",
-        ours=our,
-        peer=their,
+        ours=ours_s,
+        peer=peer_s,
         at_least=None if name in STAND_IN else 100,
-        note=f"{our * 1e6:.0f} µs, the processor {their * 1e3:.0f} ms",
+        note=f"{ours_s * 1e6:.0f} µs, the processor {peer_s * 1e3:.0f} ms",
     )
     thirds = [new[at::3] for at in range(3)]  # a size is new once
-    our = min(seconds(lambda files=files: ours(files)) / len(files) for files in thirds)
-    their = min(seconds(lambda: peer(new[:PEER_PICTURES])) for _ in range(2)) / PEER_PICTURES
+    ours_s = min(seconds(lambda files=files: ours(files)) / len(files) for files in thirds)
+    peer_s = min(seconds(lambda: peer(new[:PEER_IMAGES])) for _ in range(2)) / PEER_IMAGES
     report.ratio(
         f"{name}: a new size each",
-        ours=our,
-        peer=their,
+        ours=ours_s,
+        peer=peer_s,
         at_least=None if name in STAND_IN else 20,
-        note=f"{our * 1e3:.2f} ms, the processor {their * 1e3:.0f} ms",
+        note=f"{ours_s * 1e3:.2f} ms, the processor {peer_s * 1e3:.0f} ms",
     )
 
 
 def _prepare(report: Report, name: str, directory: Path) -> None:
-    """A whole preparation, of known sizes and of a new one in every row."""
+    """Measure whole preparations with known sizes and with a new size in every row."""
     from transformers.image_utils import load_image
 
-    made = _processor(name)
+    processor = _processor(name)
     messages = _messages({"type": "image"}, WORDS)
 
     def peer(files: list[Path]) -> None:
         for path in files:
-            text = made.apply_chat_template(messages, tokenize=False)
-            made(text=[text], images=[[load_image(str(path))]])
+            text = processor.apply_chat_template(messages, tokenize=False)
+            processor(text=[text], images=[[load_image(str(path))]])
 
     for kind, bound in (("known sizes", 100), ("a new size each", 20)):
         files = _drawn(directory / kind.replace(" ", "_"), kind)
-        some = files[:16]  # of all four sizes alike
-        peer(some[:1])
+        sample = files[:16]  # equally many of all four sizes
+        peer(sample[:1])
         before = time.process_time()
-        peer(some)
-        their = (time.process_time() - before) / len(some)
-        _prepared(made, files[:4])
-        start = min(_prepared(made, files[at : at + 4])[0] for at in (4, 8, 12))
-        spent, store = _prepared(made, files)
-        our = (spent - start) / (len(files) - 4)
-        audits = (store.proof["audited_rows"]["expansion"] - 1) * their / (len(files) - 4)
+        peer(sample)
+        peer_s = (time.process_time() - before) / len(sample)
+        _prepared(processor, files[:4])
+        start = min(_prepared(processor, files[at : at + 4])[0] for at in (4, 8, 12))
+        spent, store = _prepared(processor, files)
+        ours_s = (spent - start) / (len(files) - 4)
+        audits = (store.proof["audited_rows"]["expansion"] - 1) * peer_s / (len(files) - 4)
         report.ratio(
             f"{name}: prepared, {kind}",
-            ours=our,
-            peer=their,
+            ours=ours_s,
+            peer=peer_s,
             at_least=bound,
-            note=f"{our * 1e3:.2f} ms a row, of which audits {audits * 1e3:.2f}; the processor"
-            f" {their * 1e3:.0f} ms; without audits {their / (our - audits):.0f}x",
+            note=f"{ours_s * 1e3:.2f} ms a row, of which audits {audits * 1e3:.2f}; the processor"
+            f" {peer_s * 1e3:.0f} ms; without audits {peer_s / (ours_s - audits):.0f}x",
         )
 
 
-def _drawn(there: Path, kind: str) -> list[Path]:
-    """Files of which no two are equal, drawn once."""
+def _drawn(directory: Path, kind: str) -> list[Path]:
+    """Return distinct image files, drawn once."""
     count = PREPARED[kind]
-    files = [there / f"{at}.jpg" for at in range(count)]
-    if there.exists():
+    files = [directory / f"{at}.jpg" for at in range(count)]
+    if directory.exists():
         return files
-    there.mkdir()
+    directory.mkdir()
     rng = random.Random(17)
     sizes = [KNOWN[at % 4] for at in range(DRAWN)]
     if kind != "known sizes":
@@ -198,23 +195,23 @@ def _drawn(there: Path, kind: str) -> list[Path]:
 
 
 def _commented(jpeg: bytes, number: int) -> bytes:
-    """The same picture as another file."""
-    said = f"number {number}".encode()
-    return jpeg[:2] + b"\xff\xfe" + (len(said) + 2).to_bytes(2, "big") + said + jpeg[2:]
+    """Return the same image with a comment."""
+    comment = f"number {number}".encode()
+    return jpeg[:2] + b"\xff\xfe" + (len(comment) + 2).to_bytes(2, "big") + comment + jpeg[2:]
 
 
-def _prepared(made: Any, files: list[Path]) -> tuple[float, Any]:
-    """Processor time of a preparation of rows with one picture each that was never made before."""
-    for kept in ("rows", "slices", "stores"):  # but not what is known of the processor
-        shutil.rmtree(files[0].parent / "cache" / kept, ignore_errors=True)
+def _prepared(processor: Any, files: list[Path]) -> tuple[float, Any]:
+    """Prepare rows with one image each from scratch; return the CPU time and the store."""
+    for part in ("rows", "slices", "stores"):  # but not the learned expansion
+        shutil.rmtree(files[0].parent / "cache" / part, ignore_errors=True)
     source = _write_rows(files, WORDS)
     before = time.process_time()
-    store = _store_of(made, source, "fastokens")
+    store = _store_of(processor, source, "fastokens")
     return time.process_time() - before, store
 
 
 def _write_rows(files: list[Path], words: int = 200) -> Path:
-    """Rows with one picture each."""
+    """Write rows with one image each."""
     source = files[0].parent / "rows.jsonl"
     with source.open("w") as file:
         for path in files:
@@ -223,25 +220,32 @@ def _write_rows(files: list[Path], words: int = 200) -> Path:
     return source
 
 
-def _store_of(made: Any, source: Path, engine: str = "auto") -> Any:
+def _store_of(processor: Any, source: Path, engine: str = "auto") -> Any:
     from tokenmill.build.calls import run_recipe
 
-    given = {"executor": "inline", "progress": False, "judge": False, "engine": engine}
-    return run_recipe(str(source), processor=made, cache_dir=source.parent / "cache", **given).store
+    options = {
+        "executor": "inline",
+        "progress": False,
+        "raise_for_rejections": False,
+        "engine": engine,
+    }
+    return run_recipe(
+        str(source), processor=processor, cache_dir=source.parent / "cache", **options
+    ).store
 
 
 def _processor(name: str) -> Any:
     from tests.media import processors
 
-    made = processors.make(name)
-    made.tokenizer.pad_token = "<|im_end|>"
-    return made
+    processor = processors.make(name)
+    processor.tokenizer.pad_token = "<|im_end|>"
+    return processor
 
 
-def _messages(picture: dict[str, Any], words: int = 200) -> list[dict[str, Any]]:
-    said = " ".join(f"word {number}" for number in range(words))
-    asked = [picture, {"type": "text", "text": f"What is it? {said}"}]
-    return [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]
+def _messages(image: dict[str, Any], words: int = 200) -> list[dict[str, Any]]:
+    text = " ".join(f"word {number}" for number in range(words))
+    content = [image, {"type": "text", "text": f"What is it? {text}"}]
+    return [{"role": "user", "content": content}, {"role": "assistant", "content": text}]
 
 
 def _serve(report: Report, name: str, files: list[Path]) -> None:
@@ -250,10 +254,10 @@ def _serve(report: Report, name: str, files: list[Path]) -> None:
 
     from tokenmill.integrations.hf import VisionCollator
 
-    made = _processor(name)
-    store = _store_of(made, _write_rows(files))
-    collator = VisionCollator(store, pad_id=made.tokenizer.pad_token_id)
-    theirs = DataCollatorForVisionLanguageModeling(made)
+    processor = _processor(name)
+    store = _store_of(processor, _write_rows(files))
+    collator = VisionCollator(store, pad_token_id=processor.tokenizer.pad_token_id)
+    peer_collator = DataCollatorForVisionLanguageModeling(processor)
     batches = [range(first, first + 4) for first in range(0, len(files), 4)]
 
     def ours() -> None:
@@ -262,7 +266,7 @@ def _serve(report: Report, name: str, files: list[Path]) -> None:
 
     def peer() -> None:
         for rows in batches:
-            theirs(
+            peer_collator(
                 [
                     {
                         "messages": _messages({"type": "image"}),
@@ -274,7 +278,9 @@ def _serve(report: Report, name: str, files: list[Path]) -> None:
 
     ours()
     peer()
-    times = [(seconds(ours), seconds(peer)) for _ in range(5)]  # in turns: they differ by little
+    times = [
+        (seconds(ours), seconds(peer)) for _ in range(5)
+    ]  # alternating, because they differ by little
     our, their = (min(each) / len(files) for each in zip(*times, strict=True))
     note = f"{our * 1e3:.0f} ms a row, TRL's collator {their * 1e3:.0f} ms"
     report.ratio(f"{name}: batches with pixels", ours=our, peer=their, note=note)
@@ -293,7 +299,7 @@ def _memory(report: Report, directory: Path) -> None:
     store = _store_of(_processor("qwen2_vl"), _write_rows(small))
     for count in (1000, 1_000_000):
         rows = store.select(np.arange(count) % len(store))
-        batches = iter(Loader(rows, batch_size=8, media="pixels", prefetch=2, pad_id=0))
+        batches = iter(Loader(rows, batch_size=8, media="pixels", prefetch=2, pad_token_id=0))
         for _ in range(10):
             next(batches)
         before = private(os.getpid())
@@ -304,7 +310,7 @@ def _memory(report: Report, directory: Path) -> None:
 
 
 def _many(report: Report, directory: Path) -> None:
-    """Rows by the hundred thousand and by the million, with small pictures and few tokens."""
+    """Measure many rows with small images and few tokens."""
     from PIL import Image
     from tests.media import processors
 
@@ -316,36 +322,36 @@ def _many(report: Report, directory: Path) -> None:
     jpeg = (directory / "one.jpg").read_bytes()
     peaks = {}
     few = min(ROWS, 1000)
-    for rows, pictures in ((ROWS // 10, ROWS // 10), (ROWS // 5, few), (ROWS, few)):
-        there = directory / str(rows)
-        there.mkdir()
-        for number in range(pictures):
-            (there / f"{number}.jpg").write_bytes(_commented(jpeg, number))
-        with (there / "rows.jsonl").open("w") as file:
+    for rows, images in ((ROWS // 10, ROWS // 10), (ROWS // 5, few), (ROWS, few)):
+        folder = directory / str(rows)
+        folder.mkdir()
+        for number in range(images):
+            (folder / f"{number}.jpg").write_bytes(_commented(jpeg, number))
+        with (folder / "rows.jsonl").open("w") as file:
             for number in range(rows):
-                asked = [{"type": "image", "image": f"{number * 7919 % pictures}.jpg"}]
-                asked.append({"type": "text", "text": f"What is number {number}?"})
+                content = [{"type": "image", "image": f"{number * 7919 % images}.jpg"}]
+                content.append({"type": "text", "text": f"What is number {number}?"})
                 answer = {"role": "assistant", "content": f"A cat, {number % 97}."}
-                messages = [{"role": "user", "content": asked}, answer]
+                messages = [{"role": "user", "content": content}, answer]
                 file.write(json.dumps({"messages": messages}) + "\n")
-        cache = there / "cache"
-        found = watched(
+        cache = folder / "cache"
+        result = watched(
             tokenmill(
-                "prepare", str(there / "rows.jsonl"), "--processor", str(directory / "processor"),
+                "prepare", str(folder / "rows.jsonl"), "--processor", str(directory / "processor"),
                 "--cache-dir", str(cache), "--num-workers", "1", "--json",
             )
         )  # fmt: skip
         files = [path for path in cache.rglob("*") if path.is_file()]
         size = sum(path.stat().st_size for path in files)
         if any(b"JFIF" in path.read_bytes() for path in files):
-            raise RuntimeError("there is a picture in the cache")
-        said = f"{rows:,} rows, {pictures:,} pictures"
-        peaks[rows] = found.worker_private_peak / 2**20
-        note = f"{found.seconds:.0f} s; no picture in {size / 2**20:.0f} MiB of cache"
-        report.figure(f"{said}: a row in the cache", size / rows, "bytes", note=note)
-        resident = found.parent_peak / 2**20
-        report.figure(f"{said}: the command's memory", resident, "MiB", at_most=COMMAND_MIB)
-        report.figure(f"{said}: the worker's private memory", peaks[rows], "MiB")
-    # Of fewer rows there are too few slices for a worker to have met its largest.
+            raise RuntimeError("The cache contains an image.")
+        label = f"{rows:,} rows, {images:,} images"
+        peaks[rows] = result.worker_private_peak / 2**20
+        note = f"{result.seconds:.0f} s; no image in {size / 2**20:.0f} MiB of cache"
+        report.figure(f"{label}: a row in the cache", size / rows, "bytes", note=note)
+        resident = result.parent_peak / 2**20
+        report.figure(f"{label}: the command's memory", resident, "MiB", at_most=COMMAND_MIB)
+        report.figure(f"{label}: the worker's private memory", peaks[rows], "MiB")
+    # Fewer rows have too few slices for the worker to reach its peak.
     gained = peaks[ROWS] - peaks[ROWS // 5]
     report.figure(f"memory that {ROWS:,} rows take more", gained, "MiB", at_most=64)

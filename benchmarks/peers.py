@@ -1,21 +1,18 @@
-"""What users do today, written from its documented behaviour, to measure beside ours.
+"""Peers: what users run today, reimplemented from its documented behaviour.
 
-`skyrl_last` is what SkyRL's SFT tokenization does to a row for the last assistant message: the
-prompt and the whole conversation are rendered and encoded by transformers, and the mask is the
-difference of their lengths. `skyrl_every` is what it does to train every assistant message, as ours
-does: each message is rendered and encoded after two fixed ones, whose tokens are then cut off.
-Of a conversation with one answer the two give the same mask, and the first is the cheaper.
-`skyrl_slices` is its parallel path around that: the file is opened
-with `datasets`, each spawned worker opens it again and takes a contiguous share, rows come back
-through the pool as lists, and the parent saves them. `datasets_map` is `datasets.map` over
-``apply_chat_template``.
+`skyrl_last` is SkyRL's SFT tokenization for the last assistant message: transformers renders and
+encodes the prompt and the whole conversation, and the mask is the difference of their lengths.
+`skyrl_every` trains every assistant message: each message is rendered and encoded after two fixed
+ones, whose tokens are removed. For a conversation with one answer both give the same mask, and the
+first is faster. `skyrl_slices` is the parallel path: each spawned worker opens the file with
+`datasets` and takes a contiguous part, rows return through the pool as lists, and the parent saves
+them. `datasets_map` is `datasets.map` with ``apply_chat_template``.
 
-Both want OpenAI messages. Rows with tools or calls come with ``messages`` and ``tools`` as JSON
-text, as many data sets on the hub have them: Arrow would give every call the arguments of all calls
-of the file, as nulls, and the template would print them.
+All take OpenAI messages. Rows with tools or calls have ``messages`` and ``tools`` as JSON text,
+like many datasets on the hub: Arrow would add the arguments of all calls to every call, as nulls.
 
-Where start-up is to be left aside, a directory named ``begun`` takes a note from every worker when
-it holds its tokenizer and turns to its first row; `work_began` is the mean of these times.
+To exclude start-up, every worker writes the time of its first row into the directory ``begun``;
+`work_began` is the mean of these times.
 """
 
 from __future__ import annotations
@@ -32,20 +29,20 @@ from typing import Any
 
 
 def load_auto(directory: str) -> Any:
-    """The tokenizer as a trainer loads it."""
+    """Load the tokenizer as a trainer does."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(directory)
 
 
 def as_messages(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """The conversation of a row of the benchmark corpora."""
+    """Return the conversation of a row of the benchmark corpora."""
     messages: list[dict[str, Any]] = _decoded(row.get("messages") or row["conversations"])
     return messages
 
 
 def as_tools(row: dict[str, Any]) -> list[Any] | None:
-    """The tool descriptions of a row, None where it has none."""
+    """Return the tool descriptions of a row, or None."""
     tools: list[Any] | None = _decoded(row.get("tools"))
     return tools
 
@@ -55,15 +52,15 @@ def _decoded(value: Any) -> Any:
 
 
 def work_began(begun: Path) -> float:
-    """When workers turned to their first rows, on average; all processes share the clock."""
-    return mean(float(note.read_text()) for note in begun.iterdir())
+    """Return the mean time at which workers began; all processes share the clock."""
+    return mean(float(file.read_text()) for file in begun.iterdir())
 
 
-def _note_begin(begun: Path | None) -> None:
+def _record_start(begun: Path | None) -> None:
     if begun is not None:
-        note = begun / str(os.getpid())
-        if not note.exists():
-            note.write_text(repr(time.perf_counter()))
+        file = begun / str(os.getpid())
+        if not file.exists():
+            file.write_text(repr(time.perf_counter()))
 
 
 def _ids(tokenizer: Any, messages: list[dict[str, Any]], **options: Any) -> list[int]:
@@ -76,7 +73,7 @@ def _ids(tokenizer: Any, messages: list[dict[str, Any]], **options: Any) -> list
 def skyrl_last(
     tokenizer: Any, messages: list[dict[str, Any]], tools: list[Any] | None = None
 ) -> dict[str, Any]:
-    """Two renders and two encodes, mask by difference of lengths."""
+    """Tokenize with two renders and two encodes; mask by difference of lengths."""
     prompt = _ids(tokenizer, messages[:-1], tools=tools, add_generation_prompt=True)
     whole = _ids(tokenizer, messages, tools=tools)
     actions = len(whole) - len(prompt)
@@ -92,7 +89,7 @@ FIXED = [
 def skyrl_every(
     tokenizer: Any, messages: list[dict[str, Any]], tools: list[Any] | None = None
 ) -> dict[str, Any]:
-    """Two renders and two encodes per message, from the first answer on."""
+    """Tokenize with two renders and two encodes per message, from the first answer on."""
     first = next(k for k, message in enumerate(messages) if message["role"] == "assistant")
     whole = _ids(tokenizer, messages[:first], tools=tools) if first else []
     empty = [{"role": "user", "content": ""}]
@@ -125,20 +122,20 @@ def _skyrl_row(ids: list[int], mask: list[int]) -> dict[str, Any]:
 def skyrl_rows(
     tokenizer: Any, rows: Iterable[dict[str, Any]], *, every: bool = False
 ) -> list[dict[str, Any]]:
-    """Rows one after another, in this process; those that end with a question are left out."""
-    made = []
+    """Tokenize rows in this process; skip those that do not end with an answer."""
+    result = []
     for row in rows:
         messages, tools = as_messages(row), as_tools(row)
         if messages[-1]["role"] == "assistant":
-            made.append((skyrl_every if every else skyrl_last)(tokenizer, messages, tools))
-    return made
+            result.append((skyrl_every if every else skyrl_last)(tokenizer, messages, tools))
+    return result
 
 
 def _skyrl_share(share: tuple[str, str, Path | None, bool, int, int]) -> list[dict[str, Any]]:
     path, directory, begun, every, start, stop = share
     tokenizer = load_auto(directory)
     rows = _open_json(path).select(range(start, stop))
-    _note_begin(begun)
+    _record_start(begun)
     return skyrl_rows(tokenizer, rows, every=every)
 
 
@@ -158,7 +155,7 @@ def skyrl_slices(
     *,
     every: bool = False,
 ) -> None:
-    """The parallel path: shares of the rows in spawned workers, saved as a dataset."""
+    """Tokenize parts of the rows in spawned workers, and save them as a dataset."""
     import datasets
 
     count = len(_open_json(str(path)))
@@ -172,11 +169,11 @@ def skyrl_slices(
 def datasets_map(
     tokenizer: Any, rows: Sequence[dict[str, Any]], num_proc: int = 1, begun: Path | None = None
 ) -> Any:
-    """`datasets.map(apply_chat_template)`, one conversation after another."""
+    """Run `datasets.map` with `apply_chat_template`, one conversation at a time."""
     import datasets
 
     def tokenized(row: dict[str, Any]) -> dict[str, Any]:
-        _note_begin(begun)
+        _record_start(begun)
         ids = tokenizer.apply_chat_template(
             as_messages(row), tools=as_tools(row), tokenize=True, return_dict=False
         )

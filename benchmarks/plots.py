@@ -1,9 +1,8 @@
-"""Pictures and a page of one run's figures.
+"""Charts and a table of one run's figures.
 
-`draw` makes SVG bar charts of a results document: how many times faster than the peer, megabytes
-per second beside the peers, and the shares of time per stage. They are plain SVG with their own
-colours for light and dark, so the documentation needs no plotting library and fetches nothing.
-`write_page` puts every figure into the table of ``docs/benchmarks.md``, between two marks.
+`draw` writes SVG bar charts: ratios to the peers, megabytes per second, and shares of time per
+stage, with colours for light and dark mode and without a plotting library. `write_page` writes
+every figure into the table of ``docs/internals/benchmarks.md``.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ text { font: 13px system-ui, sans-serif; fill: #24292f }
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar: what it says, how long it is, and the bound it had to reach, if any."""
+    """One bar with its label, value and bound, if any."""
 
     label: str
     value: float
@@ -41,36 +40,36 @@ class Bar:
 
 
 def draw(figures: list[dict[str, Any]], directory: Path) -> list[Path]:
-    """Draw every chart that the figures of a run are enough for."""
+    """Draw every chart for which the run has figures."""
     charts = {
         "benchmark-ratios": ("Times faster than the peer in the same run", _ratios(figures)),
         "benchmark-throughput": ("Megabytes of rows per second", _throughput(figures)),
         "benchmark-stages": ("Where one process spends its time", _stages(figures)),
     }
     directory.mkdir(parents=True, exist_ok=True)
-    made = []
+    paths = []
     for name, (title, bars) in charts.items():
         if bars:
             path = directory / f"{name}.svg"
             path.write_text(bar_chart(title, bars))
-            made.append(path)
-    return made
+            paths.append(path)
+    return paths
 
 
 def bar_chart(title: str, bars: list[Bar]) -> str:
-    """One horizontal bar chart; a bound is a line across its bar.
+    """Return a horizontal bar chart as SVG; a bound is a line across its bar.
 
-    Beyond a factor of 100 the short bars would vanish: then lengths are logarithms, and it says so.
+    If the longest value exceeds 100, lengths are logarithms, and the title says so.
     """
     height = 44 + ROW * len(bars) + 12
     longest = max(max(bar.value, bar.bound or 0) for bar in bars)
-    room = WIDTH - LABEL - 90
+    width = WIDTH - LABEL - 90
     logarithmic = longest > 100
 
     def pixels(value: float) -> float:
         if logarithmic:
-            return room * math.log(max(value, 1)) / math.log(longest)
-        return room * value / longest
+            return width * math.log(max(value, 1)) / math.log(longest)
+        return width * value / longest
 
     if logarithmic:
         title += " (logarithmic)"
@@ -80,8 +79,8 @@ def bar_chart(title: str, bars: list[Bar]) -> str:
         f"<style>{STYLE}</style>",
         f'<text class="title" x="8" y="22">{escape(title)}</text>',
     ]
-    for place, bar in enumerate(bars):
-        top = 40 + ROW * place
+    for index, bar in enumerate(bars):
+        top = 40 + ROW * index
         length = max(pixels(bar.value), 1)
         kind = "peer" if bar.peer else "ours"
         parts += [
@@ -100,13 +99,13 @@ def bar_chart(title: str, bars: list[Bar]) -> str:
 
 
 def write_page(figures: list[dict[str, Any]], page: Path) -> None:
-    """Replace the table between the marks of the page by the figures of this run."""
+    """Replace the table between the markers of the page by the figures of this run."""
     text = page.read_text(encoding="utf-8")
     head, _, rest = text.partition(BEGIN)
     _, _, tail = rest.partition(END)
-    rows = ["| room | figure | measured | bound |", "|---|---|---|---|"]
+    rows = ["| section | figure | measured | bound |", "|---|---|---|---|"]
     rows += [
-        f"| {figure['room']} | {figure['name']} | {_number(figure['value'])} {figure['unit']} |"
+        f"| {figure['section']} | {figure['name']} | {_number(figure['value'])} {figure['unit']} |"
         f" {_bound(figure)} |"
         for figure in figures
     ]
@@ -115,19 +114,19 @@ def write_page(figures: list[dict[str, Any]], page: Path) -> None:
 
 def _ratios(figures: list[dict[str, Any]]) -> list[Bar]:
     return [
-        Bar(f"{figure['room']}: {figure['name']}", figure["value"], "×", figure["at_least"])
+        Bar(f"{figure['section']}: {figure['name']}", figure["value"], "×", figure["at_least"])
         for figure in figures
         if figure["unit"] == "x" and figure["at_least"] is not None
     ]
 
 
 def _throughput(figures: list[dict[str, Any]]) -> list[Bar]:
-    rooms = ("build", "chat")
+    sections = ("build", "chat")
     return [
-        Bar(f"{figure['room']}: {figure['name']}", figure["value"], " MB/s",
+        Bar(f"{figure['section']}: {figure['name']}", figure["value"], " MB/s",
             peer="SkyRL" in figure["name"] or "datasets" in figure["name"])
         for figure in figures
-        if figure["unit"] == "MB/s" and figure["room"] in rooms
+        if figure["unit"] == "MB/s" and figure["section"] in sections
     ]  # fmt: skip
 
 
@@ -135,12 +134,12 @@ def _stages(figures: list[dict[str, Any]]) -> list[Bar]:
     return [
         Bar(figure["name"].removeprefix(STAGES), figure["value"], " %")
         for figure in figures
-        if figure["room"] == "chat" and figure["name"].startswith(STAGES)
+        if figure["section"] == "chat" and figure["name"].startswith(STAGES)
     ]
 
 
 def _number(value: float) -> str:
-    """Three significant digits, without an exponent."""
+    """Format three significant digits without an exponent."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.3g}"

@@ -1,10 +1,9 @@
-"""Preference pairs to tokens: ours beside TRL's own preparation of the same rows.
+"""Preference pairs to tokens, compared with TRL's own preparation of the same rows.
 
-Pairs are made of alpaca_eval_en: every question with its own answer as chosen and the answer of the
-next row as rejected, as messages. TRL's way is what `DPOTrainer` does to a dataset before it
-trains: three renders and three encodes per row (prompt, both sides) through `datasets.map`, in one
-process, on a sample; ours renders and encodes each side once. Both have their tokenizer loaded
-before the clock starts. Megabytes of rows per second.
+Pairs come from alpaca_eval_en: every question with its own answer as chosen and the answer of the
+next row as rejected, as messages. TRL's `DPOTrainer` renders and encodes every row three times
+(prompt, both sides) through `datasets.map`, here in one process and on a sample; ours renders and
+encodes each side once. Both tokenizers are loaded in advance. Megabytes of rows per second.
 """
 
 from __future__ import annotations
@@ -19,22 +18,21 @@ from benchmarks.measure import one_core
 from benchmarks.peers import as_messages, load_auto
 from benchmarks.report import Report, seconds
 
-EVERY = 4  # rows of the corpus of which pairs are made
+EVERY = 4  # rows of the corpus that become pairs
 PEER_EVERY = 8  # of the pairs, for the slow peer
 
 
 def run(report: Report) -> None:
-    """Measure ours and TRL's."""
     with one_core(), tempfile.TemporaryDirectory() as directory:
         _measure(report, Path(directory))
 
 
 def _pairs() -> list[dict[str, Any]]:
     rows = [as_messages(row) for row in stratified(corpora(["alpaca_eval_en.jsonl"]), EVERY)]
-    asked = [messages for messages in rows if messages[-1]["role"] == "assistant"]
+    answered = [messages for messages in rows if messages[-1]["role"] == "assistant"]
     return [
         {"prompt": one[:-1], "chosen": one[-1:], "rejected": other[-1:]}
-        for one, other in zip(asked, asked[1:] + asked[:1], strict=True)
+        for one, other in zip(answered, answered[1:] + answered[:1], strict=True)
         if one[-1] != other[-1]
     ]
 
@@ -66,18 +64,18 @@ def _measure(report: Report, directory: Path) -> None:
             kept.append(len(columns.row) // 2)
 
     size = source.stat().st_size
-    mine = seconds(ours)
-    report.figure("pairs, one process", size / mine / 1e6, "MB/s", note=f"{sum(kept)} pairs")
+    spent = seconds(ours)
+    report.figure("pairs, one process", size / spent / 1e6, "MB/s", note=f"{sum(kept)} pairs")
     sample = rows[::PEER_EVERY]
     sampled = sum(len(json.dumps(row)) + 1 for row in sample)
-    theirs = load_auto(tokenizer)
-    peer = seconds(lambda: _trl(theirs, sample))
+    peer_tokenizer = load_auto(tokenizer)
+    peer = seconds(lambda: _trl(peer_tokenizer, sample))
     report.figure("TRL's own preparation, one process", sampled / peer / 1e6, "MB/s")
-    report.ratio("ours / TRL's preparation", ours=mine / size, peer=peer / sampled, at_least=15)
+    report.ratio("ours / TRL's preparation", ours=spent / size, peer=peer / sampled, at_least=15)
 
 
 def _trl(tokenizer: Any, rows: list[dict[str, Any]]) -> Any:
-    """`DPOTrainer._prepare_dataset`, of a trainer that needs no model for it."""
+    """Run `DPOTrainer._prepare_dataset` without a model."""
     from datasets import Dataset
     from trl import DPOConfig, DPOTrainer
 

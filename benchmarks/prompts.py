@@ -1,11 +1,10 @@
-"""RL prompts beside the eager way: start-up on a known index, memory, another limit.
+"""RL prompts compared with an eager dataset: start-up with an existing index, memory, a new limit.
 
-1,000,000 generated rows (prompt, label, metadata; about 220 MB). The peer reads every line with the
-standard parser and keeps one sample object per row with the fields that miles' and slime's have. It
-neither renders nor tokenizes: real eager datasets also do that at every start, for minutes, so the
-peer here is the least that they can take. Ours filters by length on top, from the stored lengths.
-Each side is measured in fresh processes, without its imports; private memory is what the process
-holds after opening, shuffling and reading a thousand prompts, over what it held before.
+1,000,000 generated rows (prompt, label, metadata; about 220 MB). The peer parses every line with
+`json` and creates one sample object per row with the fields of miles and slime. Real eager datasets
+also render and tokenize at every start, which takes minutes, so this peer is a lower bound. Ours
+also filters by length, from the stored lengths. Both are measured in new processes, without
+imports. Private memory is the growth after opening, shuffling and reading a thousand prompts.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from benchmarks.data import shared
 from benchmarks.report import Report
 
 ROWS = int(os.environ.get("TOKENMILL_BENCH_PROMPTS", "1000000"))
-OPENS = 3  # fresh processes of ours; the best counts, the peer gets one: it takes long
+OPENS = 3  # new processes of ours, the best counts; the slow peer gets one
 LIMITS = (64, 80)
 
 _COMMON = """
@@ -90,7 +89,7 @@ print(json.dumps(answer))
 
 
 def write_rows(path: Path, rows: int) -> None:
-    """Word problems of varying length."""
+    """Write word problems of varying length."""
     chance = random.Random(11)
     things = ["apples", "boxes", "miles", "coins", "pages", "tiles", "seats", "stamps"]
     with open(path, "w", encoding="utf-8") as file:
@@ -105,7 +104,7 @@ def write_rows(path: Path, rows: int) -> None:
 
 
 def child(program: str, *arguments: Any) -> dict[str, Any]:
-    """What a program answers in a fresh process."""
+    """Return the JSON output of a program in a new process."""
     done = subprocess.run(
         [sys.executable, "-c", _COMMON + program, *map(str, arguments)],
         capture_output=True, text=True, env=os.environ,
@@ -117,7 +116,6 @@ def child(program: str, *arguments: Any) -> dict[str, Any]:
 
 
 def run(report: Report) -> None:
-    """Measure both ways on one file."""
     tokenizer = shared() / "tokenizers" / "qwen3"
     with tempfile.TemporaryDirectory(prefix="tokenmill-bench-") as scratch:
         path, cache = Path(scratch, "prompts.jsonl"), Path(scratch, "cache")
@@ -125,17 +123,17 @@ def run(report: Report) -> None:
         built = child(_OURS, path, cache, tokenizer, LIMITS[0])
         note = f"{built['seconds']:.1f} s, rendered and encoded, workers included"
         report.figure("length index, built", ROWS / built["seconds"], "rows/s", note=note)
-        known = [child(_OURS, path, cache, tokenizer, LIMITS[1]) for _ in range(OPENS)]
-        assert all(answer["hit"] for answer in known)
+        opened = [child(_OURS, path, cache, tokenizer, LIMITS[1]) for _ in range(OPENS)]
+        assert all(answer["hit"] for answer in opened)
         peer = child(_PEER, path, cache, tokenizer, LIMITS[1])
         assert peer["kept"] == ROWS
-        ours = min(answer["seconds"] for answer in known)
+        ours = min(answer["seconds"] for answer in opened)
         report.figure("start-up on a known index, another limit", 1000 * ours, "ms",
-                      note=f"{known[0]['kept']:,} of {ROWS:,} rows kept")  # fmt: skip
+                      note=f"{opened[0]['kept']:,} of {ROWS:,} rows kept")  # fmt: skip
         report.figure("start-up of the eager way, without rendering", peer["seconds"], "s")
         report.ratio("start-up beside the eager way", ours=ours, peer=peer["seconds"],
                      at_least=100)  # fmt: skip
-        memory = max(answer["memory"] for answer in known)
+        memory = max(answer["memory"] for answer in opened)
         report.figure("private memory of the eager way", peer["memory"], "MiB")
         report.figure("private memory, opened, shuffled and 1,000 prompts read", memory, "MiB")
         report.figure("private memory of the eager way beside ours", peer["memory"] / memory, "x",

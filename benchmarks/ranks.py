@@ -1,9 +1,9 @@
-"""Eight ranks that call `prepare` at the same time, as under torchrun, beside one call.
+"""Eight ranks that call `prepare` at the same time, as under torchrun, compared with one call.
 
-Every rank calls `prepare` with the same arguments and gets the same store; there is no barrier and
-no first rank. What counts is CPU time, user and system, of all processes: eight ranks with one
-worker each against one process with eight workers, into an empty cache. Ranks repeat what every
-process does: start Python, open the sources, load the tokenizer's facts. Slices are shared.
+Every rank calls `prepare` with the same arguments and gets the same store, without a barrier. The
+figure is CPU time (user and system) of all processes: eight ranks with one worker each, compared
+with one process with eight workers, into an empty cache. Every rank starts Python, opens the
+sources and loads the tokenizer; slices are shared.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ REPEAT = 3
 
 
 def run(report: Report) -> None:
-    """Measure CPU seconds and the slices that are built twice."""
     with tempfile.TemporaryDirectory(prefix="tokenmill-bench-") as directory:
         home = Path(directory)
         source = home / "rows.jsonl"
@@ -47,7 +46,7 @@ def run(report: Report) -> None:
 
 
 def _prepare(source: Path, cache: Path, ranks: int) -> tuple[float, int]:
-    """CPU seconds of all ranks, and the slices that they built."""
+    """Return the CPU seconds of all ranks and the number of slices that they built."""
     command = tokenmill(
         "prepare", str(source), "--tokenizer", str(shared() / "tokenizers" / "qwen3"), "--json",
         "--cache-dir", str(cache), "--num-workers", str(RANKS // ranks),
@@ -58,13 +57,13 @@ def _prepare(source: Path, cache: Path, ranks: int) -> tuple[float, int]:
         numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
         env = {**os.environ, **{name: str(number) for name, number in numbers.items()}}
         running.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))
-    said = [json.loads(process.communicate()[0]) for process in running]
-    if len({one["path"] for one in said}) != 1:
-        raise RuntimeError(f"ranks disagree: {said}")
-    return _children_seconds() - before, sum(one["slices_built"] for one in said)
+    summaries = [json.loads(process.communicate()[0]) for process in running]
+    if len({one["path"] for one in summaries}) != 1:
+        raise RuntimeError(f"ranks disagree: {summaries}")
+    return _children_seconds() - before, sum(one["slices_built"] for one in summaries)
 
 
 def _children_seconds() -> float:
-    """User and system time of all descendants that have ended."""
+    """Return user and system time of all finished descendants."""
     times = os.times()
     return times.children_user + times.children_system

@@ -1,23 +1,19 @@
-"""Distinct rows of one kind in any amount, made of a corpus of that kind.
+"""Generate any amount of distinct rows of one kind from a small corpus of that kind.
 
-Some corpora are small (a hundred rows), and a file of the same rows over and over would be served
-from caches that real data does not fill. `write_rows` writes the corpus itself first and then
-*variants* of its rows, round after round, no two lines alike:
+Repeating the same rows would hit caches that real data does not. `write_rows` writes the corpus
+first and then variants of its rows, round after round, without equal lines:
 
-* A *piece* is a clause, a sentence or a line with the space behind it. Every text becomes as many
-  pieces as it had, each drawn from the pieces that stand at the same *place* in the corpus (the
-  speaker, the part's type and the key: what assistants think, what users ask, the ``instructions``
-  of a tool's answer). So words, lengths and languages are the corpus's own; a text of one piece can
-  come back, in another row, and longer ones do not. What engines remember by word, ours and the
-  peers', they find more often than in as much real text.
-* JSON inside a text is varied value by value and stays JSON. Numbers get other digits, as many as
-  before; a single word (an id, a name, a member of an enumeration) keeps its letters.
-* What repeats in real data repeats here: system prompts, keys, the one tool list of a corpus that
-  has only one. Where it has several, each round makes its own variant of each, so there are as
-  many different lists per row as in the corpus.
-* Shapes (roles, keys, number of turns) are the rows' own. Long agent runs do not repeat theirs, so
-  `agent_runs` recombines *exchanges* (a user's turn and all that follows until the next) of
-  different runs to new runs with the corpus's numbers of turns.
+* A *piece* is a clause, a sentence or a line with the space after it. A variant of a text has the
+  same number of pieces, drawn from the pieces of the same *place* in the corpus (speaker, part type
+  and key). So words, lengths and languages are those of the corpus. A text of one piece can repeat
+  in another row. Word caches of all engines have more hits than on as much real text.
+* JSON inside a text is varied value by value and stays JSON. Numbers get other digits of the same
+  count; a single word (an id, a name, an enumeration value) keeps its letters.
+* System prompts, keys and the only tool list of a corpus repeat, as in real data. If there are
+  several tool lists, each round has its own variant of each.
+* Shapes (roles, keys, number of turns) stay. Long agent runs do not repeat their shapes, so
+  `agent_runs` recombines *exchanges* (a user's turn and all messages until the next) of different
+  runs to new runs with the corpus's numbers of turns.
 """
 
 from __future__ import annotations
@@ -38,13 +34,13 @@ Rounds = Callable[[list[Row], random.Random], Iterator[Row]]
 PIECE = re.compile(r".+?(?:[.!?,;:]+\s+|[。！？，；]+\s*|\n\s*|$)", re.DOTALL)
 THINKING = re.compile(r"(</?think>)")
 DIGIT = re.compile(r"\d")
-LINKS = ("id", "tool_call_id")  # tie a tool's answer to its call
+LINKS = ("id", "tool_call_id")  # connect a tool message to its call
 COLUMNS = ("messages", "conversations", "instruction", "input", "output", "tools")
-FEWEST_TURNS, MOST_TURNS = 20, 60  # of an agent run
+FEWEST_TURNS, MAX_TURNS = 20, 60  # of an agent run
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a corpus, without columns that nobody tokenizes."""
+    """Return the rows of a corpus, without columns that are not tokenized."""
     with open(path, "rb") as lines:
         rows = [json.loads(line) for line in lines]
     return [{name: row[name] for name in COLUMNS if name in row} for row in rows]
@@ -57,9 +53,9 @@ def write_rows(
 
     Args:
         path: The file to write.
-        corpora: Rows to begin with and to vary, each corpus out of its own pieces.
-        size: Bytes at least.
-        rounds: Makes the rows of one more round of a corpus; its own rows where it is None.
+        corpora: Rows to write first and to vary, each corpus from its own pieces.
+        size: Minimum number of bytes.
+        rounds: Returns the rows of another round of a corpus; None: its own rows.
     """
     chance = random.Random(13)
     seen: set[int] = set()
@@ -83,14 +79,14 @@ def _endless(
         yield from corpus
     variants = [Variants(corpus, chance) for corpus in corpora]
     while True:
-        for corpus, made in zip(corpora, variants, strict=True):
-            made.begin_round()
+        for corpus, variant in zip(corpora, variants, strict=True):
+            variant.begin_round()
             for row in rounds(corpus, chance) if rounds else corpus:
-                yield made.of(row)
+                yield variant.of(row)
 
 
 class Variants:
-    """Makes rows like the given ones out of other pieces."""
+    """Creates variants of rows from the pieces of a corpus."""
 
     def __init__(self, corpus: list[Row], chance: random.Random) -> None:
         self._choose = chance.choice
@@ -98,7 +94,7 @@ class Variants:
         self._float = chance.random
         self._inner: dict[str, list[str]] = defaultdict(list)
         self._last: dict[str, list[str]] = defaultdict(list)
-        self._forms: dict[tuple[str, str], Any] = {}  # texts come back every round; cut them once
+        self._forms: dict[tuple[str, str], Any] = {}  # texts repeat every round; split them once
         self._lists: dict[str, Any] = {}
         self._one_list = len({json.dumps(row.get("tools")) for row in corpus}) == 1
         for row in corpus:
@@ -106,21 +102,21 @@ class Variants:
         self._lists.clear()
 
     def begin_round(self) -> None:
-        """Rows of one round that shared a tool list in the corpus share a variant of it."""
+        """Start a round; its rows share the variants of shared tool lists."""
         self._lists.clear()
 
     def of(self, row: Row) -> Row:
-        """A row of the same shape with other texts."""
-        made: Row = self._vary({k: v for k, v in row.items() if k != "tools"}, "", "")
+        """Return a row of the same shape with other texts."""
+        variant: Row = self._vary({k: v for k, v in row.items() if k != "tools"}, "", "")
         if "tools" in row:
-            made["tools"] = row["tools"] if self._one_list else self._tools(row["tools"])
-        return made
+            variant["tools"] = row["tools"] if self._one_list else self._tools(row["tools"])
+        return variant
 
     def _tools(self, tools: Any) -> Any:
-        known = json.dumps(tools)
-        if known not in self._lists:
-            self._lists[known] = self._vary(tools, "tools", "tools")
-        return self._lists[known]
+        key = json.dumps(tools)
+        if key not in self._lists:
+            self._lists[key] = self._vary(tools, "tools", "tools")
+        return self._lists[key]
 
     def _vary(self, value: Any, speaker: str, key: str) -> Any:
         if isinstance(value, str):
@@ -146,7 +142,7 @@ class Variants:
         return form() if callable(form) else str(form)
 
     def _form(self, text: str, place: str) -> Any:
-        """How to make texts like this one: a function, or the text itself where it is to stay."""
+        """Return a function that creates variants of a text, or the text itself if it stays."""
         if THINKING.search(text):
             return self._thinking(THINKING.split(text), place)
         if text[:1] in ("{", "["):
@@ -172,7 +168,7 @@ class Variants:
         return lambda: head + "".join([choose(inner) for _ in range(count)]) + choose(last)
 
     def _thinking(self, segments: list[str], place: str) -> Callable[[], str]:
-        """Thinking is made of thoughts, an answer of answers; the tags stay where they are."""
+        """Vary thinking and answers from their own pieces; the tags stay."""
         places = [place] * len(segments)
         for number in range(1, len(segments), 2):
             places[number + 1] = f"{place}.thinking" if segments[number] == "<think>" else place
@@ -186,29 +182,30 @@ class Variants:
 
 
 def answered(rows: list[Row]) -> list[Row]:
-    """Rows that do not end with a user's turn; the others are rejected by everybody."""
+    """Return the rows that do not end with a user's turn, which every tool rejects."""
     turns = [row.get("messages") or row.get("conversations") for row in rows]
     return [
         row
-        for row, said in zip(rows, turns, strict=True)
-        if not said or said[-1].get("role", said[-1].get("from")) not in ("user", "human")
+        for row, messages in zip(rows, turns, strict=True)
+        if not messages
+        or messages[-1].get("role", messages[-1].get("from")) not in ("user", "human")
     ]
 
 
 def long_runs(runs: list[Row]) -> list[Row]:
-    """Agent runs of 20 to 60 turns, each cut behind its last answer to the user."""
-    found = []
+    """Return agent runs of 20 to 60 turns, each cut after its last answer to the user."""
+    result = []
     for run in runs:
         messages = run["messages"]
         while messages and (messages[-1]["role"] != "assistant" or messages[-1].get("tool_calls")):
             messages = messages[:-1]
-        if FEWEST_TURNS <= len(messages) <= MOST_TURNS:
-            found.append({**run, "messages": messages})
-    return found
+        if FEWEST_TURNS <= len(messages) <= MAX_TURNS:
+            result.append({**run, "messages": messages})
+    return result
 
 
 def agent_runs(runs: list[Row], chance: random.Random) -> Iterator[Row]:
-    """As many new runs as there are, of exchanges of different runs."""
+    """Yield as many new runs as there are, from exchanges of different runs."""
     openings, exchanges = [], []
     for run in runs:
         messages = run["messages"]
@@ -217,9 +214,9 @@ def agent_runs(runs: list[Row], chance: random.Random) -> Iterator[Row]:
         openings.append(messages[: starts[0]] + cut[0])
         exchanges += cut[1:]
     for run in runs:
-        wanted = len(chance.choice(runs)["messages"])
+        length = len(chance.choice(runs)["messages"])
         messages = list(chance.choice(openings))
-        while len(messages) < wanted:
+        while len(messages) < length:
             messages += chance.choice(exchanges)
-        if len(messages) <= MOST_TURNS:
+        if len(messages) <= MAX_TURNS:
             yield {**run, "messages": messages}

@@ -1,4 +1,4 @@
-"""A large JSONL over HTTP, prepared without room for it on the disk; a store read from a server.
+"""A large JSONL over HTTP, prepared without a local copy; a store read from a server.
 
 The file is served by ranges on loopback, from this process; `tokenmill prepare` runs in another,
 with two workers. *Temporary disk* is everything the preparation writes that is not the published
@@ -27,7 +27,7 @@ from benchmarks.report import Report, seconds
 from benchmarks.text import write_rows
 
 SIZE = int(os.environ.get("TOKENMILL_BENCH_REMOTE_BYTES", 1_000_000_000))  # bytes of the file
-MOST_TEMPORARY = 100  # MB
+MAX_TEMPORARY = 100  # MB
 STORE = ("slices", "stores", "tokenizers")
 SAMPLE_S = 0.05
 ROWS = 2_000  # random rows read from the served store
@@ -158,7 +158,7 @@ def _prepare(report: Report, server: _Server, home: Path, temporary: Path) -> Pa
     assert same["key"] == made["key"], "the same bytes must have the same key"
     report.figure("file served over HTTP", megabytes, "MB", note=f"{made['rows_out']:,} rows")
     report.figure("prepare over HTTP, peak of temporary disk", watch.peak / 1e6, "MB",
-                  at_most=MOST_TEMPORARY, note="all but slices, stores and tokenizers")  # fmt: skip
+                  at_most=MAX_TEMPORARY, note="all but slices, stores and tokenizers")  # fmt: skip
     report.figure("prepare over HTTP, 2 workers", megabytes / spent, "MB/s")
     report.figure("prepare of the same file here, 2 workers", megabytes / local, "MB/s")
     report.figure("bytes served per byte of the file", server.sent / 1e6 / megabytes, "x",
@@ -174,12 +174,12 @@ def _read(report: Report, server: _Server, store: Path, home: Path) -> None:
 
     tm.push(tm.open_store(store), str(server.root / "store"))
     url = f"http://127.0.0.1:{server.server_port}/store"
-    there = tm.open_store(url, cache_dir=home / "blocks")
-    chosen = [random.Random(5).randrange(len(there)) for _ in range(ROWS)]
+    remote = tm.open_store(url, cache_dir=home / "blocks")
+    chosen = [random.Random(5).randrange(len(remote)) for _ in range(ROWS)]
 
     def read() -> None:
         for index in chosen:
-            _ = there[index].input_ids
+            _ = remote[index].input_ids
 
     before = server.sent, server.answers
     first = seconds(read)

@@ -1,7 +1,7 @@
 """Collects figures, prints them as they come and writes results.json.
 
-A *figure* is a measured number with a unit and, where an issue or promise states one, a bound it
-must keep: ``at_least`` or ``at_most``. A *ratio* is the figure "peer's seconds / our seconds".
+A *figure* is a measured number with a unit and an optional bound, ``at_least`` or ``at_most``. A
+*ratio* is the figure "peer's seconds / our seconds".
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Report:
 
     def __init__(self) -> None:
         self.figures: list[dict[str, Any]] = []
-        self.room = ""
+        self.section = ""
 
     def figure(
         self,
@@ -40,23 +40,23 @@ class Report:
         at_most: float | None = None,
         note: str = "",
     ) -> None:
-        """Record and print one figure; a bound that is not kept is marked, never hidden."""
+        """Record and print one figure; mark a missed bound."""
         kept = (at_least is None or value >= at_least) and (at_most is None or value <= at_most)
         bound = ""
         if at_least is not None:
             bound = f"  (at least {at_least:g}{'' if kept else ': MISSED'})"
         elif at_most is not None:
             bound = f"  (at most {at_most:g}{'' if kept else ': MISSED'})"
-        print(f"{self.room:>8}  {name:<58} {value:>12,.3f} {unit}{bound}  {note}", flush=True)
+        print(f"{self.section:>8}  {name:<58} {value:>12,.3f} {unit}{bound}  {note}", flush=True)
         self.figures.append(
-            {"room": self.room, "name": name, "value": value, "unit": unit,
+            {"section": self.section, "name": name, "value": value, "unit": unit,
              "at_least": at_least, "at_most": at_most, "kept": kept, "note": note}
         )  # fmt: skip
 
     def ratio(
         self, name: str, *, ours: float, peer: float, at_least: float | None = None, note: str = ""
     ) -> None:
-        """How many times faster than the peer, from seconds per unit of the same work."""
+        """Record how many times faster than the peer, from seconds per unit of the same work."""
         self.figure(name, peer / ours, "x", at_least=at_least, note=note)
 
     def write(self, path: Path) -> None:
@@ -76,7 +76,7 @@ def _memory_bytes() -> int:
 
 
 def seconds(work: Callable[[], Any], repeat: int = 1) -> float:
-    """Wall time of the fastest of ``repeat`` calls."""
+    """Return the wall time of the fastest of ``repeat`` calls."""
     best = float("inf")
     for _ in range(repeat):
         gc.collect()

@@ -1,11 +1,10 @@
-"""Recorded rollouts: judged beside the plain way, and a large dump opened.
+"""Recorded rollouts: checking compared with a plain script, and opening a large dump.
 
-Trajectories of about 4,000 tokens are made of long conversations with calls and results, under the
-template and tokenizer of qwen2.5, a third of them with sampled ids that are split otherwise. The
-plain way is what people write for it: parse, `apply_chat_template` of it all, encode once more,
-compare with the recorded ids; it tells equal from different, and nothing of masks, turns or places.
-Both have their tokenizer loaded before the clock starts and run on one core. The dump of 100,000
-trajectories is small ones, opened in fresh processes.
+Trajectories of about 4,000 tokens are long conversations with calls and results, under the template
+and tokenizer of qwen2.5; a third have sampled ids with another tokenization. The plain script
+parses, runs `apply_chat_template`, encodes and compares the ids; it finds only whether they differ.
+Both load their tokenizer in advance and run on one core. The dump of 100,000 small trajectories is
+opened in new processes.
 """
 
 from __future__ import annotations
@@ -51,10 +50,9 @@ print(json.dumps({"seconds": opened, "memory": peak() - before, "rows": len(rows
 
 
 def run(report: Report) -> None:
-    """Measure judging and opening."""
     with tempfile.TemporaryDirectory() as directory:
         with one_core():
-            _judge(report, Path(directory))
+            _check(report, Path(directory))
         _open(report, Path(directory))
 
 
@@ -73,12 +71,12 @@ def _conversation(rng: random.Random) -> list[dict[str, Any]]:
     return [*messages, {"role": "assistant", "content": words(rng, 30)}]
 
 
-def _judge(report: Report, directory: Path) -> None:
+def _check(report: Report, directory: Path) -> None:
     from tokenmill._core.collector import without_collector
     from tokenmill.chat import ChatSpec
     from tokenmill.chat.template import ReferenceTemplate
     from tokenmill.inspect.drift import check_rows
-    from tokenmill.rl.verdict import Judge
+    from tokenmill.rl.verdict import RolloutChecker
     from tokenmill.sources.block import read_block
     from tokenmill.sources.rows import open_rows
     from tokenmill.tokenizers.loading import load
@@ -101,16 +99,16 @@ def _judge(report: Report, directory: Path) -> None:
     dump.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     opened = open_rows(str(dump), cache_dir=directory / "cache")
     blocks = list(opened.blocks())
-    judge = Judge(tokenizer, ChatSpec(format="messages"))
+    checker = RolloutChecker(tokenizer, ChatSpec(format="messages"))
     tokenizer.table.piece(0)
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
 
     def ours() -> None:
-        found.clear()
+        counts.clear()
         with without_collector():
             for block in blocks:
-                for name, count in check_rows(judge, read_block(block), "auto")["counts"].items():
-                    found[name] = found.get(name, 0) + count
+                for name, count in check_rows(checker, read_block(block), "auto")["counts"].items():
+                    counts[name] = counts.get(name, 0) + count
 
     auto = load_auto(path)
 
@@ -125,17 +123,17 @@ def _judge(report: Report, directory: Path) -> None:
         return equal
 
     ours()
-    if found.get("structure") or found.get("text"):
-        raise AssertionError(f"clean rollouts are not: {found}")
+    if counts.get("structure") or counts.get("text"):
+        raise AssertionError(f"Clean rollouts have findings: {counts}")
     spent = seconds(ours)
     peer = seconds(plain)
     report.figure(
-        "trajectories judged per minute, one core",
+        "trajectories checked per minute, one core",
         60 * len(rows) / spent,
         "trajectories",
         at_least=PER_MINUTE,
     )
-    report.ratio("judging a trajectory, beside render, encode, compare", ours=spent, peer=peer)
+    report.ratio("checking a trajectory / render, encode, compare", ours=spent, peer=peer)
 
 
 def _open(report: Report, directory: Path) -> None:
@@ -148,7 +146,7 @@ def _open(report: Report, directory: Path) -> None:
             row = {"token_ids": ids, "loss_mask": mask, "reward": number % 7, "group": number // 8}
             file.write(json.dumps(row) + "\n")
     answers = []
-    for _ in range(3):  # the first makes the index
+    for _ in range(3):  # the first builds the index
         command = [sys.executable, "-c", _OPEN, str(dump), str(directory / "cache")]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         answers.append(json.loads(done.stdout))

@@ -1,8 +1,8 @@
-"""Rows beside `datasets` on the same file: opening, single rows, streaming, memory.
+"""Rows compared with `datasets` on the same file: opening, single rows, streaming, memory.
 
 5,000,000 generated rows (``{"text", "label", "metadata"}``, about 487 MB) and a tenth of them.
-Every opening is measured in a fresh process: peak memory is VmHWM over what the imported library
-takes, and no cache of one side warms the other's. Both sides find the file in the page cache.
+Every opening is measured in a new process: peak memory is VmHWM minus that of the imported library,
+and no side warms the other's cache. Both find the file in the page cache.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from benchmarks.report import Report
 ROWS = 5_000_000
 WORDS = [f"w{number}" for number in range(1000)]
 RANDOM_ROWS = 1_000_000
-TURNS = 50  # ours and the peer's, alternating; the median counts
-PEER_SHARE = 20  # the peer reads a twentieth: its cost per row does not depend on the number
-OPENS = 3  # fresh processes for each side, alternating; the best counts
+TURNS = 50  # ours and the peer's alternate; the median counts
+PEER_SHARE = 20  # the peer reads a twentieth; its cost per row does not depend on the number
+OPENS = 3  # new processes for each side, alternating; the best counts
 
 _COMMON = """
 import json, os, random, sys, time
@@ -64,8 +64,8 @@ answer["rows"] = len(data)
 print(json.dumps(answer))
 """
 
-# Reading takes turns in one process, so that a busy machine is busy for everybody, and counts the
-# processor's time: nobody waits for a disk here, only for other people's programs.
+# Both sides alternate in one process, so that other load affects both, and CPU time counts, because
+# nothing here waits for a disk.
 _READ = """
 os.environ["HF_HUB_OFFLINE"] = "1"
 import datasets, msgspec
@@ -116,7 +116,7 @@ print(json.dumps(answer))
 
 
 def generate(path: Path, rows: int) -> None:
-    """Write rows of the stated shape, about 97 bytes each."""
+    """Write rows of about 97 bytes each."""
     chance = random.Random(4)
     with path.open("w") as file:
         for first in range(0, rows, 10_000):
@@ -128,7 +128,7 @@ def generate(path: Path, rows: int) -> None:
 
 
 def measure(code: str, *arguments: object) -> dict[str, Any]:
-    """Run one side in a fresh process."""
+    """Run one side in a new process."""
     done = subprocess.run(
         [sys.executable, "-c", _COMMON + code, *map(str, arguments)],
         stdout=subprocess.PIPE,
@@ -141,14 +141,13 @@ def measure(code: str, *arguments: object) -> dict[str, Any]:
 
 
 def run(report: Report) -> None:
-    """Measure everything issue 4 states."""
     with tempfile.TemporaryDirectory(prefix="tokenmill-bench-") as name:
         where = Path(name)
         large, small = where / "large.jsonl", where / "small.jsonl"
         generate(large, ROWS)
         generate(small, ROWS // 10)
         report.figure("size of the file", large.stat().st_size / 1e6, "MB")
-        time.sleep(0.5)  # a file just written is not yet believed to have come to rest
+        time.sleep(0.5)  # a file that was just written does not count as stable yet
         for path in (large, small):  # both sides find it in the page cache
             while_reading = path.open("rb")
             while while_reading.read(1 << 22):
@@ -187,7 +186,7 @@ def _compare(report: Report, where: Path, large: Path, small: Path) -> None:
     growth = max(second[0]["memory"] - small_second["memory"], 0.0)
     report.figure("second open, memory grown from 0.5M to 5M rows", growth, "MiB", at_most=2)
     for name, title, floor in (
-        ("random", "1M random rows[i]", 8.0),  # no row is had for less than one pread of its own
+        ("random", "1M random rows[i]", 8.0),  # every row costs at least one pread
         ("batch", "random rows in batches of 1000", None),
         ("stream", "streaming in order", 5.0),
     ):

@@ -1,8 +1,8 @@
-"""A million slices: what plan, commit and open take of a coordinator and a reader.
+"""A million slices: time and memory of plan, commit and open.
 
 Eight terabytes of raw rows as sparse files, a million stand-in slices (see `benchmarks.simulated`).
 One process prepares them (every slice is found, so this is plan, look, commit and open), another
-opens the store and reads random rows. Beside it the constants that docs/scale.md reckons with:
+opens the store and reads random rows. Beside it the constants of docs/internals/scale.md:
 file-system calls of building one slice, counted by strace on real builds of two sizes, and seconds
 per gigabyte of checking ``lengths.bin`` on first use.
 
@@ -55,7 +55,7 @@ begun = time.perf_counter()
 done = run_recipe(given.pop("sources"), given.pop("tokenizer"), **given)
 prepare = time.perf_counter() - begun
 print(json.dumps({"plan": plan, "prepare": prepare, "cpu": time.process_time(), "hit": done.hit,
-                  "slices": wanted.slices, "built": done.account.slices_built,
+                  "slices": wanted.slices, "built": done.build_stats.slices_built,
                   "path": str(done.store.path), **memory()}))
 """
 )
@@ -85,7 +85,6 @@ print(json.dumps({"open": opened, "rows": rows / len(chosen), "tokens": tokens,
 
 
 def run(report: Report) -> None:
-    """All figures of a million slices."""
     with tempfile.TemporaryDirectory(prefix="tokenmill-bench-") as directory:
         home = Path(directory)
         measured = simulate(home, SLICES)
@@ -114,7 +113,7 @@ def run(report: Report) -> None:
 
 
 def simulate(home: Path, slices: int) -> dict[str, Any]:
-    """Make, prepare (twice) and open a store of stand-in slices; what processes said of it."""
+    """Create, prepare (twice) and open a store of stand-in slices; return the measurements."""
     cache = home / "cache"
     sources = make_sources(home / "sources", cache, slices)
     make_slices(planned(sources, cache), cache)
@@ -137,12 +136,12 @@ def _child(program: str, *arguments: str) -> dict[str, Any]:
     )
     if done.returncode:
         raise RuntimeError(done.stderr)
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    detail: dict[str, Any] = json.loads(done.stdout)
+    return detail
 
 
 def calls_per_slice(home: Path, few: int = 8, many: int = 24) -> Counter[str]:
-    """File-system calls that one more slice costs its builder; empty without strace."""
+    """Return the file-system calls per additional slice; empty without strace."""
     if shutil.which("strace") is None:
         return Counter()
     counted = [_calls(home / str(files), files) for files in (few, many)]

@@ -62,7 +62,7 @@ def store_of(root: Path, slices: int, lengths: np.ndarray[Any, Any], name: str) 
         first = number * len(lengths)
         placements.append(Placement(key, 0, first, first + 1, first))
     document = {"format": 1, "recipe": {"name": name}, "sources": [{"digest": name}]}
-    tokenizer = {"identity": fingerprint.key(name), "pad_id": 0, "eos_id": 1}
+    tokenizer = {"identity": fingerprint.key(name), "pad_token_id": 0, "eos_token_id": 1}
     layout = commit_store(cache, document, placements, tokenizer, {"paths": [name]})
     return Store(layout.directory)
 

@@ -1,11 +1,10 @@
-"""A cache of a million slices without terabytes: what a coordinator and a reader meet there.
+"""A simulated cache of a million slices, without terabytes of data.
 
-The *sources* are sparse files of the true size (1,000 blocks of 8 MiB each) whose row indexes are
-published by the room's own writer, so that the real plan walks real tables of blocks. The *slices*
-are stand-ins: every slice has its own commit record under its own key, made of one real slice of a
-few rows, and its two data files are hard links to that one. Nothing is synced. A preparation then
-finds every slice built and does all the rest for real: plan, look for what is missing, commit,
-open.
+The *sources* are sparse files of the real size (1,000 blocks of 8 MiB each) with published row
+indexes, so that the real plan reads real tables of blocks. The *slices* are stand-ins: every slice
+has its own commit record and key, and its two data files are hard links to one real slice of a few
+rows. Nothing is synced. A preparation finds every slice built and runs the rest: plan, search for
+missing slices, commit, open.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import xxhash
 
@@ -26,8 +26,8 @@ from tokenmill.build.plan import Plan
 from tokenmill.build.run import plan
 from tokenmill.sources.bytefile import FileEntry, LocalFile
 from tokenmill.sources.discover import Found
-from tokenmill.sources.index import Assembler, BlockEntry, Shelf, index_key, write_index
-from tokenmill.sources.rows import remember
+from tokenmill.sources.index import Assembler, BlockEntry, IndexCache, index_key, write_index
+from tokenmill.sources.rows import write_note
 from tokenmill.store.columns import SliceColumns
 from tokenmill.store.slice_writer import EncodedSlice, encode_slice
 
@@ -35,12 +35,12 @@ BLOCK = 8 << 20  # bytes of raw rows in a slice
 BLOCKS_PER_FILE = 1000  # 8 GB files
 ROWS = 4  # rows of a stand-in slice
 TOKENS = 12  # tokens of each of its rows
-MOST_LINKS = 30_000  # hard links to one file; ext4 allows 65,000
+MAX_LINKS = 30_000  # hard links to one file; ext4 allows 65,000
 TOKENIZER = Path(tokenmill.__file__).parent / "examples" / "tokenizer"
 
 
 class _Scan:
-    """What `write_index` needs of a scan, made of counting instead of reading."""
+    """A scan for `write_index` with computed instead of read blocks."""
 
     def __init__(self, name: str, blocks: int) -> None:
         self.bytes = blocks * BLOCK
@@ -58,28 +58,28 @@ class _Scan:
 
 
 def make_sources(directory: Path, cache: Path, slices: int) -> Path:
-    """Sparse files with published row indexes, ``slices`` blocks in all."""
+    """Create sparse files with published row indexes, ``slices`` blocks in total."""
     directory.mkdir(parents=True)
-    shelf = Shelf(cache.absolute())
+    index_cache = IndexCache(cache.absolute())
     for number, first in enumerate(range(0, slices, BLOCKS_PER_FILE)):
         path = directory / f"part-{number:05}.jsonl"
         blocks = min(BLOCKS_PER_FILE, slices - first)
         with open(path, "wb") as file:
             file.truncate(blocks * BLOCK)
         scan = _Scan(path.name, blocks)
-        document = write_index(shelf, scan)
+        document = write_index(index_cache, scan)
         opened = LocalFile(str(path))
         entry = FileEntry(
             path=str(path), location=str(path), kind="lines", signature=opened.signature,
-            settled=True, rows=document.rows, bytes=document.bytes, digest=document.digest,
+            is_stable=True, rows=document.rows, bytes=document.bytes, digest=document.digest,
             index=index_key(document.digest),
         )  # fmt: skip
-        remember(Found(str(path), "jsonl", ""), opened, shelf, entry)
+        write_note(Found(str(path), "jsonl", ""), opened, index_cache, entry)
     return directory
 
 
 def arguments_of(sources: Path, cache: Path) -> dict[str, Any]:
-    """How the simulated sources are prepared."""
+    """Return the arguments that prepare the simulated sources."""
     return {
         "sources": str(sources), "tokenizer": str(TOKENIZER), "tokenizer_backend": "file",
         "executor": "inline", "cache_dir": str(cache),
@@ -87,24 +87,23 @@ def arguments_of(sources: Path, cache: Path) -> dict[str, Any]:
 
 
 def planned(sources: Path, cache: Path) -> Plan:
-    """The plan of such a preparation."""
-    given = arguments_of(sources, cache)
-    recipe, options = resolve_call(given.pop("sources"), given.pop("tokenizer"), given)
+    """Return the plan of this preparation."""
+    arguments = arguments_of(sources, cache)
+    recipe, options = resolve_call(arguments.pop("sources"), arguments.pop("tokenizer"), arguments)
     workers = resolve_executor(options.executor, options.num_workers)
     return plan(recipe, options, workers, cache_of(cache))
 
 
-def make_slices(wanted: Plan, cache: Path) -> None:
+def make_slices(plan: Plan, cache: Path) -> None:
     """Publish a stand-in for every slice of a plan, without syncing anything."""
     layout = cache_of(cache)
-    for shelf in range(256):
-        (layout.slices / f"{shelf:02x}").mkdir(parents=True, exist_ok=True)
+    for prefix in range(256):
+        (layout.slices / f"{prefix:02x}").mkdir(parents=True, exist_ok=True)
     model = _model("0" * 40)
-    text = model.record.encode()
     slices = str(layout.slices)
     shared = Path()
-    for number, (key, _) in enumerate(wanted.walk()):
-        if number % MOST_LINKS == 0:
+    for number, (key, _) in enumerate(plan.walk()):
+        if number % MAX_LINKS == 0:
             shared = layout.root / f"model-{number}"
             shared.mkdir()
             (shared / "tokens").write_bytes(model.tokens)
@@ -113,7 +112,7 @@ def make_slices(wanted: Plan, cache: Path) -> None:
         os.link(shared / "tokens", f"{stem}.arrow")
         os.link(shared / "meta", f"{stem}.meta.arrow")
         with open(f"{stem}.json", "wb") as file:
-            file.write(text.replace(b"0" * 40, key.encode()))
+            file.write(msgspec.structs.replace(model.record, slice=key).encode())
 
 
 def _model(key: str) -> EncodedSlice:

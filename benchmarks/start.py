@@ -1,9 +1,9 @@
-"""What one row costs: start-up, which is all that a small file waits for.
+"""Start-up time: preparing one row.
 
-One conversation, Qwen3, in a process that has met the tokenizer before (*warm*), in a new process
-on a cache that knows it, and in a new process on an empty cache (a *first meeting*, which asks
-AutoTokenizer). Every run prepares another row, so that none is a hit. The peer is a new process
-that loads AutoTokenizer and encodes the same row.
+One conversation, Qwen3, in a process that has used the tokenizer before (*warm*), in a new process
+with the tokenizer in the cache, and in a new process with an empty cache, which loads
+AutoTokenizer. Every run prepares another row, so that none is a cache hit. The peer is a new
+process that loads AutoTokenizer and encodes the same row.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ with open(sys.argv[2]) as file:
 
 
 def run(report: Report) -> None:
-    """Measure the three, and the peer."""
     tokenizer = str(shared() / "tokenizers" / "qwen3")
-    # An installed package has its modules compiled; the first run sees to it that ours are.
+    # An installed package has compiled modules; the first run compiles ours.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     with tempfile.TemporaryDirectory(prefix="tokenmill-bench-") as directory:
         home = Path(directory)
@@ -43,8 +42,8 @@ def run(report: Report) -> None:
             return watched(command, env).seconds
 
         new_process("compiled")
-        meeting = min(new_process(f"empty-{number}") for number in range(REPEAT))
-        report.figure("one row, first meeting with the tokenizer", meeting, "s", at_most=4)
+        first = min(new_process(f"empty-{number}") for number in range(REPEAT))
+        report.figure("one row, first use of the tokenizer", first, "s", at_most=4)
         known = min(new_process("compiled") for _ in range(REPEAT))
         report.figure("one row, known tokenizer, new process", known, "s", at_most=1.2)
         peer = [sys.executable, "-c", PEER, tokenizer, str(_row(home))]
@@ -56,7 +55,7 @@ def run(report: Report) -> None:
 
 
 def _row(home: Path) -> Path:
-    """A file with a conversation that no other file has."""
+    """Write a file with a new conversation."""
     number = len(list(home.glob("*.jsonl")))
     path = home / f"{number}.jsonl"
     messages = [

@@ -1,9 +1,8 @@
-"""Distinct rows in any amount: the chat corpora, then text of Python's and the system's packages.
+"""Generate any amount of distinct rows: the chat corpora, then texts of installed packages.
 
-`write_rows` fills a JSONL file: first the shared conversations, then one conversation per stretch
-of a source or documentation file of what is installed ("What does it say?" and the stretch), each
-stretch once. Where that is not enough for a size that only memory is measured on, stretches come
-again with their number in front, so that every row is still another row.
+`write_rows` writes a JSONL file: first the shared conversations, then one conversation per chunk of
+an installed source or documentation file. If these are not enough, chunks repeat with the number of
+the round in front, so that all rows are distinct.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ ENDINGS = {
     ".ts", ".mjs", ".css", ".html", ".json", ".yaml", ".yml", ".toml", ".jinja", ".pl", ".pm",
 }  # fmt: skip
 SYSTEM = ("/usr/include", "/usr/lib", "/usr/share", "/usr/local")  # packages of the system
-STRETCH_CHARS = 3000  # about the length of an answer
+CHUNK_CHARS = 3000  # about the length of an answer
 
 
 def package_texts() -> Iterator[tuple[str, str]]:
-    """Name and text of every source and documentation file that is installed, each text once."""
+    """Yield name and text of every installed source and documentation file, each text once."""
     seen: set[int] = set()
     own = {sysconfig.get_path("purelib"), sysconfig.get_path("stdlib")}
     for root in [*sorted(own), *SYSTEM]:
@@ -41,17 +40,17 @@ def package_texts() -> Iterator[tuple[str, str]]:
 
 
 def package_rows() -> Iterator[bytes]:
-    """One conversation per stretch, endlessly; from the second round on with a number in front."""
-    for turn in count():
+    """Yield one conversation per chunk, endlessly; from the second round on with a number."""
+    for round_number in count():
         for name, text in package_texts():
-            for start in range(0, len(text), STRETCH_CHARS):
-                stretch = text[start : start + STRETCH_CHARS].strip()
-                if stretch:
-                    yield _row(f"What does {name} say from {start} on?", stretch, turn)
+            for start in range(0, len(text), CHUNK_CHARS):
+                chunk = text[start : start + CHUNK_CHARS].strip()
+                if chunk:
+                    yield _row(f"What does {name} say from {start} on?", chunk, round_number)
 
 
-def _row(question: str, answer: str, turn: int) -> bytes:
-    answer = f"({turn}) {answer}" if turn else answer
+def _row(question: str, answer: str, round_number: int) -> bytes:
+    answer = f"({round_number}) {answer}" if round_number else answer
     messages = [
         {"role": "user", "content": question},
         {"role": "assistant", "content": answer},

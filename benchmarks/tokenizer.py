@@ -1,8 +1,8 @@
-"""Texts to ids and masks in one process, beside `tokenizers` itself.
+"""Texts to ids and masks in one process, compared with `tokenizers`.
 
 Texts are conversations of alpaca_eval_en and smilechat_zh in Qwen's markup, about 8 MB each, the
-size of a slice; the tokenizer is loaded before the clock starts. The share of proof and masks says
-what exactness costs on top of the ids.
+size of a slice; the tokenizer is loaded in advance. The share of proof and masks is the cost of
+exactness on top of the ids.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PEER_BYTES = 1 << 20  # the peer is many times slower; its speed does not depend
 
 
 def _rows(
-    path: object, most: int
+    path: object, limit: int
 ) -> tuple[list[str], list[list[tuple[int, int]]], list[list[int]]]:
     texts, spans, ends, size = [], [], [], 0
     for row in stratified([path], 1):
@@ -35,13 +35,12 @@ def _rows(
         spans.append(trained)
         ends.append(turns)
         size += len(text.encode())
-        if size > most:
+        if size > limit:
             break
     return texts, spans, ends
 
 
 def run(report: Report) -> None:
-    """Measure both corpora."""
     with one_core():
         _measure(report)
 

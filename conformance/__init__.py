@@ -1,7 +1,7 @@
-"""What trainers' own preparation makes of the same conversations, judged by words planted in them.
+"""Compare what trainers' own code makes of the same conversations.
 
-`make conformance HOSTS=DIR` runs it: `hosts` has one driver per trainer, each run in a process of
-its own on the trainer's unmodified code; `conversations` plants the words, `reference` asks
-transformers what the model itself would print, `judge` compares, `page` writes
-``docs/conformance.md``. Ours is one driver among the others.
+`make conformance TRAINERS=DIR` runs it. `trainers` has one driver per trainer, each run in its own
+process on unmodified code; tokenmill is one of them. `conversations` inserts unique words,
+`reference` renders with transformers, `checks` compares, and `page` writes
+``docs/internals/conformance.md``.
 """

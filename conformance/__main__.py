@@ -1,8 +1,7 @@
-"""`python -m conformance --hosts DIR`: run the hosts that are there, judge, write the page.
+"""`python -m conformance --trainers DIR`: run the trainers found in DIR and write the page.
 
-Answers are kept in ``DIR/.answers``, one file per driver, so that ``--page-only`` judges and writes
-again without running, and a run of some drivers leaves the others' as they were. Hosts run under
-``DIR/.venv/bin/python`` where there is one: an environment with what they import, beside ours.
+Results are stored in ``DIR/.answers``, one file per driver. ``--page-only`` checks them again
+without running anything. Trainers run with ``DIR/.venv/bin/python`` if it exists.
 """
 
 from __future__ import annotations
@@ -22,18 +21,19 @@ from typing import Any
 
 from tests.conftest import unpack_shared
 
+from conformance.checks import Actual, Expected, check_row, difference
 from conformance.conversations import Case, all_cases, corpus_cases
-from conformance.goldens import hold
-from conformance.hosts import DRIVERS, driver
-from conformance.judge import Answer, Question, difference, judge
+from conformance.goldens import run_goldens
 from conformance.own_tests import FILES, run_own_tests
-from conformance.page import Host, Judged, render
+from conformance.page import GENERATED, CheckedRow, TrainerReport, render
 from conformance.reference import Model
+from conformance.trainers import DRIVERS, driver
 
 HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "internals" / "conformance.md"
 TEMPLATES = ("qwen2.5", "qwen3", "trl/qwen3_instruct_2507@qwen3", "llama3.1", "gemma3",
              "mistral-nemo", "phi-3-mini", "deepseek-v3", "gpt-oss")  # fmt: skip
-"""Tokenizers with templates of their own, or ``template@tokenizer``."""
+"""Names of tokenizers, or ``template@tokenizer``."""
 TIMED = "qwen2.5"
 TIMED_ROWS = 400
 TIMEOUT_S = 3600
@@ -41,7 +41,7 @@ LIBRARIES = ("transformers", "tokenizers", "datasets", "torch")
 
 
 def model_directory(shared: Path, name: str, work: Path) -> Path:
-    """The tokenizer's directory, or a copy of it with another template."""
+    """Return the tokenizer's directory, or a copy of it with another template."""
     template, _, tokenizer = name.partition("@")
     if not tokenizer:
         return shared / "tokenizers" / name
@@ -61,36 +61,35 @@ def model_directory(shared: Path, name: str, work: Path) -> Path:
     return made
 
 
-def ask(model: Model, cases: Iterable[Case]) -> list[Question]:
-    """The rows that the model's own template renders."""
-    questions = []
+def render_expected(model: Model, cases: Iterable[Case]) -> list[Expected]:
+    expected = []
     for case in cases:
         try:
             ids = model.ids(case)
-        except ValueError:  # nobody can be judged by a row that the template itself refuses
+        except ValueError:  # the template itself refuses the row
             continue
-        questions.append(Question(case, ids, model.pieces(ids), model.glue))
-    return questions
+        expected.append(Expected(case, ids, model.pieces(ids), model.markers))
+    return expected
 
 
-def python_of(hosts: Path) -> Path:
-    """The Python that hosts run with: their own, or ours."""
-    python = hosts / ".venv" / "bin" / "python"
+def python_of(trainers: Path) -> Path:
+    """Return the Python of the trainers' environment, or ours."""
+    python = trainers / ".venv" / "bin" / "python"
     return python if python.exists() else Path(sys.executable)
 
 
-def run_driver(name: str, hosts: Path, job: dict[str, Any]) -> dict[str, Any]:
-    """One driver in a process of its own; what keeps it from running is its result."""
+def run_driver(name: str, trainers: Path, job: dict[str, Any]) -> dict[str, Any]:
+    """Run a driver in its own process and return its result, or the reason why it did not run."""
     module = driver(name)
-    root = None if module.CHECKOUT is None else hosts / module.CHECKOUT
+    root = None if module.CHECKOUT is None else trainers / module.CHECKOUT
     if root is not None and not root.is_dir():
-        return {"not_run": f"no directory {module.CHECKOUT} under HOSTS"}
+        return {"not_run": f"no directory {module.CHECKOUT} under TRAINERS"}
     paths = [str(root / path) for path in module.PATHS] if root else []
     with tempfile.TemporaryDirectory() as directory:
-        given, made = Path(directory) / "job.json", Path(directory) / "made.json"
-        given.write_text(json.dumps({**job, "driver": name, "paths": paths}))
+        job_file, result_file = Path(directory) / "job.json", Path(directory) / "result.json"
+        job_file.write_text(json.dumps({**job, "driver": name, "paths": paths}))
         answer = subprocess.run(
-            [python_of(hosts), "-m", "conformance.child", given, made],
+            [python_of(trainers), "-m", "conformance.child", job_file, result_file],
             cwd=HERE.parent,
             env={**os.environ, "PYTHONPATH": f"{HERE.parent / 'src'}:{HERE.parent}"},
             capture_output=True,
@@ -98,16 +97,16 @@ def run_driver(name: str, hosts: Path, job: dict[str, Any]) -> dict[str, Any]:
             timeout=TIMEOUT_S,
             check=False,
         )
-        if not made.exists():
-            last = (answer.stderr.strip().splitlines() or ["no word"])[-1]
+        if not result_file.exists():
+            last = (answer.stderr.strip().splitlines() or ["no output"])[-1]
             return {"not_run": last[:200]}
-        result: dict[str, Any] = json.loads(made.read_text())
+        result: dict[str, Any] = json.loads(result_file.read_text())
     result["version"] = describe_version(root, result.get("version", ""))
     return result
 
 
 def describe_version(root: Path | None, version: str) -> str:
-    """The commit of a checkout with its date, or the version of a package."""
+    """Return the commit and date of a checkout, or the version of a package."""
     if root is None or not (root / ".git").exists():
         return version
     shown = subprocess.run(
@@ -120,80 +119,88 @@ def describe_version(root: Path | None, version: str) -> str:
 
 
 def describe_setup() -> str:
-    """When, with which libraries, and how to lay the hosts out."""
     versions = [f"{name} {metadata.version(name)}" for name in LIBRARIES]
     checkouts = [driver(name).CHECKOUT for name in DRIVERS]
     checkouts += [*(file.checkout for file in FILES), "renderers"]
-    places = ", ".join(f"`{name}`" for name in dict.fromkeys(checkouts) if name)
+    directories = ", ".join(f"`{name}`" for name in dict.fromkeys(checkouts) if name)
     return (
-        f"Judged on {date.today().isoformat()}; the hosts, ours and the judge with "
-        f"{', '.join(versions)}. Directories under `HOSTS`: {places}; `renderers` is its source "
-        "distribution, for its tests. A `.venv` there is the Python that the hosts run with. TRL, "
-        "verl, grain and renderers come from the package index."
+        f"Run on {date.today().isoformat()} with {', '.join(versions)}. Directories under "
+        f"`TRAINERS`: {directories}; `renderers` is its source distribution, for its tests. If "
+        "there is a `.venv`, the trainers run with its Python. TRL, verl, grain and renderers come "
+        "from the package index."
     )
 
 
-def judge_host(
-    name: str, result: dict[str, Any], models: dict[str, Model], asked: dict[str, list[Question]]
-) -> Host:
-    """All answers of a host, judged."""
+def check_trainer(
+    name: str,
+    result: dict[str, Any],
+    models: dict[str, Model],
+    expected_rows: dict[str, list[Expected]],
+) -> TrainerReport:
     module = driver(name)
-    host = Host(module.NAME, module.HOW, module.TRAINS, result.get("version", ""),
+    report = TrainerReport(module.NAME, module.HOW, module.TRAINS, result.get("version", ""),
                 result.get("not_run"), result.get("timing"))  # fmt: skip
     for template, answers in result.get("answers", {}).items():
-        if template not in asked:
+        if template not in expected_rows:
             continue
-        for question, given in zip(asked[template], answers, strict=True):
-            judged = Judged(template, question.case.name, given.get("error"))
-            if judged.error is None:
-                pieces = models[template].pieces(given["ids"])
-                answer = Answer(given["ids"], given["mask"], pieces)
-                wanted = Question(question.case, question.ids, question.pieces, question.glue,
+        for one, returned in zip(expected_rows[template], answers, strict=True):
+            checked = CheckedRow(template, one.case.name, returned.get("error"))
+            if checked.error is None:
+                pieces = models[template].pieces(returned["ids"])
+                answer = Actual(returned["ids"], returned["mask"], pieces)
+                expected = Expected(one.case, one.ids, one.pieces, one.markers,
                                   module.TRAINS)  # fmt: skip
-                judged.verdict = judge(wanted, answer)
-                if judged.verdict.ids != "same":
-                    judged.difference = difference(wanted, answer)
-            host.rows.append(judged)
-    return host
+                checked.result = check_row(expected, answer)
+                if checked.result.ids != "same":
+                    checked.difference = difference(expected, answer)
+            report.rows.append(checked)
+    return report
 
 
 def main() -> int:
-    """Run, judge, write."""
     parser = argparse.ArgumentParser(prog="conformance", description=__doc__)
-    parser.add_argument("--hosts", type=Path, required=True, help="directory with checkouts")
+    parser.add_argument("--trainers", type=Path, required=True, help="directory with checkouts")
     parser.add_argument("--rows", type=int, default=16, help="rows of the corpora per template")
     parser.add_argument("--templates", default=",".join(TEMPLATES))
     parser.add_argument("--drivers", default=",".join(DRIVERS))
-    parser.add_argument("--page", type=Path, default=HERE.parent / "docs" / "conformance.md")
-    parser.add_argument("--page-only", action="store_true", help="judge the kept answers again")
+    parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--page-only", action="store_true", help="check the stored results again")
     parser.add_argument(
         "--jobs", type=int, default=1, help="drivers, and files of tests, that run at the same time"
     )
     parser.add_argument(
         "--tests-of",
-        default=",".join(dict.fromkeys(file.host for file in FILES)),
-        help="hosts whose own tests are run again",
+        default=",".join(dict.fromkeys(file.trainer for file in FILES)),
+        help="trainers whose own tests are run again",
     )
     arguments = parser.parse_args()
-    python = python_of(arguments.hosts)
-    if python != Path(sys.executable):  # whoever judges renders with the library that the hosts use
+    python = python_of(arguments.trainers)
+    if python != Path(
+        sys.executable
+    ):  # render with the version of transformers that the trainers use
         paths = {"PYTHONPATH": f"{HERE.parent / 'src'}:{HERE.parent}"}
         os.execve(python, [python, "-m", "conformance", *sys.argv[1:]], {**os.environ, **paths})
     shared = unpack_shared()
     if shared is None:
-        raise SystemExit("conformance needs ../shared/data, which is not beside this checkout")
+        raise SystemExit(
+            "conformance needs ../shared/data, which does not exist next to this checkout"
+        )
     os.environ["HF_HUB_OFFLINE"] = "1"
-    kept = arguments.hosts / ".answers"
-    kept.mkdir(exist_ok=True)
+    results_dir = arguments.trainers / ".answers"
+    results_dir.mkdir(exist_ok=True)
     cases = all_cases(shared, arguments.rows)
     names = [name for name in arguments.templates.split(",") if name]
-    places = {name: model_directory(shared, name, kept / "models") for name in names}
-    models = {name: Model(name, place) for name, place in places.items()}
-    asked = {name: ask(model, cases) for name, model in models.items()}
+    directories = {name: model_directory(shared, name, results_dir / "models") for name in names}
+    models = {name: Model(name, directory) for name, directory in directories.items()}
+    expected_rows = {name: render_expected(model, cases) for name, model in models.items()}
     job = {
         "templates": [
-            {"name": name, "directory": str(places[name]), "rows": [q.case.row for q in questions]}
-            for name, questions in asked.items()
+            {
+                "name": name,
+                "directory": str(directories[name]),
+                "rows": [q.case.row for q in expected],
+            }
+            for name, expected in expected_rows.items()
         ],
         "timing": {
             "name": TIMED,
@@ -201,28 +208,36 @@ def main() -> int:
             "rows": [case.row for case in corpus_cases(shared, TIMED_ROWS, ["alpaca_eval_en"])],
         },
     }
-    asked_for = [] if arguments.page_only else arguments.drivers.split(",")
+    chosen = [] if arguments.page_only else arguments.drivers.split(",")
 
     def answer(name: str) -> None:
         print(f"{name} …", file=sys.stderr, flush=True)
-        result = run_driver(name, arguments.hosts, job)
-        (kept / f"{name}.json").write_text(json.dumps(result))
+        result = run_driver(name, arguments.trainers, job)
+        (results_dir / f"{name}.json").write_text(json.dumps(result))
         print(f"{name} done", file=sys.stderr, flush=True)
 
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        list(pool.map(answer, [name for name in DRIVERS if name in asked_for]))
-    hosts = []
+        list(pool.map(answer, [name for name in DRIVERS if name in chosen]))
+    reports = []
     for name in DRIVERS:
-        path = kept / f"{name}.json"
-        result = json.loads(path.read_text()) if path.exists() else {"not_run": "not asked for"}
-        hosts.append(judge_host(name, result, models, asked))
-        print(f"{name}: {hosts[-1].summary()}", file=sys.stderr, flush=True)
+        path = results_dir / f"{name}.json"
+        result = json.loads(path.read_text()) if path.exists() else {"not_run": "not selected"}
+        reports.append(check_trainer(name, result, models, expected_rows))
+        print(f"{name}: {reports[-1].summary()}", file=sys.stderr, flush=True)
     again = [] if arguments.page_only else arguments.tests_of.split(",")
-    tests = run_own_tests(arguments.hosts, places, kept / "own_tests.json", again=again,
-                          jobs=arguments.jobs, corpora=shared / "corpora")  # fmt: skip
-    goldens = hold(arguments.hosts, shared)
-    page = render(hosts, tests, len(cases), describe_setup(), goldens)
-    arguments.page.write_text(page, encoding="utf-8")
+    tests = run_own_tests(
+        arguments.trainers,
+        directories,
+        results_dir / "own_tests.json",
+        again=again,
+        jobs=arguments.jobs,
+        corpora=shared / "corpora",
+    )
+    goldens = run_goldens(arguments.trainers, shared)
+    old_page = arguments.page.read_text(encoding="utf-8") if arguments.page.exists() else ""
+    written_by_hand = old_page.partition(GENERATED)[0]
+    page = render(reports, tests, len(cases), describe_setup(), goldens)
+    arguments.page.write_text(written_by_hand + page, encoding="utf-8")
     return 0
 
 

@@ -1,8 +1,8 @@
-"""`python -m conformance.child JOB OUT`: one driver, in a process of its own.
+"""`python -m conformance.child JOB OUT`: run one driver in its own process.
 
-The job is JSON: the driver's name, the host's paths, and per template its directory and its rows.
-Out goes one JSON document: what the host answered for each row, and the seconds and the memory that
-it took for plain rows of one template, without imports and without loading the tokenizer.
+The job (JSON) has the driver's name, the trainer's paths, and the directory and rows of each
+template. The output (JSON) has the result of each row, and the time and memory for plain rows of
+one template, without imports and without loading the tokenizer.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from conformance.hosts import describe, driver
 from conformance.stand_ins import stand_in
+from conformance.trainers import describe, driver
 
 
 def _status(name: str) -> int:
-    """A line of the process's own account, in bytes."""
+    """Return a field of the process status, in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(name + ":"):
             return int(line.split()[1]) * 1024
@@ -31,16 +31,16 @@ def _status(name: str) -> int:
 
 
 def _timed(module: Any, job: dict[str, Any]) -> dict[str, Any] | None:
-    """Processor time and memory of plain rows; None where the host does not serve them all.
+    """Measure processor time and memory of one plain row and of all.
 
-    Of one row, which shows what a call costs before its first row, and of all.
+    Returns None if the trainer does not serve all of them.
     """
     from transformers import AutoTokenizer
 
     timing = job["timing"]
     tokenizer = AutoTokenizer.from_pretrained(timing["directory"])
     try:
-        module.prepare(timing["rows"][:1], tokenizer, timing["name"])  # imports are no part of it
+        module.prepare(timing["rows"][:1], tokenizer, timing["name"])  # without the time of imports
         begin = time.process_time()
         module.prepare(timing["rows"][:1], tokenizer, timing["name"])
         first = time.process_time() - begin
@@ -48,7 +48,7 @@ def _timed(module: Any, job: dict[str, Any]) -> dict[str, Any] | None:
         resident, begin = _status("VmRSS"), time.process_time()
         prepared = module.prepare(timing["rows"], tokenizer, timing["name"])
         seconds = time.process_time() - begin
-    except Exception:  # said by the answers, which come from the same call
+    except Exception:  # the results of the rows have the error
         return None
     if any(isinstance(one, str) for one in prepared):
         return None
@@ -57,7 +57,7 @@ def _timed(module: Any, job: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Prepare the rows of every template; a host that cannot be imported says why."""
+    """Prepare the rows of every template, or return why the trainer cannot be imported."""
     from transformers import AutoTokenizer
 
     sys.path[:0] = job["paths"]
@@ -71,7 +71,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
                 prepared = module.prepare(template["rows"], tokenizer, template["name"])
         except ImportError as error:
             return {"not_run": describe(error)}
-        except Exception as error:  # a host that takes none of the rows of this template
+        except Exception as error:  # the trainer accepts no row of this template
             prepared = [describe(error)] * len(template["rows"])
         answers[template["name"]] = [
             {"error": one} if isinstance(one, str) else {"ids": one[0], "mask": one[1]}
@@ -88,7 +88,6 @@ def _version(module: Any) -> str:
 
 
 def main() -> None:
-    """Run the job of the command line."""
     warnings.filterwarnings("ignore")
     logging.disable(logging.ERROR)
     os.environ["HF_HUB_OFFLINE"] = "1"

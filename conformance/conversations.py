@@ -1,12 +1,11 @@
-"""Conversations to judge by: real rows and constructed shapes, with unique words in every message.
+"""Conversations with unique words in every message: real rows and constructed formats.
 
-A `Case` is a row, in the form that a data set has it, and the `Word`s that were planted in it. Each
-text of a message begins and ends with a word of its own, and long ones have one in the middle: a
-token that holds a piece of a word is that message's, whatever a template prints around it. Words
-stand inside of surrounding white space, since templates strip it.
+Each text of a message begins and ends with a unique word, and long texts have one in the middle, so
+a token with a part of a word belongs to that message. Words are inside surrounding white space,
+since templates strip it.
 
-`forms` are those in which the model's template is asked for its own render: templates differ in
-whether they take arguments of calls as objects or as text, and a null content or an empty one.
+`forms` returns the forms of a row that templates may require: tool-call arguments as objects or as
+text, null contents as null or as empty text.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ Row = dict[str, Any]
 Message = dict[str, Any]
 
 LONG = 200
-"""Characters from which a text has a word in its middle, too."""
-MOST_CHARACTERS = 12_000
-"""Longer real rows are left out: they take most of the time and show nothing that others do not."""
+"""Texts of at least this many characters have a word in the middle."""
+MAX_CHARACTERS = 12_000
+"""Longer real rows are left out, because they would take most of the time."""
 THOUGHT = re.compile(r"\A(\s*<think>\s*)(.*?)(\s*</think>\s*)(.*)\Z", re.DOTALL)
 
 TOOLS = [
@@ -46,7 +45,7 @@ TOOLS = [
 
 @dataclass(frozen=True)
 class Word:
-    """One planted word, and whose it is."""
+    """An inserted word and its message."""
 
     text: str
     message: int
@@ -57,7 +56,7 @@ class Word:
 
 @dataclass
 class Case:
-    """A row to prepare and what was planted in it."""
+    """A row and its inserted words."""
 
     name: str
     row: Row
@@ -93,8 +92,8 @@ class _Planter:
         thought = THOUGHT.match(text) if self.role == "assistant" else None
         if thought is None:
             return self.text(text, "content")
-        opener, thinking, closer, answer = thought.groups()
-        return opener + self.text(thinking, "thinking") + closer + self.text(answer, "content")
+        opener, thinking, end_of_turn, answer = thought.groups()
+        return opener + self.text(thinking, "thinking") + end_of_turn + self.text(answer, "content")
 
     def arguments(self, given: Any) -> Any:
         """Arguments of a call with a word in the first value that is text, or in one of its own."""
@@ -240,7 +239,7 @@ def _usable(row: Row) -> bool:
     return (
         any(message["role"] == "assistant" for message in row["messages"])
         and all(isinstance(m.get("content") or "", str) for m in row["messages"])
-        and sum(len(message.get("content") or "") for message in row["messages"]) < MOST_CHARACTERS
+        and sum(len(message.get("content") or "") for message in row["messages"]) < MAX_CHARACTERS
     )
 
 

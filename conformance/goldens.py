@@ -1,9 +1,7 @@
-"""What others say of templates, held against our own answer.
+"""Compare `Bridge.rewrite` with a golden file of the ``renderers`` package.
 
-The source distribution of ``renderers`` has a file of conversations with, per model and settings,
-whether its template leaves standing what it printed once more messages follow. `Bridge` answers the
-same question for any template: the texts are compared here, of the models whose template we have.
-Which tokenizer encodes them plays no part in that.
+The file states, per model and settings, whether a template keeps what it printed when more
+messages follow. Models whose template is available are compared.
 """
 
 from __future__ import annotations
@@ -29,57 +27,55 @@ TEMPLATES = {
     "meta-llama/Llama-3.2-1B-Instruct": "templates/models/meta-llama-Llama-3.2-3B-Instruct.jinja",
     "tencent/Hy3": "templates/models/tencent-Hy3.jinja",
 }
-"""Models of the corpus, and where their template lies among the shared data."""
+"""Models of the file, and the paths of their templates in the shared data."""
 OWN_SETTINGS = ("name", "thinking_retention", "auto_drop_analysis")
-"""Settings of the package itself, which no template knows."""
+"""Settings of the package itself, not of a template."""
 
 
 @dataclass
 class Golden:
-    """One conversation: what is stated of it, and what we find."""
-
     case: str
     model: str
-    stated: bool
-    found: bool | None = None
-    """None: the template, or its renderer here, refuses it."""
+    expected: bool
+    actual: bool | None = None
+    """None if the template or our renderer refuses the conversation."""
     detail: str = ""
 
 
-def hold(hosts: Path, shared: Path) -> list[Golden] | str:
-    """All cases of templates that are there; text where the corpus is not."""
-    path = hosts / CORPUS
+def run_goldens(trainers: Path, shared: Path) -> list[Golden] | str:
+    """Return the cases of available templates, or the reason why there are none."""
+    path = trainers / CORPUS
     if not path.exists():
-        return f"no {CORPUS} under HOSTS"
+        return f"no {CORPUS} under TRAINERS"
     corpus = json.loads(path.read_text(encoding="utf-8"))
-    found = []
+    actual = []
     for case in corpus["cases"]:
         settings = {name: value for name, value in case["config"].items() if name != "name"}
         if case["model"] not in TEMPLATES or set(settings) & set(OWN_SETTINGS):
             continue
         golden = Golden(case["id"], case["model"], case["stable"])
-        _answer(golden, corpus["scenarios"][case["scenario"]], settings, shared)
-        found.append(golden)
-    return found
+        _compare(golden, corpus["scenarios"][case["scenario"]], settings, shared)
+        actual.append(golden)
+    return actual
 
 
-def _answer(
+def _compare(
     golden: Golden, scenario: dict[str, Any], settings: dict[str, Any], shared: Path
 ) -> None:
     from tokenmill import Bridge
     from tokenmill.errors import TokenmillError
 
-    place = shared / TEMPLATES[golden.model]
-    given: dict[str, Any] = {"tokenizer": str(place)}
-    if place.suffix == ".jinja":
-        given = {"tokenizer": str(shared / "tokenizers" / "qwen3"), "chat_template": str(place)}
+    path = shared / TEMPLATES[golden.model]
+    options: dict[str, Any] = {"tokenizer": str(path)}
+    if path.suffix == ".jinja":
+        options = {"tokenizer": str(shared / "tokenizers" / "qwen3"), "chat_template": str(path)}
     try:
         bridge = Bridge(
-            **given, template_kwargs=settings or None, date="2026-11-15",
+            **options, chat_template_kwargs=settings or None, date="2026-11-15",
             tokenizer_backend="transformers",
         )  # fmt: skip
         rewrite = bridge.rewrite(scenario["messages"] + scenario["append"], scenario.get("tools"))
     except TokenmillError as error:
         golden.detail = str(error)
         return
-    golden.found, golden.detail = rewrite is None, str(rewrite or "")
+    golden.actual, golden.detail = rewrite is None, str(rewrite or "")

@@ -1,8 +1,8 @@
-"""The hosts' own test files, run on our classes and on their own.
+"""Run the trainers' own test files with their classes and with ours.
 
-Each of `FILES` is run twice by pytest in the host's checkout: with its own class, and with ours put
-in its place by `conformance.replacements`. Tests that fail with both say nothing of us: they want a
-GPU, a download, or another version of a library.
+pytest runs each of `FILES` twice in the trainer's checkout: with its own class, and with ours as a
+replacement (`conformance.replacements`). Tests that fail in both runs are not counted against us:
+they need a GPU, a download, or another version of a library.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from conformance.hosts import driver
 from conformance.page import OwnTests
+from conformance.trainers import driver
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 1800
@@ -31,25 +31,25 @@ TIMEOUT_S = 1800
 
 @dataclass(frozen=True)
 class File:
-    """A test file of a host, and what of ours takes which place."""
+    """A test file of a trainer, and what it is run with."""
 
-    host: str
+    trainer: str
     checkout: str
     path: str
     replaced: str
-    """What is replaced by what; or, without ``by``, why nothing is."""
+    """What is replaced by what; without ``by``, why nothing is."""
     by: str = ""
     prepare: str = ""
-    """What both runs need: a function of `conformance.replacements`, too."""
+    """A function of `conformance.replacements` that both runs call."""
     keywords: str = ""
-    """Which tests of the file, as pytest's ``-k`` takes it; empty for all."""
+    """Argument of pytest's ``-k``; empty runs all tests."""
     paths: tuple[str, ...] = ("",)
-    """What of the checkout goes onto the path of modules."""
+    """Directories of the checkout that are added to ``sys.path``."""
     stand_ins: tuple[str, ...] = ()
     apart: bool = False
-    """The tests come from a checkout, and the package that they test from elsewhere."""
+    """The tests come from a checkout, but the package is installed."""
     package: str = ""
-    """Imported before the tests are, where they lie inside of a package of the same name."""
+    """Imported before the tests, if they are inside a package of the same name."""
     why: Mapping[str, str] = field(default_factory=dict)
     """Part of a test's name → why it fails with ours."""
 
@@ -59,13 +59,13 @@ SLIME = {"stand_ins": driver("slime").STAND_INS}
 VERL = {"paths": (), "stand_ins": driver("verl").STAND_INS, "apart": True}
 GRAIN = {"paths": (), "apart": True, "package": "grain"}
 STATE = (
-    "the test loads the state into a sampler of another seed, which SkyRL's generator forgives; "
-    "ours refuses it and says both seeds, and goes on exactly with the same one"
+    "the test loads the state into a sampler of another seed, which SkyRL accepts; ours raises an "
+    "error with both seeds, and resumes exactly with the same one"
 )
-SESSIONS = "nothing: a registry of sessions behind a server, which ours has not"
-WORDS = "refused by both, in other words than the test looks for"
+SESSIONS = "nothing: a registry of sessions behind a server, which ours does not have"
+WORDS = "both raise an error, with another message than the test expects"
 POSITIONS = (
-    "the position of `PrefetchDatasetIterator`, beneath every loader and iterator, by `Loader`"
+    "the position of `PrefetchDatasetIterator`, used by every loader and iterator, by `Loader`"
 )
 ONE_STREAM = (
     "not (per_stream or stratified or epoch_size or balanced or sampling_method or block_warning "
@@ -73,8 +73,8 @@ ONE_STREAM = (
 )
 GOLDEN = "the test lists the order that grain's own shuffle gives; ours is another permutation"
 PIECES = (
-    "the same rows in the same number of packs; ours numbers packs by their first row and keeps "
-    "the order of rows inside of one"
+    "the same rows in the same number of packs; ours sorts packs by their first row and keeps "
+    "the order of rows in a pack"
 )
 
 FILES = (
@@ -84,12 +84,12 @@ FILES = (
          why={
              "test_validates": WORDS,
              "test_rejects_degenerate": WORDS,
-             "test_empty_dataset": "refused by both: by ours when the sampler is made, by SkyRL "
+             "test_empty_dataset": "both raise an error: ours when the sampler is created, SkyRL "
                                    "when training begins",
-             "test_position_only": "a state without its seed says not in which order it stands: "
-                                   "SkyRL warns and guesses, ours refuses",
-             "test_state_dict_resumes": "the test states the whole of SkyRL's state, a position; "
-                                        "ours also says of which data and order it is",
+             "test_position_only": "a state without a seed does not determine the order: SkyRL "
+                                   "warns and guesses, ours raises an error",
+             "test_state_dict_resumes": "the test compares the whole state, which is a position in "
+                                        "SkyRL; ours also identifies data and order",
              "resume": STATE,
          }),
     File("SkyRL", "SkyRL", "tests/train/test_sft_tokenization.py",
@@ -101,7 +101,7 @@ FILES = (
     File("SkyRL", "SkyRL", "tests/train/test_sft_pretokenized.py",
          "nothing: it reads files of SkyRL's own form; ours reads stores", **SKYRL),
     File("SkyRL", "SkyRL", "tests/train/test_sft_config.py",
-         "nothing: SkyRL's settings, which ours does not touch", **SKYRL),
+         "nothing: SkyRL's settings, which ours does not change", **SKYRL),
     File("miles", "miles", "tests/fast/utils/test_mask_utils.py",
          "`MultiTurnLossMaskGenerator` by rows of `tokenmill.prepare`", "miles_masks", **SLIME),
     File("miles", "miles", "tests/fast/rollout/inference_rollout/integration",
@@ -116,11 +116,11 @@ FILES = (
     File("miles", "miles", "tests/fast/router/test_tree_assembly_invariants.py", SESSIONS,
          **SLIME),
     File("miles", "miles", "tests/fast/rollout/session/test_samples.py",
-         "nothing: it makes samples of such a session; ours reads what was recorded", **SLIME),
+         "nothing: it makes samples of such a session; ours reads recorded ones", **SLIME),
     File("miles", "miles", "tests/fast/rollout/generate_utils/test_sample_utils.py",
          "nothing: it joins miles' own samples", **SLIME),
     File("miles", "miles", "tests/fast/ray/rollout/test_train_data_conversion.py",
-         "nothing: it is behind the rollout, where miles' own samples become batches", **SLIME),
+         "nothing: it runs after the rollout, where miles' own samples become batches", **SLIME),
     File("slime", "slime", "tests/plugin_contracts",
          "`RolloutDataSource` by `miles.DataSource`", "slime_data_source", **SLIME),
     File("slime", "slime", "tests/utils/test_mask_utils.py",
@@ -134,7 +134,7 @@ FILES = (
     File("slime", "slime", "tests/test_dp_schedule.py",
          "`first_fit_pack` by `Pack`", "slime_packing", **SLIME),
     File("slime", "slime", "tests/test_agent/test_trajectory_manager_branching.py",
-         "nothing: it records turns of a live session; ours reads what was recorded", **SLIME),
+         "nothing: it records turns of a live session; ours reads recorded ones", **SLIME),
     File("verl", "verl-git", "tests/utils/dataset/test_multiturn_sft_dataset_on_cpu.py",
          "`MultiTurnSFTDataset` by `verl.SFTDataset`", "verl_sft", **VERL),
     File("verl", "verl-git", "tests/utils/dataset/test_rl_dataset_on_cpu.py",
@@ -146,8 +146,8 @@ FILES = (
     File("verl", "verl-git", "tests/utils/dataset/test_sft_dataset_on_cpu.py",
          "nothing: the class is no longer in the package", **VERL),
     File("verl", "verl-git", "tests/utils/test_seqlen_balancing.py",
-         "`get_seqlen_balanced_partitions` by the balance of `MicroBatches`, but for partitions of "
-         "equally many rows", "verl_balancing", **VERL),
+         "`get_seqlen_balanced_partitions` by the balance of `MicroBatches`, except partitions of "
+         "equal size", "verl_balancing", **VERL),
     File("TRL", "trl-git", "tests/test_data_utils.py",
          "`pack_dataset` with `bfd` and `bfd_split` by `Pack`", "trl_packing",
          why={"TestPackDatasetBfd": PIECES}),
@@ -164,21 +164,20 @@ FILES = (
          keywords="(checkpoint or state or next_index) and not process_prefetch", **GRAIN,
          why={"test_invalid_checkpoint": WORDS}),
     File("streaming", "streaming", "tests/test_streaming.py",
-         "`StreamingDataset`, `StreamingDataLoader` by `Loader`, where no batching or sampling "
-         "method of several streams is stated", "streaming_loader", keywords=ONE_STREAM,
-         why={"tiny_dataset": "streaming divides an epoch among its canonical nodes, and refuses "
-                              "one with fewer samples; ours has no such nodes, and serves it"}),
+         "`StreamingDataset`, `StreamingDataLoader` by `Loader`, without batching or sampling "
+         "methods of several streams", "streaming_loader", keywords=ONE_STREAM,
+         why={"tiny_dataset": "streaming divides an epoch among its canonical nodes and rejects "
+                              "one with fewer samples; ours has no such nodes"}),
     File("streaming", "streaming", "tests/test_reader.py",
          "`StreamingDataset` by `Loader`", "streaming_loader"),
     File("streaming", "streaming", "tests/test_partition.py",
          "`get_partitions` by what the `Loader` of every rank hands out", "streaming_partitions",
          keywords="resumption or nodrop_norepeat",
-         why={"relaxed_resumption": "the same samples in every global batch under 16 numbers of "
-                                    "nodes; an epoch's last, short batch lies differently in the "
-                                    "test's array, since ours shares it out evenly"}),
+         why={"relaxed_resumption": "the same samples in every global batch for 16 numbers of "
+                                    "nodes; the last, short batch of an epoch has another place "
+                                    "in the test's array, since ours divides it evenly"}),
     File("streaming", "streaming", "tests/test_shared.py",
-         "nothing: it counts up the fields of streaming's own state; ours refuses a state that it "
-         "did not write"),
+         "nothing: it checks the fields of streaming's own state"),
 )  # fmt: skip
 
 MODELS = {
@@ -190,37 +189,37 @@ MODELS = {
     "Qwen/Qwen3-8B": "qwen3",
     "Qwen/Qwen3-30B-A3B-Instruct-2507": "trl/qwen3_instruct_2507@qwen3",
 }
-"""Models that the tests name, and the tokenizers and templates that we have of theirs, or of a
-relative: under ``~/models``, and where the hub's library keeps what it has fetched."""
+"""Models that the tests name, and our tokenizer and template of the same or a similar model. They
+are placed in ``~/models`` and in the cache of the hub's library."""
 
 TYPES = {"qwen2.5": "qwen2", "qwen3": "qwen3", "deepseek-v3": "deepseek_v3",
          "trl/qwen3_instruct_2507@qwen3": "qwen3_moe"}  # fmt: skip
-"""What their ``config.json`` says that they are; the rest of it are the library's defaults."""
+"""``model_type`` of their ``config.json``, which otherwise has the library's defaults."""
 
 ABSENT = ("added_tokens.json", "special_tokens_map.json", "vocab.json",
           "merges.txt", "vocab.txt", "processor_config.json",
           "preprocessor_config.json")  # fmt: skip
-"""Files that the hub's library is to know as missing: it would ask for them and find no network."""
+"""Files that are marked as missing, since the hub's library would try to download them."""
 
 
-def _home(places: Mapping[str, Path], directory: Path, corpora: Path | None = None) -> Path:
-    """The same directory for every run: it is part of the tests' names."""
+def _home(directories: Mapping[str, Path], directory: Path, corpora: Path | None = None) -> Path:
+    """Create the home directory; its path is part of test names, so it never changes."""
     shutil.rmtree(directory, ignore_errors=True)
     for name, model in MODELS.items():
-        if model not in places:
+        if model not in directories:
             continue
-        place = directory / "models" / name
-        place.mkdir(parents=True)
-        for file in places[model].iterdir():
-            (place / file.name).symlink_to(file)
-        if not (place / "config.json").exists():
-            (place / "config.json").write_text(json.dumps({"model_type": TYPES[model]}))
-        kept = directory / "hub" / f"models--{name.replace('/', '--')}"
-        (kept / "snapshots").mkdir(parents=True)
-        (kept / "refs").mkdir()
-        (kept / "refs" / "main").write_text("local")
-        (kept / "snapshots" / "local").symlink_to(place)
-        absent = kept / ".no_exist" / "local"
+        path = directory / "models" / name
+        path.mkdir(parents=True)
+        for file in directories[model].iterdir():
+            (path / file.name).symlink_to(file)
+        if not (path / "config.json").exists():
+            (path / "config.json").write_text(json.dumps({"model_type": TYPES[model]}))
+        cache = directory / "hub" / f"models--{name.replace('/', '--')}"
+        (cache / "snapshots").mkdir(parents=True)
+        (cache / "refs").mkdir()
+        (cache / "refs" / "main").write_text("local")
+        (cache / "snapshots" / "local").symlink_to(path)
+        absent = cache / ".no_exist" / "local"
         absent.mkdir(parents=True)
         for file in ABSENT:
             (absent / file).touch()
@@ -230,7 +229,7 @@ def _home(places: Mapping[str, Path], directory: Path, corpora: Path | None = No
 
 
 def _write_gsm8k(corpus: Path, directory: Path) -> None:
-    """GSM8K in the form that verl's script for it gives its rows."""
+    """Write GSM8K in the format of verl's own script."""
     import pyarrow
     import pyarrow.parquet
 
@@ -250,7 +249,7 @@ def _write_gsm8k(corpus: Path, directory: Path) -> None:
 
 
 def count(report: Path) -> dict[str, set[str]]:
-    """Names of tests by outcome, from pytest's report; ``reached`` are those that came to ours."""
+    """Return test names by outcome; tests in ``reached`` used one of our classes."""
     outcomes: dict[str, set[str]] = {
         "passed": set(), "failed": set(), "skipped": set(), "reached": set(),
     }  # fmt: skip
@@ -265,13 +264,13 @@ def count(report: Path) -> dict[str, set[str]]:
     return outcomes
 
 
-def run_file(file: File, hosts: Path, home: Path, *, replace: bool) -> dict[str, set[str]] | str:
-    """One run of pytest; text where there is nothing to count."""
-    paths = [str(hosts / file.checkout / path) for path in file.paths]
-    python = hosts / ".venv" / "bin" / "python"
+def run_file(file: File, trainers: Path, home: Path, *, replace: bool) -> dict[str, set[str]] | str:
+    """Run pytest once; return the outcomes, or the reason why there are none."""
+    paths = [str(trainers / file.checkout / path) for path in file.paths]
+    python = trainers / ".venv" / "bin" / "python"
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "report.xml"
-        ours = Path(directory) / "ours"  # without our own package of tests, which would hide theirs
+        ours = Path(directory) / "ours"  # without our package ``tests``, which would hide theirs
         temporary = Path(directory) / "tmp"
         ours.mkdir()
         temporary.mkdir()
@@ -286,7 +285,7 @@ def run_file(file: File, hosts: Path, home: Path, *, replace: bool) -> dict[str,
             "HF_HUB_CACHE": str(home / "hub"),
             "HF_HUB_OFFLINE": "1",
             "HOME": str(home),
-            "TMPDIR": str(temporary),  # what tests leave behind, locks too, is theirs alone
+            "TMPDIR": str(temporary),  # not shared: tests leave files and locks behind
             "TOKENMILL_CACHE_DIR": str(Path(directory) / "cache"),
             "TOKENMILL_DATE": "2026-11-15",
         }
@@ -299,71 +298,70 @@ def run_file(file: File, hosts: Path, home: Path, *, replace: bool) -> dict[str,
                  "-p", "conformance.replacements", "-p", "no:cacheprovider",
                  f"--junitxml={report}", "--timeout=300",
                  "--continue-on-collection-errors", "-o", "addopts="],
-                cwd=hosts / file.checkout, env=environment, capture_output=True, text=True,
+                cwd=trainers / file.checkout, env=environment, capture_output=True, text=True,
                 timeout=TIMEOUT_S, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return f"no end within {TIMEOUT_S} s"
+            return f"not finished after {TIMEOUT_S} s"
         if not report.exists():
-            last = (answer.stdout + answer.stderr).strip().splitlines() or ["no word"]
+            last = (answer.stdout + answer.stderr).strip().splitlines() or ["no output"]
             return last[-1][:160]
         return count(report)
 
 
 def explain(file: File, name: str) -> str:
-    """Why a test fails with ours, as far as somebody has looked."""
-    return next((why for part, why in file.why.items() if part in name), "not looked at")
+    """Return why a test fails with ours."""
+    return next((why for part, why in file.why.items() if part in name), "not examined")
 
 
 def run_own_tests(
-    hosts: Path,
-    places: Mapping[str, Path],
-    kept: Path,
+    trainers: Path,
+    directories: Mapping[str, Path],
+    cache: Path,
     *,
     again: Collection[str] = (),
     jobs: int = 1,
     corpora: Path | None = None,
 ) -> list[OwnTests]:
-    """Every file, on our classes and on the host's; of hosts not to run again what is kept."""
-    given = json.loads(kept.read_text()) if kept.exists() else []
-    known = {(one["host"], one["file"]): OwnTests(**one) for one in given}
-    files = {(file.host, file.path): file for file in FILES}
-    for place, one in known.items():
-        if place in files:  # said anew, as it is known today
-            one.failures = [(name, explain(files[place], name)) for name, _ in one.failures]
-    chosen = [file for file in FILES if file.host in again]
+    """Run the files of the trainers in ``again``; return stored results for the others."""
+    saved = json.loads(cache.read_text()) if cache.exists() else []
+    known = {(one["trainer"], one["file"]): OwnTests(**one) for one in saved}
+    files = {(file.trainer, file.path): file for file in FILES}
+    for key, one in known.items():
+        if key in files:  # the explanations may have changed
+            one.failures = [(name, explain(files[key], name)) for name, _ in one.failures]
+    chosen = [file for file in FILES if file.trainer in again]
     if not chosen:
         return list(known.values())
-    home = _home(places, kept.parent / "home", corpora)
+    home = _home(directories, cache.parent / "home", corpora)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # some hosts leave files open
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # some trainers leave files open
     writing = threading.Lock()
 
-    def judge(file: File) -> None:
-        one = _judge(file, hosts, home)
+    def run_and_save(file: File) -> None:
+        one = _run_both(file, trainers, home)
         with writing:
-            known[file.host, file.path] = one
-            kept.write_text(json.dumps([dataclasses.asdict(one) for one in known.values()]))
+            known[file.trainer, file.path] = one
+            cache.write_text(json.dumps([dataclasses.asdict(one) for one in known.values()]))
 
     with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(judge, chosen))
-    return [known[place] for place in files if place in known]
+        list(pool.map(run_and_save, chosen))
+    return [known[key] for key in files if key in known]
 
 
-def _judge(file: File, hosts: Path, home: Path) -> OwnTests:
-    """One file, on the host's own classes and on ours."""
-    one = OwnTests(file.host, file.path, file.replaced, keywords=file.keywords)
-    if not (hosts / file.checkout / file.path).exists():
-        one.not_run = f"no {file.checkout}/{file.path} under HOSTS"
+def _run_both(file: File, trainers: Path, home: Path) -> OwnTests:
+    one = OwnTests(file.trainer, file.path, file.replaced, keywords=file.keywords)
+    if not (trainers / file.checkout / file.path).exists():
+        one.not_run = f"no {file.checkout}/{file.path} under TRAINERS"
         return one
-    print(f"own tests of {one.host}: {file.path} …", file=sys.stderr, flush=True)
-    alone = run_file(file, hosts, home, replace=False)
+    print(f"own tests of {one.trainer}: {file.path} …", file=sys.stderr, flush=True)
+    alone = run_file(file, trainers, home, replace=False)
     if isinstance(alone, str):
         one.not_run = alone
         return one
     one.passed_alone, one.failed_alone = len(alone["passed"]), len(alone["failed"])
     one.skipped = len(alone["skipped"])
-    replaced = run_file(file, hosts, home, replace=True) if file.by else None
+    replaced = run_file(file, trainers, home, replace=True) if file.by else None
     if isinstance(replaced, str):
         one.not_run = replaced
     elif replaced is not None:
@@ -371,5 +369,5 @@ def _judge(file: File, hosts: Path, home: Path) -> OwnTests:
         one.reached = len(replaced["reached"] & replaced["passed"])
         failed = sorted(replaced["failed"] - alone["failed"])
         one.failures = [(name, explain(file, name)) for name in failed]
-    print(f"{one.host}: {file.path}: {one}", file=sys.stderr, flush=True)
+    print(f"{one.trainer}: {file.path}: {one}", file=sys.stderr, flush=True)
     return one

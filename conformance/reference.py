@@ -1,10 +1,4 @@
-"""The model's own word: what transformers renders and encodes, and how a template builds its turns.
-
-A `Model` is a directory with tokenizer and chat template, loaded as trainers load it. It gives the
-`Glue` of the template, learned from a conversation of planted words: the header before an answer,
-and the ids that end one. `pieces` gives the bytes of each token, which is all that the judge knows
-of a tokenizer.
-"""
+"""The reference: what transformers renders and encodes, and how a template delimits turns."""
 
 from __future__ import annotations
 
@@ -21,18 +15,16 @@ THINKING = re.compile(rb"\s*<think>.*", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Glue:
+class TurnMarkers:
     """What a template prints around an answer."""
 
     header: bytes
-    """The end of what is printed before an answer and not by the model, without white space."""
-    closers: frozenset[int]
-    """Ids that end an answer; empty where the template has none."""
+    """The end of the generation prompt, without white space."""
+    end_of_turn_ids: frozenset[int]
+    """Empty if the template has none."""
 
 
 class Model:
-    """A tokenizer with its chat template."""
-
     def __init__(self, name: str, directory: Path) -> None:
         from transformers import AutoTokenizer
 
@@ -40,30 +32,30 @@ class Model:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(str(directory))
 
     def ids(self, case: Case) -> list[int]:
-        """The whole conversation, rendered and encoded by transformers itself.
+        """Return the ids of the whole conversation, rendered and encoded by transformers.
 
-        In the form of which the template prints the most words; the first, where it makes no
-        difference.
+        Of all forms of the row, the first of which the template prints the most words.
 
         Raises:
             ValueError: The template refuses every form.
         """
-        given = {"tools": case.row.get("tools"), "return_dict": False}
+        options = {"tools": case.row.get("tools"), "return_dict": False}
         best, most = None, -1
         for row in forms(case.row):
             try:
-                text = self.tokenizer.apply_chat_template(row["messages"], tokenize=False, **given)
-            except Exception:  # whatever a template raises, it refuses this form
+                text = self.tokenizer.apply_chat_template(
+                    row["messages"], tokenize=False, **options
+                )
+            except Exception:  # a template may raise anything
                 continue
             printed = sum(word.text in text for word in case.words)
             if printed > most:
                 best, most = row["messages"], printed
         if best is None:
             raise ValueError(f"the template of {self.name} refuses {case.name}")
-        return list(self.tokenizer.apply_chat_template(best, tokenize=True, **given))
+        return list(self.tokenizer.apply_chat_template(best, tokenize=True, **options))
 
     def pieces(self, ids: list[int]) -> list[bytes]:
-        """The bytes that each token stands for."""
         return [self._piece(token) for token in ids]
 
     def _piece(self, token: int) -> bytes:
@@ -88,33 +80,33 @@ class Model:
 
     @cached_property
     def _bytes_of(self) -> dict[str, int]:
-        """The alphabet of byte-level vocabularies: printable bytes stand for themselves."""
+        """Return the alphabet of byte-level vocabularies."""
         plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
         rest = [byte for byte in range(256) if byte not in plain]
         return {chr(b): b for b in plain} | {chr(256 + n): b for n, b in enumerate(rest)}
 
     @cached_property
-    def glue(self) -> Glue:
-        """Header and closers, from a conversation of two answers."""
-        say = self.tokenizer.apply_chat_template
-        asked = [{"role": "user", "content": "Zqv000kx"}]
+    def markers(self) -> TurnMarkers:
+        """Find the header and the end-of-turn tokens with a conversation of two answers."""
+        render = self.tokenizer.apply_chat_template
+        question = [{"role": "user", "content": "Zqv000kx"}]
         answer = {"role": "assistant", "content": "Zqv001kx"}
-        talk = [*asked, answer, {"role": "user", "content": "Zqv002kx"},
+        messages = [*question, answer, {"role": "user", "content": "Zqv002kx"},
                 {"role": "assistant", "content": "Zqv003kx"}]  # fmt: skip
-        text = say(talk, tokenize=False)
-        prompt = say(asked, tokenize=False, add_generation_prompt=True)
-        plain = say(asked, tokenize=False)
+        text = render(messages, tokenize=False)
+        prompt = render(question, tokenize=False, add_generation_prompt=True)
+        plain = render(question, tokenize=False)
         header = prompt[len(plain) :] if prompt.startswith(plain) else ""
         if not header.strip():
             header = text[text.index("Zqv000kx") + 8 : text.index("Zqv001kx")]
-        closers = set()
+        end_of_turn_ids = set()
         special = {n for n, token in self.tokenizer.added_tokens_decoder.items() if token.special}
         for word in ("Zqv001kx", "Zqv003kx"):
             rest = text[text.index(word) + len(word) :]
             ids = self.tokenizer(rest, add_special_tokens=False)["input_ids"]
-            closers.update([token for token in ids if token in special][:1])
+            end_of_turn_ids.update([token for token in ids if token in special][:1])
         if self.tokenizer.eos_token_id is not None:
-            closers.add(self.tokenizer.eos_token_id)
-        # Some tokenizers drop the white space inside of a header: its last word is enough.
+            end_of_turn_ids.add(self.tokenizer.eos_token_id)
+        # The last word only: some tokenizers drop white space inside the header.
         words = THINKING.sub(b"", header.encode()).split()
-        return Glue(words[-1] if words else b"", frozenset(closers))
+        return TurnMarkers(words[-1] if words else b"", frozenset(end_of_turn_ids))

@@ -1,12 +1,12 @@
-"""A plugin of pytest that puts our classes in the place of a host's, before its tests are imported.
+"""A pytest plugin that replaces a trainer's classes with ours before its tests are imported.
 
-``CONFORMANCE_REPLACE`` names the function below that does it; empty, the host's own classes stay
-there, so that both runs differ in nothing else. ``CONFORMANCE_STAND_INS`` are packages that the
-host imports and its tests do not use; ``CONFORMANCE_PACKAGE`` is imported before any test is;
-``CONFORMANCE_PREPARE`` names a function below that both runs need.
+``CONFORMANCE_REPLACE`` names the function below that does it; if empty, nothing is replaced.
+``CONFORMANCE_STAND_INS`` are packages that the trainer imports and its tests do not use.
+``CONFORMANCE_PACKAGE`` is imported before any test. ``CONFORMANCE_PREPARE`` names a function below
+that both runs call.
 
-Of a file many tests never come to the class that is replaced. What stands here calls `reached`, and
-the report of a test that came so far has the property ``ours``.
+Many tests of a file never use the replaced class. Replacements call `reached`, and the report of
+such a test has the property ``ours``.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ import typing_extensions
 
 from conformance.stand_ins import stand_in
 
-_calls = multiprocessing.Value("q", 0)  # workers that a test forks count, too
+_calls = multiprocessing.Value("q", 0)  # also counts in forked workers
 
 
 def reached() -> None:
-    """Note that a test has come to something of ours."""
+    """Record that the current test used one of our classes."""
     with _calls.get_lock():
         _calls.value += 1
 
 
 def _counted(kind: Any) -> None:
-    """Count what is made of a class of ours: the class itself, for tests that look at its name."""
+    """Count the instances of one of our classes, without changing its name."""
     make = kind.__init__
 
     @functools.wraps(make)
@@ -50,11 +50,11 @@ def _counted(kind: Any) -> None:
     kind.__init__ = __init__
 
 
-# ---- what both runs need ------------------------------------------------------------------------
+# ---- for both runs ------------------------------------------------------------------------
 
 
 def miles_settings() -> None:
-    """What miles asks sglang for when it reads its settings; a stand-in knows none."""
+    """Define what miles reads from sglang for its settings."""
     from sglang.srt.debug_utils.dumper import DumperConfig
     from sglang.srt.server_args import ServerArgs
 
@@ -75,7 +75,7 @@ def miles_settings() -> None:
 
 
 def _prepared(row: dict[str, Any], tokenizer: Any, **options: Any) -> Any:
-    """One row as a store has it, or None where it was rejected."""
+    """Return the prepared row, or None if it was rejected."""
     import tokenmill
     from tokenmill.errors import SourceError
 
@@ -90,7 +90,7 @@ def _prepared(row: dict[str, Any], tokenizer: Any, **options: Any) -> Any:
                 cache_dir=_cache(),
                 **options,
             )
-        except SourceError:  # a source without a row that can be used is an error
+        except SourceError:  # no row is left
             return None
         return next(iter(store), None)
 
@@ -118,22 +118,20 @@ def skyrl_tokenization() -> None:
         tools_key: str | None = "tools",
         system_key: str | None = "system",
         processor: Any = None,
-        **template_kwargs: Any,
+        **chat_template_kwargs: Any,
     ) -> Any:
         reached()
         columns = [messages_key, *filter(None, (tools_key, system_key))]
         row = _prepared(
             {name: example[name] for name in columns if name in example},
             tokenizer,
-            messages_key=messages_key,
+            columns={"messages": messages_key, "tools": tools_key, "system": system_key},
             train_on=train_on_what.value,
             turn_end="turn",
             max_length=max_length,
             overlong="truncate",
-            template_kwargs=template_kwargs or None,
-            **{name: value for name, value in
-               {"tools_key": tools_key, "system_key": system_key}.items() if value},
-        )  # fmt: skip
+            chat_template_kwargs=chat_template_kwargs or None,
+        )
         return None if row is None else window(row)
 
     sft_trainer.tokenize_chat_example = tokenize_chat_example
@@ -221,7 +219,7 @@ def verl_balancing() -> None:
     """The partitions of verl that may be of different size, by the costs that verl states."""
     from verl.utils import seqlen_balancing
 
-    from tokenmill.data.micro import level
+    from tokenmill.data.micro import balance_groups
 
     theirs = seqlen_balancing.get_seqlen_balanced_partitions
 
@@ -230,7 +228,7 @@ def verl_balancing() -> None:
             return theirs(seqlen_list, k_partitions, equal_size)  # type: ignore[no-any-return]
         reached()
         costs = np.asarray([int(cost) for cost in seqlen_list], dtype=np.int64)
-        groups, each = level(costs, costs, k_partitions, int(costs.sum()))
+        groups, each = balance_groups(costs, costs, k_partitions, int(costs.sum()))
         assert each == 1
         return [np.flatnonzero(groups == number).tolist() for number in range(k_partitions)]
 

@@ -1,7 +1,6 @@
-"""Empty modules in the place of those that need a GPU, for hosts that import more than they use.
+"""Empty modules for packages that a trainer imports but does not use.
 
-`stand_in` answers imports of the named packages, and of everything beneath them, with modules whose
-every attribute is a class that does nothing. A package that is really there is never replaced.
+Every attribute of such a module is a class that does nothing. Installed packages take precedence.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 
 
 class _Nothing(abc.ABCMeta):
-    """The type of what stand-ins hold: it has any attribute, and is a decorator of any function."""
+    """Metaclass of the attributes: classes with any attribute that work as decorators."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -79,15 +78,15 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def stand_in(names: Iterable[str]) -> None:
-    """Answer imports of packages that are not there; looked at last, so that real ones win.
+    """Make packages importable as empty modules; installed packages take precedence.
 
-    Transformers asks first what there really is, and remembers: it would use what it finds.
+    transformers must cache first which packages are installed, or it would use the empty ones.
     """
     from transformers.utils import import_utils
 
     for name in dir(import_utils):
         ask = getattr(import_utils, name)
         if name.startswith("is_") and name.endswith("_available") and hasattr(ask, "cache_info"):
-            with contextlib.suppress(TypeError):  # some want to be told more
+            with contextlib.suppress(TypeError):  # some need arguments
                 ask()
     sys.meta_path.append(_Finder(names))

@@ -1,8 +1,8 @@
-"""Compare this tree's answers with those of another commit: ``python -m scripts.compare``.
+"""Compare the results of this tree with those of another commit: ``python -m scripts.compare``.
 
-Both trees run the same calls through the public API, over the shared corpora and templates, and the
-script prints every answer that differs: token ids and masks, rejection reasons, orders, batches,
-packs, prompts, exports, rollout checks, bridged ids. Wording may differ, reason codes may not.
+Both trees run the same calls of the public API on the shared corpora and templates. The script
+prints every difference: token ids and masks, rejection reasons, orders, batches, packs, prompts,
+exports, rollout checks, bridged ids. Messages may differ, reason codes may not.
 
 Answers go to ``build/compare``, or to ``--dir``. The other tree is a git worktree there, and its
 answers are computed once for each section. Where an argument was renamed, `given` passes it under
@@ -54,7 +54,7 @@ def given(call: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
 
 
 def digest(value: Any) -> str:
-    """A short hash of anything that JSON, numpy or `str` can write."""
+    """Return a short hash of a value of JSON, numpy or `str`."""
     text = json.dumps(value, sort_keys=True, default=_plain)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -68,7 +68,7 @@ def _plain(value: Any) -> Any:
 
 
 class Tree:
-    """The tokenmill that is imported, the shared data, and a cache of this run."""
+    """The imported tokenmill, the shared data and a cache."""
 
     def __init__(self, shared: Path, work: Path) -> None:
         import tokenmill
@@ -104,7 +104,7 @@ class Tree:
         return path
 
     def stored(self, call: Callable[[], Any]) -> Any:
-        """Every row and every rejection of a store, or the type of the error."""
+        """Return the rows and rejections of a store, or the type of the error."""
         try:
             store = call()
         except self.tm.TokenmillError as error:
@@ -158,7 +158,7 @@ def _mixed_rows(tree: Tree) -> list[dict[str, Any]]:
 
 
 def templates(tree: Tree) -> Answers:
-    """Masks under every template of the shared data, on a tokenizer of bytes."""
+    """Masks of every template of the shared data, with a byte tokenizer."""
     source = tree.write("mixed.jsonl", _mixed_rows(tree))
     byte_tokenizer = tree.shared / "wild" / "byte_tokenizer"
     for path in sorted([*tree.shared.glob("templates/*/*"), *tree.shared.glob("wild/*")]):
@@ -174,7 +174,7 @@ def templates(tree: Tree) -> Answers:
 
 
 def options(tree: Tree) -> Answers:
-    """The options that shape rows, one by one, on the bundled rows and a few of each corpus."""
+    """Each option that changes rows, on the bundled rows and some rows of each corpus."""
     own = tree.examples / "tokenizer"
     examples = [tree.examples / "conversations.jsonl", tree.examples / "dirty.jsonl"]
     mixed = tree.write("mixed.jsonl", _mixed_rows(tree))
@@ -286,7 +286,7 @@ def _stores(tree: Tree) -> dict[str, Any]:
 
 
 def _loader(tree: Tree, data: Any, *, drop_last: bool = False, **arguments: Any) -> Any:
-    """An epoch loader in either form of the API."""
+    """Return an epoch loader for old and new versions of the API."""
     known = inspect.signature(tree.tm.Loader).parameters
     if "drop_last" in known:
         arguments["drop_last"] = drop_last
@@ -409,7 +409,7 @@ def prompts(tree: Tree) -> Answers:
 
 
 def exports(tree: Tree) -> Answers:
-    """What every export format holds."""
+    """The content of every export format."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -453,7 +453,7 @@ def _arrow(source: Any) -> Any:
 
 
 def rollouts(tree: Tree) -> Answers:
-    """Classes and findings of recorded rollouts, sound and damaged; rows made of them."""
+    """Classes and findings of valid and damaged rollouts, and rows made of them."""
     tm = tree.tm
     rows = tree.rows("smilechat_zh", 8) + tree.rows("drone_tool_calls", 12)
     for tokenizer in ("qwen3", "llama3.1", "gpt-oss"):
@@ -561,7 +561,7 @@ def images(tree: Tree) -> Answers:
 
 
 def conformance(tree: Tree) -> Answers:
-    """Our driver's answers of the conformance suite."""
+    """The results of our driver in the conformance suite."""
     from conformance.conversations import all_cases
     from conformance.hosts.tokenmill import prepare as driver
     from transformers import AutoTokenizer
@@ -582,7 +582,7 @@ SECTIONS: dict[str, Callable[[Tree], Answers]] = {
 
 
 def answer(section: str, out: Path, shared: Path) -> None:
-    """Write one section's answers of the tree that is imported."""
+    """Write the results of one section for the imported tree."""
     with tempfile.TemporaryDirectory() as work:
         tree = Tree(shared, Path(work))
         answers = dict(SECTIONS[section](tree))
@@ -590,7 +590,7 @@ def answer(section: str, out: Path, shared: Path) -> None:
 
 
 def run(section: str, out: Path, tree: Path, shared: Path) -> None:
-    """Compute one section's answers in a process that imports a tree."""
+    """Compute the results of one section in a process that imports a tree."""
     # The script is this tree's; package, tests and conformance are the other's.
     environment = {**os.environ, "PYTHONPATH": f"{tree / 'src'}{os.pathsep}{tree}",
                    "HF_HUB_OFFLINE": "1"}  # fmt: skip
@@ -599,7 +599,7 @@ def run(section: str, out: Path, tree: Path, shared: Path) -> None:
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Both answers of every name on which they differ."""
+    """Return both results of every name where they differ."""
     names = [*before, *(name for name in after if name not in before)]
     return [
         f"  {name}\n    before {json.dumps(before.get(name, 'missing'))}\n"
@@ -610,7 +610,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 def other_tree(directory: Path, commit: str) -> Path:
-    """A worktree of another commit."""
+    """Create a worktree of another commit."""
     tree = directory / commit / "tree"
     if not tree.exists():
         tree.parent.mkdir(parents=True, exist_ok=True)
@@ -620,7 +620,7 @@ def other_tree(directory: Path, commit: str) -> Path:
 
 
 def main() -> int:
-    """Compare the sections that the command line names."""
+    """Compare the selected sections."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("sections", nargs="*", help=f"of {', '.join(SECTIONS)}; none: all")
     parser.add_argument("--commit", default=START, help="the commit to compare with")

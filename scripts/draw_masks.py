@@ -1,9 +1,8 @@
-"""Draws the pictures of docs/masks.md from a real row of the bundled examples.
+"""Draw the images of docs/concepts/what-is-trained.md from a row of the bundled examples.
 
 ``python scripts/draw_masks.py`` prepares the bundled conversations and writes two SVG files:
-``mask-tokens.svg`` shows a row's tokens by role with the trained ones filled, ``mask-glue.svg``
-the same render as the template's own text and the texts that it took from the row. Nothing in them
-is drawn by hand, so they cannot say what the code does not do.
+``mask-tokens.svg`` has the tokens of a row by role with the trained ones filled, ``mask-glue.svg``
+the text of the template and the texts of the row.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from tokenmill.inspect.row import RowView, store_tokenizer, view_row
 
 EXAMPLES = Path(tm.__file__).parent / "examples"
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
-CHAR, LINE, PAD, WIDTH = 8.4, 34, 7, 860  # pixels: a character, a line, around a box, the picture
+CHAR, LINE, PAD, WIDTH = 8.4, 34, 7, 860  # pixels: a character, a line, around a box, the image
 
 STYLE = """
 text { font: 14px ui-monospace, monospace; fill: #24292f }
@@ -31,11 +30,11 @@ rect { stroke-width: 1.5 } .system { stroke: #8250df } .user { stroke: #1a7f37 }
 }
 """
 
-Box = tuple[str, str]  # what is written in it, and its classes
+Box = tuple[str, str]  # text and CSS classes
 
 
-def picture(lines: list[tuple[str, list[Box]]]) -> str:
-    """Rows of boxes, each line with a heading; boxes wrap at the picture's width."""
+def image(lines: list[tuple[str, list[Box]]]) -> str:
+    """Return an SVG of lines of boxes, each with a heading; boxes wrap at the width."""
     parts, top = [], 8
     for heading, boxes in lines:
         parts.append(f'<text class="quiet" x="8" y="{top + 14}">{escape(heading)}</text>')
@@ -59,12 +58,12 @@ def picture(lines: list[tuple[str, list[Box]]]) -> str:
 
 
 def shown(text: str) -> str:
-    """White space made visible."""
+    """Make white space visible."""
     return text.replace("\n", "⏎").replace(" ", "·")
 
 
 def token_lines(row: RowView) -> list[tuple[str, list[Box]]]:
-    """One line per turn: its tokens, the trained ones filled."""
+    """Return one line per turn with its tokens; trained tokens are filled."""
     return [
         (
             f"{role}: {sum(row.mask[start:end])} of {end - start} tokens trained",
@@ -78,7 +77,7 @@ def token_lines(row: RowView) -> list[tuple[str, list[Box]]]:
 
 
 def glue_lines(row: RowView, texts: list[str]) -> list[tuple[str, list[Box]]]:
-    """The render cut at the messages' texts: glue, text, glue, text, glue."""
+    """Split the rendered text at the texts of messages: glue, text, glue, text, glue."""
     rest, boxes = "".join(row.pieces), []
     for text in texts:
         glue, found, rest = rest.partition(text)
@@ -89,7 +88,7 @@ def glue_lines(row: RowView, texts: list[str]) -> list[tuple[str, list[Box]]]:
 
 
 def main() -> None:
-    """Draw both pictures of the shortest row that has a system turn."""
+    """Draw both images of the shortest row with a system turn."""
     source = EXAMPLES / "conversations.jsonl"
     with tempfile.TemporaryDirectory() as cache:
         store = tm.prepare(
@@ -101,8 +100,8 @@ def main() -> None:
         messages = tm.open_rows(str(source), cache_dir=cache)[row.origin.row]["messages"]
     texts = [message["content"] for message in messages]
     IMAGES.mkdir(parents=True, exist_ok=True)
-    (IMAGES / "mask-tokens.svg").write_text(picture(token_lines(row)), encoding="utf-8")
-    (IMAGES / "mask-glue.svg").write_text(picture(glue_lines(row, texts)), encoding="utf-8")
+    (IMAGES / "mask-tokens.svg").write_text(image(token_lines(row)), encoding="utf-8")
+    (IMAGES / "mask-glue.svg").write_text(image(glue_lines(row, texts)), encoding="utf-8")
 
 
 if __name__ == "__main__":

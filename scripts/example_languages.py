@@ -1,10 +1,8 @@
-"""Hand-written matter of the bundled conversations: other languages, and code.
+"""Hand-written content of the bundled conversations: other languages, and code.
 
-An *exchange* is one question and answer in a language other than English, with a short follow-up;
-a *snippet* is a small programming task with its solution and one more request about it. They are
-there so that the demo's rows hold several scripts, directions of writing, emoji made of several
-code points, and text whose whitespace matters. The matter is as free of dates and persons as that
-of `example_facts.py`.
+An *exchange* is a question and answer in another language with a follow-up; a *snippet* is a small
+programming task with its solution and a follow-up. They cover several scripts and writing
+directions, emoji of several code points, and text with significant white space.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""The small parts that the scripts which compose example rows share.
+"""Helpers of the scripts that write example rows.
 
-A *message* is one turn with its role; `Numbers` draws the figures of a problem from a seed, so
-that the same script always writes the same bytes; `ELEMENTS` is the table that both the tool rows
-and the editing rows look things up in.
+`Numbers` draws the numbers of a problem from a seed, so that a script always writes the same bytes.
 """
 
 from __future__ import annotations
@@ -22,31 +20,31 @@ ELEMENTS = {
 
 
 def user(text: str) -> Message:
-    """A user's turn."""
+    """Return a user turn."""
     return {"role": "user", "content": text}
 
 
 def assistant(text: str, **more: Any) -> Message:
-    """An assistant's turn, with reasoning_content or tool_calls where given."""
+    """Return an assistant turn, optionally with reasoning_content or tool_calls."""
     return {"role": "assistant", "content": text, **more}
 
 
 def system(text: str) -> Message:
-    """A system prompt."""
+    """Return a system turn."""
     return {"role": "system", "content": text}
 
 
 class Numbers:
-    """Numbers drawn from a seed with `random.random` alone, whose sequence Python guarantees."""
+    """Numbers drawn with `random.random`, whose sequence for a seed is guaranteed by Python."""
 
     def __init__(self, seed: int) -> None:
         self._generator = random.Random(seed)
 
     def between(self, low: int, high: int) -> int:
-        """A whole number from low to high, both included."""
+        """Return an integer from low to high, both included."""
         return low + int(self._generator.random() * (high - low + 1))
 
     def shuffled(self, items: list[Any]) -> list[Any]:
-        """The items in an order that depends on the seed alone."""
+        """Return the items in an order that depends only on the seed."""
         places = sorted((self._generator.random(), place) for place in range(len(items)))
         return [items[place] for _, place in places]

@@ -2,7 +2,7 @@
 
 A *tool* is described by a schema in the row's ``tools``; a *call* is part of an assistant's turn;
 a *result* is a turn of the tool. The rows show one call, two at once, two in sequence, a failed one
-that is mended, tools that are offered and not needed, thinking before a call, and arguments both
+that is repeated, tools that are offered and not needed, thinking before a call, and arguments both
 as an object and as the JSON string that some programming interfaces send.
 """
 
@@ -78,7 +78,7 @@ def converting_rows(numbers: Numbers) -> Iterator[Row]:
 
 
 def other_tool_rows(numbers: Numbers) -> Iterator[Row]:
-    """Two calls at once, two in sequence, a failed call that is mended, and no call at all."""
+    """Two calls at once, two in sequence, a failed call that is repeated, and no call at all."""
     names = list(ELEMENTS)
     for index in range(12):
         one, two = names[index], names[(index * 5 + 1) % 12]

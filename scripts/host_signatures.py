@@ -1,15 +1,14 @@
-"""Record what the host pages rely on: names, parameters and calls of the trainers, as facts.
+"""Record the names, parameters and calls of trainers that our documentation relies on.
 
-A *page* of docs/ names flags, configuration keys, classes, functions and files of a *host* (a
-trainer), and shows code that imports from it. The *record*, ``tests/hosts.json``, says of each such
-name in which file of the host it is defined, of each function that a page's code calls or
-overrides what parameters it has, and of each place where a host calls us, how. Nothing else of a
-host is kept, and no host is imported: its files are parsed, from a checkout or from where an
-installed package lies. ``tests/test_host_pages.py`` holds the pages against the record, and the
-record against the hosts where they are there.
+A page of docs/ names flags, configuration keys, classes, functions and files of a *host* (a
+trainer or library) and shows code that imports from it. The record, ``tests/hosts.json``, has the
+file that defines each name, the parameters of each function that the code calls or overrides, and
+the arguments with which hosts call our code. Hosts are parsed from a checkout or an installed
+package, and never imported. ``tests/test_host_pages.py`` compares the pages with the record, and
+the record with the hosts that are available.
 
-``python -m scripts.host_signatures DIRECTORY`` writes the record anew; DIRECTORY holds the
-checkouts. What is missing there keeps its old entry. A name that no host has is told with its page.
+``python -m scripts.host_signatures DIRECTORY`` updates the record from the checkouts in DIRECTORY.
+Hosts that are missing there keep their entries.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ RECORD = PROJECT / "tests" / "hosts.json"
 
 @dataclass(frozen=True)
 class Host:
-    """Where a host's files are.
+    """Location of a host's files.
 
     Attributes:
-        parts: Directories and files that are read, from the root of a checkout or of site-packages.
-        checkout: Directory below the one that holds the checkouts; None: an installed package.
+        parts: Directories and files to read, relative to a checkout or to site-packages.
+        checkout: Name of the checkout; None for an installed package.
         roots: Directories of the checkout from which Python imports.
     """
 
@@ -85,17 +84,17 @@ PAGES = {
     "megatron": ("Megatron-LM", "Megatron-Bridge"),
     "bridge": ("verl", "SkyRL", "miles", "slime"),
     "export": tuple(HOSTS),
-    "from-your-framework": tuple(HOSTS),
+    "index": tuple(HOSTS),
 }
-"""Page → its hosts, where they are not the one that the page is called after."""
+"""Page → its hosts, if the page is not named like its host."""
 
-BESIDE = ("bridge", "export", "from-your-framework")
-"""Pages outside of the section "Trainers" that show lines of hosts."""
+OTHER_PAGES = ("bridge.md", "export.md")
+"""Pages outside of docs/trainers that show lines of trainers."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A place where a host calls something of ours: `callee` inside `function` of `file`."""
+    """A call of our code by a host: `callee` inside `function` of `file`."""
 
     host: str
     file: str
@@ -103,7 +102,7 @@ class Call:
     callee: str
     ours: str
     skip: int = 0
-    """Leading arguments that are not handed on to ours."""
+    """Leading arguments that are not passed to our code."""
 
 
 CALLS = (
@@ -143,7 +142,7 @@ INTERFACES = {
     "SkyRL": {"skyrl.train.dataset.dataset.PromptDataset":
               "tokenmill.integrations.skyrl.PromptDataset"},
 }  # fmt: skip
-"""Host → its class → ours that stands in its place and has its public methods."""
+"""Host → its class → our class that replaces it and has its public methods."""
 
 
 # Pages
@@ -151,7 +150,7 @@ INTERFACES = {
 
 @dataclass
 class Page:
-    """What a page shows: its fenced blocks by language, and the code inside of its sentences."""
+    """The fenced blocks of a page by language, and its inline code."""
 
     path: Path
     blocks: list[tuple[str, int, str]] = field(default_factory=list)
@@ -159,14 +158,14 @@ class Page:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Whose names the page may use."""
+        """Hosts whose names the page may use."""
         stem = self.path.stem
         same = tuple(name for name in HOSTS if name.lower().replace(" ", "-") == stem)
         return PAGES.get(stem, same)
 
 
 def read_page(path: Path) -> Page:
-    """A page's blocks and spans, with their lines."""
+    """Return the blocks and inline code of a page with their lines."""
     page, language, opened = Page(path), None, 0
     lines: list[str] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
@@ -183,20 +182,19 @@ def read_page(path: Path) -> Page:
     return page
 
 
+def find_page(name: str) -> Path:
+    (path,) = DOCS.rglob(name)
+    return path
+
+
 def host_pages() -> list[Page]:
-    """The pages of the section "Trainers", as the site lists them, and those beside it."""
-    text = (PROJECT / "mkdocs.yml").read_text(encoding="utf-8")
-    (nav,) = re.findall(r"(?ms)^nav:\n.*?(?=^\S|\Z)", text)
-    sections: dict[str, Any] = {}
-    for entry in yaml.safe_load(nav)["nav"]:
-        sections |= entry
-    stems = [Path(file).stem for page in sections["Trainers"] for file in page.values()]
-    pages = [read_page(DOCS / f"{stem}.md") for stem in (*stems, *BESIDE)]
-    return [page for page in pages if page.hosts]
+    """Return the pages of docs/trainers and the other pages that show lines of trainers."""
+    paths = [*sorted((DOCS / "trainers").glob("*.md")), *map(find_page, OTHER_PAGES)]
+    return [read_page(path) for path in paths]
 
 
 def commands(block: str) -> Iterator[list[str]]:
-    """The commands of a shell block, as words; what stands for more (…) is left out."""
+    """Return the commands of a shell block as words, without ellipses (…)."""
     for line in block.replace("\\\n", " ").splitlines():
         words = shlex.split(line.removeprefix("$ ").replace("…", " "), comments=True)
         if words:
@@ -204,7 +202,7 @@ def commands(block: str) -> Iterator[list[str]]:
 
 
 def without_dots(block: str) -> str:
-    """A block of Python in which … stands for what is left out, so that it can be parsed."""
+    """Return a Python block with its ellipses (…) replaced, so that it can be parsed."""
     return re.sub(r"^…$", "", re.sub(r",\s*…(?=\s*[)\]])", "", block), flags=re.MULTILINE).replace(
         "…", "..."
     )
@@ -217,12 +215,12 @@ DATA = re.compile(r"\.(?:jsonl|json|parquet|arrow|pt|md|bin|idx|npy|html|txt|zst
 
 
 def words_of(code: str) -> Iterator[str]:
-    """Names in a line of code: flags, paths, and words that no prose has (dots, _, capitals)."""
+    """Return the names in a line of code: flags, paths and words with dots, _ or capitals."""
     if FILE.match(code):
         if not DATA.search(code):
             yield code
         return
-    code = re.sub(r"""("|')(?:\\.|(?!\1).)*\1""", " ", code)  # texts in it are data
+    code = re.sub(r"""("|')(?:\\.|(?!\1).)*\1""", " ", code)  # strings are data
     if "<" in code or re.match(r"\w+://", code):
         return
     yield from FLAG.findall(code)
@@ -239,7 +237,7 @@ def words_of(code: str) -> Iterator[str]:
 
 
 def names_of(page: Page) -> dict[str, int]:
-    """Name → the first line of the page that has it: of the host's, or of ours."""
+    """Return name → first line on the page, of the host's names or of ours."""
     found: dict[str, int] = {}
 
     def take(name: str, line: int) -> None:
@@ -272,7 +270,7 @@ def names_of(page: Page) -> dict[str, int]:
 
 
 def paths_of(document: Any, prefix: str = "") -> Iterator[str]:
-    """Dotted paths of the keys of a YAML document."""
+    """Return the dotted paths of the keys of a YAML document."""
     if isinstance(document, list):
         for item in document:
             yield from paths_of(item, prefix)
@@ -284,7 +282,7 @@ def paths_of(document: Any, prefix: str = "") -> Iterator[str]:
 
 
 def imported(block: str) -> dict[str, str]:
-    """Name in a block of Python → the dotted name that it was imported from."""
+    """Return name → imported dotted name of a Python block."""
     found = {}
     for node in ast.walk(ast.parse(without_dots(block))):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -298,14 +296,14 @@ def imported(block: str) -> dict[str, str]:
 
 
 def modules_of(block: str) -> Iterator[str]:
-    """Modules that a block of Python imports by their whole names."""
+    """Return the modules that a Python block imports by full name."""
     for node in ast.walk(ast.parse(without_dots(block))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
 
 
 def members_of(block: str) -> Iterator[str]:
-    """Attributes and keywords of a block of Python, as far as their names say something."""
+    """Return the specific attributes and keywords of a Python block."""
     for node in ast.walk(ast.parse(without_dots(block))):
         if isinstance(node, ast.Attribute) and "_" in node.attr.strip("_"):
             yield node.attr
@@ -314,7 +312,7 @@ def members_of(block: str) -> Iterator[str]:
 
 
 def overridden(page: Page) -> dict[str, dict[str, list[str]]]:
-    """Dotted base class → method that a class on the page overrides → its parameters there."""
+    """Return base class → overridden method → its parameters on the page."""
     found: dict[str, dict[str, list[str]]] = {}
     for language, _, block in page.blocks:
         if language != "py":
@@ -336,25 +334,25 @@ def overridden(page: Page) -> dict[str, dict[str, list[str]]]:
 
 
 def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
-    """Parameters in order: ``a``, ``b=`` (it has a default), ``*``, ``*rest``, ``**rest``."""
-    told, stated = function.args, []
-    plain = [*told.posonlyargs, *told.args]
+    """Return parameters in order: ``a``, ``b=`` (with default), ``*``, ``*rest``, ``**rest``."""
+    detail, stated = function.args, []
+    plain = [*detail.posonlyargs, *detail.args]
     for number, argument in enumerate(plain):
-        optional = number >= len(plain) - len(told.defaults)
+        optional = number >= len(plain) - len(detail.defaults)
         stated.append(argument.arg + "=" * optional)
-    if told.vararg:
-        stated.append(f"*{told.vararg.arg}")
-    elif told.kwonlyargs:
+    if detail.vararg:
+        stated.append(f"*{detail.vararg.arg}")
+    elif detail.kwonlyargs:
         stated.append("*")
-    for argument, default in zip(told.kwonlyargs, told.kw_defaults, strict=True):
+    for argument, default in zip(detail.kwonlyargs, detail.kw_defaults, strict=True):
         stated.append(argument.arg + "=" * (default is not None))
-    if told.kwarg:
-        stated.append(f"**{told.kwarg.arg}")
+    if detail.kwarg:
+        stated.append(f"**{detail.kwarg.arg}")
     return stated
 
 
 class Files:
-    """A host's files, parsed: where names are defined, what functions take, how calls are made."""
+    """The parsed files of a host: definitions, parameters and calls."""
 
     def __init__(self, root: Path, host: Host, source: str) -> None:
         self.root, self.host, self.source = root, host, source
@@ -405,7 +403,7 @@ class Files:
                 self._defined.setdefault(name, file)
 
     def module_file(self, module: str) -> str | None:
-        """The file of a dotted module name."""
+        """Return the file of a dotted module name."""
         for root in self.host.roots:
             start = f"{root}/" if root else ""
             for file in (
@@ -417,7 +415,7 @@ class Files:
         return None
 
     def find(self, name: str) -> str | None:
-        """The file where a flag, key, path, module or name is defined; None: nowhere."""
+        """Return the file that defines a flag, key, path, module or name, or None."""
         if "/" in name or name.endswith((".py", ".yaml", ".yml")):
             match = (f for f in self.files if f == name or f"/{f}".endswith(f"/{name}"))
             inside = (f for f in self.files if f"/{name.rstrip('/')}/" in f"/{f}")
@@ -450,7 +448,7 @@ class Files:
         return {start.partition("/")[0] for start in starts if start.count("/")}
 
     def _at_top(self, file: str, name: str) -> bool:
-        """Whether a module has a name: made there, or imported."""
+        """Whether a module defines or imports a name."""
         tree = self.tree(file)
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom | ast.Import):
@@ -465,7 +463,7 @@ class Files:
         )
 
     def method(self, dotted: str) -> tuple[str, list[str]] | None:
-        """File and parameters of a function or method by its dotted name (module.Class.method)."""
+        """Return file and parameters of a function or method by its dotted name."""
         for cut in range(len(dotted.split(".")) - 1, 0, -1):
             module = ".".join(dotted.split(".")[:cut])
             file = self.module_file(module)
@@ -499,7 +497,7 @@ class Files:
         return None
 
     def public_methods(self, dotted: str) -> dict[str, list[str]]:
-        """Public methods of a class and of its bases in the same file → their parameters."""
+        """Return public method → parameters of a class and its bases in the same file."""
         module, _, name = dotted.rpartition(".")
         file = self.module_file(module)
         if file is None:
@@ -519,7 +517,7 @@ class Files:
         return dict(sorted(found.items()))
 
     def call(self, wanted: Call) -> list[str]:
-        """How a host calls ours: ``_`` for a positional argument, ``name=``, ``*``, ``**``."""
+        """Return the arguments of a call: ``_`` (positional), ``name=``, ``*``, ``**``."""
         if wanted.file not in self.files:
             raise LookupError(f"{wanted.host}: {wanted.file} is gone")
         for node in ast.walk(self.tree(wanted.file)):
@@ -536,7 +534,7 @@ class Files:
 
 
 def imported_by(tree: ast.Module) -> dict[str, str]:
-    """Name in a module → the dotted name that it was imported from."""
+    """Return name → imported dotted name of a module."""
     return {
         alias.asname or alias.name: f"{node.module}.{alias.name}"
         for node in ast.walk(tree)
@@ -546,7 +544,7 @@ def imported_by(tree: ast.Module) -> dict[str, str]:
 
 
 def open_host(name: str, checkouts: Path | None) -> Files | None:
-    """A host's files, from its checkout or from the installed package; None where it is missing."""
+    """Parse a host from its checkout or installed package; return None if it is missing."""
     host = HOSTS[name]
     if host.checkout is None:
         package = host.parts[0].partition("/")[0]
@@ -558,15 +556,15 @@ def open_host(name: str, checkouts: Path | None) -> Files | None:
     root = (checkouts or Path()) / host.checkout
     if checkouts is None or not root.is_dir():
         return None
-    told = subprocess.run(
+    detail = subprocess.run(
         ["git", "-C", str(root), "log", "-1", "--format=%h of %cs", "--abbrev=9"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    return Files(root, host, f"{host.checkout} {told.stdout.strip()}")
+    return Files(root, host, f"{host.checkout} {detail.stdout.strip()}")
 
 
 def record_of(name: str, files: Files, pages: list[Page]) -> dict[str, Any]:
-    """The facts about one host that the pages and adapters rely on."""
+    """Return the record of one host."""
     names, signatures = {}, {}
     for page in pages:
         if name not in page.hosts:
@@ -588,7 +586,7 @@ def record_of(name: str, files: Files, pages: list[Page]) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> None:
-    """Write the record anew, of all hosts or of some; DIRECTORY holds the checkouts."""
+    """Update the record of all or some hosts from the checkouts in DIRECTORY."""
     if not arguments or not set(arguments[1:]) <= set(HOSTS):
         sys.exit(f"python -m scripts.host_signatures DIRECTORY [HOST…]; hosts: {', '.join(HOSTS)}")
     pages = host_pages()
@@ -596,7 +594,7 @@ def main(arguments: list[str]) -> None:
     for name in arguments[1:] or HOSTS:
         files = open_host(name, Path(arguments[0]))
         if files is None:
-            print(f"{name}: not there, its entry stays", file=sys.stderr)
+            print(f"{name}: not found, its entry is unchanged", file=sys.stderr)
             continue
         recorded[name] = record_of(name, files, pages)
         print(f"{name}: {files.source}, {len(recorded[name]['names'])} names", file=sys.stderr)

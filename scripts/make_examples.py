@@ -1,11 +1,11 @@
 """Write the bundled example data: conversations.jsonl, dirty.jsonl and prompts.jsonl.
 
-The *rows* are composed from the hand-written tables of `example_facts.py` and
-`example_languages.py` and from small problems whose answers this script computes. Every row of
-conversations.jsonl is a valid conversation that ends with an assistant turn; among them are plain
-and multi-turn ones, system prompts, tools with calls and results (arguments as objects and as JSON
-strings), and thinking both inline (``<think>``) and as ``reasoning_content``. dirty.jsonl holds a
-few rows that must be rejected. prompts.jsonl holds *prompts* with a label, for RL.
+The rows are composed from the tables of `example_facts.py` and `example_languages.py` and from
+small problems whose answers this script computes. Every row of conversations.jsonl is a valid
+conversation that ends with an assistant turn: single or multi-turn, with system prompts, tool calls
+and results (arguments as objects and as JSON strings), and thinking inline (``<think>``) and as
+``reasoning_content``. dirty.jsonl has rows that must be rejected. prompts.jsonl has RL prompts with
+labels.
 
 The same script always writes the same bytes: `python scripts/make_examples.py [DIRECTORY]`.
 """
@@ -26,7 +26,7 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "src" / "tokenmill" / "examp
 
 
 def fact_rows() -> Iterator[Row]:
-    """Each fact three ways: plain, terse under a system prompt, and over two turns."""
+    """Yield each fact three times: plain, short with a system prompt, and as two turns."""
     for number, fact in enumerate(FACTS):
         yield {"topic": "facts", "messages": [user(fact.question), assistant(fact.long)]}
         yield {
@@ -49,7 +49,7 @@ def fact_rows() -> Iterator[Row]:
 
 
 def language_rows() -> Iterator[Row]:
-    """Each exchange as one turn and as two."""
+    """Yield each exchange as one turn and as two."""
     for exchange in EXCHANGES:
         first = [user(exchange.question), assistant(exchange.answer)]
         second = [user(exchange.next_question), assistant(exchange.next_answer)]
@@ -59,7 +59,7 @@ def language_rows() -> Iterator[Row]:
 
 
 def code_rows() -> Iterator[Row]:
-    """Each snippet as one turn and, under a system prompt, as two."""
+    """Yield each snippet as one turn and, with a system prompt, as two."""
     for snippet in SNIPPETS:
         answer = f"```{snippet.language}\n{snippet.code}\n```\n\n{snippet.remark}"
         first = [user(snippet.task), assistant(answer)]
@@ -83,7 +83,7 @@ THINGS = ("apples", "tiles", "tickets", "bolts", "seeds", "pages", "marbles", "b
 
 
 def problems(numbers: Numbers, count: int) -> Iterator[Problem]:
-    """Word problems of four kinds with computed answers."""
+    """Yield word problems of four kinds with computed answers."""
     for index in range(count):
         thing = THINGS[index % len(THINGS)]
         a, b, c = numbers.between(3, 19), numbers.between(4, 28), numbers.between(2, 9)
@@ -136,7 +136,7 @@ def problems(numbers: Numbers, count: int) -> Iterator[Problem]:
 
 
 def thinking_rows(numbers: Numbers) -> Iterator[Row]:
-    """Problems answered with thinking: inline, in a field of its own, and in the history."""
+    """Yield problems with thinking: inline, in its own field, and in the history."""
     for index, problem in enumerate(problems(numbers, 64)):
         steps, answer = problem["steps"], f"The answer is {problem['answer']}."
         topic = f"problems/{problem['kind']}"
@@ -147,7 +147,7 @@ def thinking_rows(numbers: Numbers) -> Iterator[Row]:
             assistant(f"{problem['next_answer']}.", reasoning_content=problem["next_steps"]),
         ]
         question = user(problem["question"])
-        # 5 is prime to the 4 kinds of problems, so every kind meets every form.
+        # 5 and the 4 kinds of problems are coprime, so every kind gets every form.
         form = index % 5
         if form == 0:
             messages = [question, inline]
@@ -167,7 +167,7 @@ WORDS = ["river", "anchor", "lantern", "copper", "meadow", "violin", "harbour", 
 
 
 def editing_rows(numbers: Numbers) -> Iterator[Row]:
-    """Sorting, counting letters, tables and lists: answers that are computed, over many turns."""
+    """Yield computed answers over many turns: sorting, counting letters, tables, lists."""
     for index in range(16):
         words = numbers.shuffled(WORDS)[: 4 + index % 3]
         longest = max(words, key=len)
@@ -212,7 +212,7 @@ def editing_rows(numbers: Numbers) -> Iterator[Row]:
 
 
 def conversations() -> list[Row]:
-    """All conversations, mixed, with an id each."""
+    """Return all conversations, shuffled, each with an id."""
     numbers = Numbers(seed=7)
     rows: list[Row] = [*fact_rows(), *language_rows(), *code_rows()]
     rows += [*thinking_rows(numbers), *converting_rows(numbers), *other_tool_rows(numbers)]
@@ -222,7 +222,7 @@ def conversations() -> list[Row]:
 
 
 def dirty_lines() -> list[str]:
-    """Two good rows among rows that must be rejected, each for another reason."""
+    """Return two good rows and rows that must be rejected, each for another reason."""
     good = {"messages": [user("Is 91 prime?"), assistant("No: 91 = 7 × 13.")]}
     trailing = {"messages": [user("Is 97 prime?"), assistant("Yes."), user("And 99?")]}
     shapeless = {"messages": "Is 101 prime?"}
@@ -233,7 +233,7 @@ def dirty_lines() -> list[str]:
 
 
 def prompts() -> list[Row]:
-    """RL prompts: a problem, its label, and metadata."""
+    """Return RL prompts: a problem, its label, and metadata."""
     numbers = Numbers(seed=11)
     return [
         {

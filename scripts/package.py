@@ -1,9 +1,8 @@
-"""The wheel and the source distribution, built and tried as a stranger would: `make package`.
+"""Build and test the wheel and the source distribution: `make package`.
 
-The source distribution is built from the checkout and the wheel from the source distribution, so
-that what is missing in the first is missing in both. Each is then installed into an environment
-that holds nothing else, and `tokenmill demo` is run there, away from the checkout, with a cache of
-its own. Both lie in ``dist`` afterwards.
+The wheel is built from the source distribution, so that a missing file is missing in both. Each is
+installed into an empty environment, and `tokenmill demo` is run outside of the checkout. Both are
+written to ``dist``.
 """
 
 from __future__ import annotations
@@ -16,18 +15,17 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
 DIST = PROJECT / "dist"
-PLACE = PROJECT / "build" / "package"
+BUILD = PROJECT / "build" / "package"
 PIP = ("-m", "pip", "--disable-pip-version-check", "--quiet")
 
 
 def fresh(name: str) -> Path:
-    """The interpreter of an environment that holds nothing."""
-    subprocess.run([sys.executable, "-m", "venv", "--clear", PLACE / name], check=True)
-    return PLACE / name / "bin" / "python"
+    """Create an empty environment and return its interpreter."""
+    subprocess.run([sys.executable, "-m", "venv", "--clear", BUILD / name], check=True)
+    return BUILD / name / "bin" / "python"
 
 
 def build() -> list[Path]:
-    """Both distributions."""
     shutil.rmtree(DIST, ignore_errors=True)
     builder = fresh("builder")
     subprocess.run([builder, *PIP, "install", "hatchling>=1.18"], check=True)
@@ -44,7 +42,7 @@ def try_out(distribution: Path) -> None:
     name = "wheel" if distribution.suffix == ".whl" else "sdist"
     python = fresh(name)
     subprocess.run([python, *PIP, "install", distribution], check=True)
-    away = PLACE / name / "away"
+    away = BUILD / name / "away"
     away.mkdir()
     environment = {
         name: value
@@ -55,12 +53,12 @@ def try_out(distribution: Path) -> None:
     demo = [python.with_name("tokenmill"), "demo"]
     subprocess.run(demo, cwd=away, env=environment, check=True)
     where = [python, "-c", "import tokenmill; print(tokenmill.__file__)"]
-    found = subprocess.run(where, cwd=away, env=environment, capture_output=True, text=True)
-    if str(PLACE / name) not in found.stdout:
-        raise SystemExit(f"{distribution.name}: tokenmill comes from {found.stdout.strip()}")
-    print(f"{distribution.name}: installed alone, and the demo ran", flush=True)
+    done = subprocess.run(where, cwd=away, env=environment, capture_output=True, text=True)
+    if str(BUILD / name) not in done.stdout:
+        raise SystemExit(f"{distribution.name}: tokenmill is imported from {done.stdout.strip()}")
+    print(f"{distribution.name}: installed, and the demo passed", flush=True)
 
 
 if __name__ == "__main__":
-    for made in build():
-        try_out(made)
+    for distribution in build():
+        try_out(distribution)

@@ -1,9 +1,8 @@
-"""Run the tests that a change asks for: `make quick`, the loop between two edits.
+"""Run the tests of a change: `make quick`.
 
-In come the paths that differ from where the branch left `main`, committed or not. `plan` turns them
-into directories and files of tests, by names alone: a room's tests bear its name. Where a change
-touches no room, the fast ones are run. Tests marked ``slow`` or ``soak`` are left to `make test`
-and `make soak`. Arguments are handed on to pytest.
+`plan` maps the files that differ from `main`, committed or not, to tests by name: the tests of a
+package are in the directory of the same name. If a change touches no package, the fast tests are
+run. Tests marked ``slow`` or ``soak`` are not. Arguments are passed to pytest.
 """
 
 from __future__ import annotations
@@ -23,35 +22,32 @@ FAST = (
 
 
 def plan(changed: Iterable[str], present: Collection[str]) -> list[str]:
-    """Paths of tests for paths that changed, both relative to the project.
+    """Return the tests for changed files, sorted, none inside another.
 
     Args:
-        changed: Files that were edited, added, or deleted.
-        present: Files and directories of tests that there are.
-
-    Returns:
-        What to hand to pytest, sorted, none inside another.
+        changed: Files that were edited, added, or deleted, relative to the project.
+        present: Existing files and directories of tests, relative to the project.
     """
-    asked = [_asked_for(PurePosixPath(path), present) for path in changed] or [None]
-    wanted = {ALWAYS, *(path for path in asked if path)}
-    if None in asked:
-        wanted.update(FAST)
+    tests = [_tests_of(PurePosixPath(path), present) for path in changed] or [None]
+    selected = {ALWAYS, *(path for path in tests if path)}
+    if None in tests:
+        selected.update(FAST)
     return sorted(
         path
-        for path in wanted & set(present)
-        if not any(str(parent) in wanted for parent in PurePosixPath(path).parents)
+        for path in selected & set(present)
+        if not any(str(parent) in selected for parent in PurePosixPath(path).parents)
     )
 
 
-def _asked_for(path: PurePosixPath, present: Collection[str]) -> str | None:
-    """The tests of one file; None where no room is its own."""
+def _tests_of(path: PurePosixPath, present: Collection[str]) -> str | None:
+    """Return the tests of one file; None if it is in no package."""
     if path.parts[0] == "docs" or path.suffix == ".md":
         return "tests/test_documents.py"
     if path.parts[0] == "tests":
         if path.name.startswith("test_") and str(path) in present:
             return str(path)
-        room = str(path.parent)
-        return room if room != "tests" and room in present else None
+        package = str(path.parent)
+        return package if package != "tests" and package in present else None
     if path.parts[0] == "conformance":
         return "tests/conformance"
     if path.parts[:2] == ("src", "tokenmill"):
@@ -63,13 +59,13 @@ def _asked_for(path: PurePosixPath, present: Collection[str]) -> str | None:
 
 
 def changed_paths() -> list[str]:
-    """What differs from where this branch left main, with files that git does not know yet."""
+    """Return the files that differ from the merge base with main, including untracked ones."""
 
     def git(*arguments: str) -> list[str]:
-        answer = subprocess.run(
+        done = subprocess.run(
             ["git", *arguments], cwd=PROJECT, capture_output=True, text=True, check=False
         )
-        return answer.stdout.splitlines() if answer.returncode == 0 else []
+        return done.stdout.splitlines() if done.returncode == 0 else []
 
     start = git("merge-base", "HEAD", "main") or ["HEAD"]
     return [
@@ -79,7 +75,6 @@ def changed_paths() -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Plan, say what is run, run it."""
     present = {str(path.relative_to(PROJECT)) for path in (PROJECT / "tests").rglob("*")}
     tests = plan(changed_paths(), present)
     print("quick:", *tests, flush=True)

@@ -1,8 +1,8 @@
 """Compare the CPU seconds of `prepare` with those of another commit: ``python -m scripts.speed``.
 
-Every kind of row of `benchmarks.kinds`, one process, start-up excluded: a first call with another
-recipe loads the tokenizer, the template and the engine. The two trees take turns, and the medians
-count.
+It prepares every kind of row of `benchmarks.kinds` in one process. A first call with another recipe
+loads the tokenizer, the template and the engine, so start-up is excluded. The two trees alternate,
+and medians are compared.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ print(time.process_time() - start, len(store))
 
 
 def seconds(tree: Path, source: Path) -> tuple[float, int]:
-    """CPU seconds of preparing a file, and the number of rows in the store."""
+    """Return the CPU seconds of preparing a file and the number of rows."""
     tokenizer = shared() / "tokenizers" / "qwen3"
     environment = {**os.environ, "PYTHONPATH": str(tree / "src")}
     with tempfile.TemporaryDirectory() as cache:
@@ -46,31 +46,31 @@ def seconds(tree: Path, source: Path) -> tuple[float, int]:
 
 
 def main() -> None:
-    """Print the ratio for every kind, and write all of them to ``build/compare/speed.json``."""
+    """Print the ratio for every kind and write all to ``build/compare/speed.json``."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--commit", default=START, help="the commit to compare with")
     parser.add_argument("--dir", type=Path, default=PROJECT / "build" / "compare")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--megabytes", type=int, default=16, help="size of the file of each kind")
-    asked = parser.parse_args()
-    before = other_tree(asked.dir, asked.commit)
-    found: dict[str, float] = {}
+    options = parser.parse_args()
+    before = other_tree(options.dir, options.commit)
+    ratios: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as directory:
         for kind in KINDS:
             source = Path(directory) / "rows.jsonl"
             paths = [shared() / "corpora" / f"{name}.jsonl" for name in kind.corpora]
             corpora = [kind.select(read_rows(path)) for path in paths]
-            write_rows(source, corpora, asked.megabytes * 1_000_000, kind.rounds)
+            write_rows(source, corpora, options.megabytes * 1_000_000, kind.rounds)
             old, new = [], []
-            for _ in range(asked.rounds):
+            for _ in range(options.rounds):
                 old.append(seconds(before, source))
                 new.append(seconds(PROJECT, source))
             if len({rows for _, rows in old + new}) != 1:
-                raise SystemExit(f"{kind.name}: the trees keep different rows")
+                raise SystemExit(f"{kind.name}: the trees have different rows")
             was, now = (median(spent for spent, _ in runs) for runs in (old, new))
-            found[kind.name] = was / now
+            ratios[kind.name] = was / now
             print(f"{kind.name}: {was:.2f} s before, {now:.2f} s now: {100 * was / now:.0f} %")
-    (asked.dir / "speed.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+    (options.dir / "speed.json").write_text(json.dumps(ratios, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

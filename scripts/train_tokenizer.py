@@ -1,10 +1,9 @@
 """Train the small bundled tokenizer: byte-level BPE, 4,096 tokens, our own ChatML template.
 
-The training *corpus* is frozen text of this repository: everything said in the bundled examples
-(see `make_examples.py`) and the licence. Code and documents that change from week to week are left
-out on purpose: the same corpus gives the same tokenizer.json, byte for byte, and a test holds the
-committed file to that. The *vocabulary* is the 256 bytes, the control tokens below and learned
-merges, so any text survives encoding and decoding unchanged; digits stand alone.
+The training corpus is stable text of this repository: the bundled examples (see `make_examples.py`)
+and the licence. The same corpus gives the same bytes of tokenizer.json, which a test checks. The
+vocabulary has the 256 bytes, the control tokens below and learned merges, so any text survives
+encoding and decoding. Every digit is a token.
 
 `python scripts/train_tokenizer.py [DIRECTORY]` writes tokenizer.json and tokenizer_config.json
 beside the hand-written chat_template.jinja.
@@ -23,15 +22,15 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 PROJECT = Path(__file__).resolve().parent.parent
 EXAMPLES = PROJECT / "src" / "tokenmill" / "examples"
 VOCABULARY = 4096  # tokens in all: small enough to commit, large enough to merge common words
-LONGEST = 16  # bytes: longer tokens would be whole phrases of this small corpus, learned by heart
+LONGEST = 16  # bytes; longer tokens would be phrases of this small corpus
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """Tokens that are never text; decoding may skip them."""
 MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-"""Tokens of their own that a reader of the text wants to see."""
+"""Tokens that are shown in decoded text."""
 
 
 def corpus() -> list[str]:
-    """The frozen text: every piece once, however often the examples repeat it."""
+    """Return the training texts, each once."""
     return list(dict.fromkeys(_pieces()))
 
 
@@ -63,7 +62,7 @@ def train() -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
-        min_frequency=1,  # the corpus is small: a word seen once is still a word
+        min_frequency=1,  # the corpus is small
         max_token_length=LONGEST,
         show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
@@ -75,9 +74,9 @@ def train() -> Tokenizer:
 
 
 def document(tokenizer: Tokenizer) -> str:
-    """tokenizer.json in the spelling that every release of `tokenizers` since 0.19 reads."""
+    """Return tokenizer.json in a format that `tokenizers` 0.19 and newer read."""
     content: dict[str, Any] = json.loads(tokenizer.to_str())
-    # Newer releases write a merge as a pair, older ones read only "left right".
+    # Newer versions write a merge as a pair; older ones read only "left right".
     content["model"]["merges"] = [
         merge if isinstance(merge, str) else " ".join(merge) for merge in content["model"]["merges"]
     ]
@@ -87,7 +86,7 @@ def document(tokenizer: Tokenizer) -> str:
 
 
 def configuration() -> dict[str, Any]:
-    """tokenizer_config.json for `transformers.AutoTokenizer`."""
+    """Return tokenizer_config.json for `transformers.AutoTokenizer`."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": "<|endoftext|>",

@@ -1,8 +1,8 @@
-"""Tests, by room."""
+"""Tests, by package."""
 
 import os
 
-# Before numpy and torch are loaded, here and in every child: threads that wait for small work spin,
-# and the processes of one test run share the cores as it is.
+# Set before numpy and torch are loaded, also in child processes: the tests already use all cores,
+# and idle threads of these libraries would spin.
 for _library in ("OMP", "OPENBLAS", "MKL"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")

@@ -1,4 +1,4 @@
-"""Fixtures every room's tests share: the real data of ../shared, a cache of one's own."""
+"""Fixtures of all tests: the data of ../shared, a cache per test, processes that start fast."""
 
 from __future__ import annotations
 
@@ -23,24 +23,23 @@ from tests.faults.tools import Zygote, compile_shim
 from tests.programs import PROJECT
 from tokenmill._core import fingerprint
 from tokenmill.chat import render, template
-from tokenmill.media import Answers, Processor
-from tokenmill.media.asking import Asking, Row
+from tokenmill.media import Processor, RowExpansion
+from tokenmill.media.probe import Probe, Row
 from tokenmill.tokenizers import cache as tokenizer_cache
 
-# Time is no assertion: the machine is shared, and speed is measured by `make bench`.
+# No deadlines: the machine may be busy, and `make bench` measures speed.
 settings.register_profile(
     "tokenmill", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("tokenmill")
-# Examples are drawn anew in every run, so half of what a property states does between two edits;
-# `make soak` says 1.
+# Every run draws new examples, so `make test` uses half of them; `make soak` sets 1.
 EXAMPLES_SHARE = int(os.environ.get("TOKENMILL_TEST_EXAMPLES_SHARE", "2"))
 
-# The zoo's templates, which many tests go through, stay compiled from one to the next.
+# Many tests use the same templates, so they stay compiled.
 template.compiled = functools.cache(template.Compiled)
 
-# A shell starts background jobs with Ctrl-C ignored, and every child inherits that: a suite that
-# runs in the background could interrupt nothing.
+# A shell starts background jobs with SIGINT ignored, and children inherit that. Tests of Ctrl-C
+# need the default handler.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -49,10 +48,10 @@ SHARED = PROJECT.parent / "shared" / "data"
 
 
 def unpack_shared() -> Path | None:
-    """Lay the shared data out once per user; None where the folder is missing."""
-    stated = os.environ.get("TOKENMILL_TEST_DATA")
-    if stated:
-        return Path(stated)
+    """Unpack the shared data once per user; return None if the folder is missing."""
+    directory = os.environ.get("TOKENMILL_TEST_DATA")
+    if directory:
+        return Path(directory)
     if not (SHARED / "unpack").is_file():
         return None
     sizes = "".join(f"{p.name}:{p.stat().st_size};" for p in sorted(SHARED.glob("*.tar.xz")))
@@ -73,7 +72,7 @@ def shared() -> Path:
 
 @pytest.fixture(autouse=True, scope="session")
 def sync_to_disk() -> Iterator[Callable[[int], None]]:
-    """Replace `fsync`, which takes most of a small build; `tests/core` has the real one back."""
+    """Replace `fsync`, which takes most of the time of a small build; `tests/core` restores it."""
     real = os.fsync
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
@@ -91,14 +90,14 @@ def link_new_files(source: Path, target: Path) -> None:
 
 @pytest.fixture(scope="session")
 def identified(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What any process of this run found out about tokenizers, which takes seconds for each.
+    """Tokenizer fingerprints of all processes of this run, which take seconds each.
 
-    A test that asks for this, or for the shared data, has it in its own cache.
+    Tests that use this fixture or the shared data get them in their own cache.
     """
     own = tmp_path_factory.getbasetemp()
-    place = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "identified"
-    place.mkdir(exist_ok=True)
-    return place
+    directory = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "identified"
+    directory.mkdir(exist_ok=True)
+    return directory
 
 
 @pytest.fixture
@@ -108,7 +107,7 @@ def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
 
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
-    """Runs commands and programs in new processes for a tenth of what an interpreter costs."""
+    """Run commands and programs in forked processes, ten times faster than an interpreter."""
     running = Zygote(compile_shim())
     yield running
     running.close()
@@ -116,15 +115,15 @@ def zygote() -> Iterator[Zygote]:
 
 @pytest.fixture(scope="session")
 def host_zygote() -> Iterator[Zygote]:
-    """The same for programs that import what hosts do: torch and transformers are there."""
+    """The same with torch and transformers imported."""
     installed = [name for name in HOST_LIBRARIES if importlib.util.find_spec(name)]
     running = Zygote(None, installed, HF_HUB_OFFLINE="1")
     yield running
     running.close()
 
 
-def as_its_class_says(processor: Any) -> bool:
-    """Whether a test replaced no method of a processor: all else is in what names it."""
+def has_original_methods(processor: Any) -> bool:
+    """Whether no test replaced a method of a processor; the key covers everything else."""
     parts = (processor, processor.image_processor)
     return not any(
         callable(member) and callable(getattr(type(part), name, None))
@@ -133,48 +132,48 @@ def as_its_class_says(processor: Any) -> bool:
     )
 
 
-_answers: dict[tuple[str, Row], Answers] = {}
+_answers: dict[tuple[str, Row], RowExpansion] = {}
 
 
 @pytest.fixture(autouse=True, scope="session")
-def asked_once() -> Iterator[None]:
-    """Processors are asked with the same black pictures once: it takes tenths of a second."""
-    ask = Asking.with_blanks
+def cached_probes() -> Iterator[None]:
+    """Probe a processor only once with the same blank images, which takes 0.1 s and more."""
+    ask = Probe.with_blanks
 
-    def with_blanks(self: Asking, row: Row) -> Answers:
+    def with_blanks(self: Probe, row: Row) -> RowExpansion:
         processor = self._processor
-        if not as_its_class_says(processor):
+        if not has_original_methods(processor):
             return ask(self, row)
-        name = (fingerprint.key(Processor(processor, self._options)._question), row)
+        name = (fingerprint.key(Processor(processor, self._options)._settings), row)
         if name not in _answers:
             _answers[name] = ask(self, row)
         return _answers[name]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Asking, "with_blanks", with_blanks)
+        patch.setattr(Probe, "with_blanks", with_blanks)
         yield
 
 
 @pytest.fixture
 def answered() -> None:
-    """For a test that patches, but nothing that processors answer by: they are not asked again."""
+    """Keep cached probes in a test that uses monkeypatch, but not on processors."""
 
 
 @contextlib.contextmanager
-def nothing_known() -> Iterator[None]:
-    """Engines and templates are made anew inside, by what is patched there; the others stay."""
-    engines, templates = dict(tokenizer_cache._slots), dict(vars(render._known))
+def without_cached_engines() -> Iterator[None]:
+    """Load engines and templates again inside the context, and restore the others afterwards."""
+    engines, templates = dict(tokenizer_cache._slots), dict(vars(render._cache))
     tokenizer_cache.clear_cache()
-    render.forget()
+    render.clear_templates()
     yield
     tokenizer_cache.clear_cache()
-    render.forget()
+    render.clear_templates()
     tokenizer_cache._slots.update(engines)
-    vars(render._known).update(templates)
+    vars(render._cache).update(templates)
 
 
 @contextlib.contextmanager
-def nothing_answered() -> Iterator[None]:
+def without_cached_probes() -> Iterator[None]:
     answers = dict(_answers)
     _answers.clear()
     yield
@@ -184,38 +183,38 @@ def nothing_answered() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """Give every test a cache of its own.
+    """Give every test its own cache directory.
 
-    Between tests that patch nothing, engines stay loaded, templates compiled, processors' answers
-    known, and the real tokenizers identified.
+    Tests without monkeypatch share loaded engines, compiled templates, probes of processors and
+    fingerprints of real tokenizers.
     """
     patches = "monkeypatch" in request.fixturenames
     cache = tmp_path / "tokenmill-cache"
     with contextlib.ExitStack() as around:
         if patches:
-            around.enter_context(nothing_known())
+            around.enter_context(without_cached_engines())
             if "answered" not in request.fixturenames:
-                around.enter_context(nothing_answered())
+                around.enter_context(without_cached_probes())
         if "identified" in request.fixturenames or (
             "shared" in request.fixturenames and not patches
         ):
-            known = request.getfixturevalue("identified")
-            link_new_files(known, cache / tokenizer_cache.DIRECTORY)
+            shared = request.getfixturevalue("identified")
+            link_new_files(shared, cache / tokenizer_cache.DIRECTORY)
             if not patches:
-                around.callback(link_new_files, cache / tokenizer_cache.DIRECTORY, known)
+                around.callback(link_new_files, cache / tokenizer_cache.DIRECTORY, shared)
         patch = around.enter_context(pytest.MonkeyPatch.context())
         patch.setenv("TOKENMILL_CACHE_DIR", str(cache))
         patch.setenv("HF_HUB_OFFLINE", "1")
         yield cache
 
 
-CORE_ONLY = "TOKENMILL_TEST_CORE_ONLY"  # set by `make lowest`, which installs the core alone
+CORE_ONLY = "TOKENMILL_TEST_CORE_ONLY"  # set by `make lowest`, which installs no extras
 OUTSIDE = frozenset({"PIL", "aiohttp", "datasets", "hatchling", "huggingface_hub", "ray", "torch",
                      "transformers", "trl"})  # fmt: skip
 
 
 def missing_extra(error: BaseException | None) -> str | None:
-    """The library beyond the core for want of which something failed; None where it was not."""
+    """Return the optional library whose absence caused an error, else None."""
     while error is not None:
         if isinstance(error, ModuleNotFoundError) and (name := str(error.name)) in OUTSIDE:
             return name
@@ -224,7 +223,7 @@ def missing_extra(error: BaseException | None) -> str | None:
 
 
 def skip_without_extra(report: Any, excinfo: pytest.ExceptionInfo[Any] | None, path: Path) -> None:
-    """Where the core is tried alone, what asks for more is skipped by the name of it."""
+    """Skip tests of optional libraries, by name, when only the core is installed."""
     if CORE_ONLY in os.environ and report.failed and excinfo is not None:
         name = missing_extra(excinfo.value)
         if name is not None:
@@ -242,14 +241,14 @@ def pytest_runtest_makereport(
 
 
 def pytest_collection_finish() -> None:
-    """Keep the collector from walking through torch, transformers and all the tests again."""
+    """Exclude torch, transformers and all tests from later garbage collections."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Nor through what a module of tests has imported and leaves."""
+    """Also exclude what a test module imported."""
     if nextitem is None or nextitem.path != item.path:
         pytest_collection_finish()
 
@@ -258,7 +257,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """A module of tests may import more, too."""
+    """Skip test modules that import an optional library."""
     report = yield
     call: pytest.CallInfo[Any] | None = getattr(report, "call", None)
     skip_without_extra(report, call and call.excinfo, collector.path)
@@ -266,11 +265,11 @@ def pytest_make_collect_report(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test that asks for the shared data carries the marker without being told."""
+    """Mark tests that use the shared data, and reduce the examples of properties."""
     for item in items:
         if "shared" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.shared)
     for test in {getattr(item, "obj", None) for item in items}:
-        if stated := getattr(test, "_hypothesis_internal_use_settings", None):
-            some = settings(stated, max_examples=math.ceil(stated.max_examples / EXAMPLES_SHARE))
-            test._hypothesis_internal_use_settings = some
+        if declared := getattr(test, "_hypothesis_internal_use_settings", None):
+            number = math.ceil(declared.max_examples / EXAMPLES_SHARE)
+            test._hypothesis_internal_use_settings = settings(declared, max_examples=number)

@@ -1,4 +1,4 @@
-"""Programs in a fresh interpreter; where it need not be fresh, the `zygote` fixture is cheaper."""
+"""Run programs in a new interpreter. The `zygote` fixture is faster if it need not be new."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ PACKAGES = Path(tokenmill.__file__).resolve().parent.parent
 PROJECT = Path(__file__).resolve().parent.parent
 
 
-def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(PACKAGES), str(PROJECT)]), **more}
+def environment(**variables: str) -> dict[str, str]:
+    path = os.pathsep.join([str(PACKAGES), str(PROJECT)])
+    return {**os.environ, "PYTHONPATH": path, **variables}
 
 
 def python(

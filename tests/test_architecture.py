@@ -1,10 +1,9 @@
-"""Sizes, layers, lazy imports, public names, the tree of exceptions."""
+"""Tests of file sizes, layers, lazy imports, public names and the exception tree."""
 
 from __future__ import annotations
 
 import ast
 import builtins
-import functools
 import importlib
 import importlib.util
 import pydoc
@@ -24,73 +23,75 @@ PACKAGE = Path(tokenmill.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 HEAVY = ("pyarrow", "jinja2", "tokenizers", "fastokens", "transformers", "datasets",
          "torch", "ray", "pandas", "trl")  # fmt: skip
-MOST_LINES = 1100  # a file ends where its subject ends; this only keeps giants out
+MAX_LINES = 1100  # a longer file covers two subjects
 DOTTED = re.compile(r"tokenmill\.(\w+)[\w.]*(:\w+)?")
 
-VERBS = ("check_rollouts", "export", "from_rollouts", "lint", "open_rows", "open_store", "prepare",
-         "prepare_part", "mix", "split", "to_hf")  # fmt: skip
-NOUNS = ("Bridge", "Loader", "Origin", "Pack", "PromptDataset", "Recipe")
+PUBLIC = {
+    "prepare", "open_store", "open_rows", "concat", "mix", "Loader", "Pack", "MicroBatches",
+    "Align", "PromptDataset", "Prompt", "Bridge", "check_rollouts", "from_rollouts", "lint",
+    "export", "push", "pull", "to_hf", "Recipe", "Store", "View", "Row", "Origin", "Media",
+    "Mixture", "Sidecar", "TokenmillError", "errors",
+}  # fmt: skip
 EXCEPTIONS = ("TokenmillError", "UsageError", "SourceError", "SourceMissing", "SourceChanged",
               "RowError", "TokenizerError", "TemplateError", "BridgeError", "CacheError",
-              "CorruptionError", "NonDeterminismError", "WorkerError", "StateError")  # fmt: skip
+              "CorruptionError", "MissingFileError", "NonDeterminismError", "WorkerError",
+              "StateError")  # fmt: skip
 
 
 def run(program: str, *arguments: str | Path) -> str:
-    answer = python(program, *arguments)
-    assert answer.returncode == 0, answer.stderr
-    return answer.stdout
+    done = python(program, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-@functools.cache
-def said_by(path: Path) -> tuple[str, list[str]]:
+def modules_in_strings(path: Path) -> list[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     strings = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
-    named = [text for text in strings if isinstance(text, str) and DOTTED.fullmatch(text)]
-    return ast.get_docstring(tree) or "", named
+    return [text for text in strings if isinstance(text, str) and DOTTED.fullmatch(text)]
 
 
 def test_files_stay_small() -> None:
     long = {}
-    for room in ("src", "tests", "benchmarks", "conformance", "scripts"):
-        for path in (PROJECT / room).rglob("*.py"):
+    for package in ("src", "tests", "benchmarks", "conformance", "scripts"):
+        for path in (PROJECT / package).rglob("*.py"):
             lines = len(path.read_text(encoding="utf-8").splitlines())
-            if lines > MOST_LINES:
+            if lines > MAX_LINES:
                 long[str(path.relative_to(PROJECT))] = lines
-    assert not long, f"over {MOST_LINES} lines: {long}"
+    assert not long, f"over {MAX_LINES} lines: {long}"
 
 
 def layers() -> dict[str, int]:
     settings = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
     contracts = settings["tool"]["importlinter"]["contracts"]
-    stated = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    declared = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
     return {
-        room.strip(" ()"): number
-        for number, layer in enumerate(stated)
-        for room in layer.split("|")
+        package.strip(" ()"): number
+        for number, layer in enumerate(declared)
+        for package in layer.split("|")
     }
 
 
-def test_every_room_stands_in_a_layer() -> None:
-    rooms = {path.stem for path in PACKAGE.glob("*.py")}
-    rooms |= {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    assert rooms - {"__init__", "__main__"} <= set(layers())
+def test_every_package_has_a_layer() -> None:
+    packages = {path.stem for path in PACKAGE.glob("*.py")}
+    packages |= {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert packages - {"__init__", "__main__"} <= set(layers())
 
 
-def test_no_module_is_named_by_a_string_in_a_room_that_may_not_import_it() -> None:
-    """What import-linter cannot see: a name for `import_module`, or for a worker's entry."""
+def test_strings_name_only_modules_that_the_package_may_import() -> None:
+    """Import-linter does not see names for `import_module` or for the entry of a worker."""
     layer, upwards = layers(), []
     for path in MODULES:
-        room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-        for name in said_by(path)[1]:
+        package = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        for name in modules_in_strings(path):
             other = DOTTED.fullmatch(name)[1]  # type: ignore[index]
-            if room not in layer or other not in layer:
+            if package not in layer or other not in layer:
                 continue
-            if other != room and layer[other] <= layer[room]:
+            if other != package and layer[other] <= layer[package]:
                 upwards.append((str(path.relative_to(PACKAGE)), name))
     assert not upwards
 
 
-def test_reading_names_load_none_of_the_heavy_libraries() -> None:
+def test_importing_reading_names_loads_no_heavy_library() -> None:
     program = (
         "import sys; from tokenmill import open_store, Loader;"
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
@@ -99,7 +100,7 @@ def test_reading_names_load_none_of_the_heavy_libraries() -> None:
 
 
 @pytest.mark.slow
-def test_reading_a_store_loads_none_of_the_heavy_libraries(tmp_path: Path) -> None:
+def test_reading_a_store_loads_no_heavy_library(tmp_path: Path) -> None:
     store = tokenmill.prepare(EXAMPLES / "conversations.jsonl", TOKENIZER, **INLINE)
     read = (
         "import sys; from tokenmill import open_store, Loader;"
@@ -112,10 +113,10 @@ def test_reading_a_store_loads_none_of_the_heavy_libraries(tmp_path: Path) -> No
 
 
 def test_public_names_are_importable_sorted_and_listed() -> None:
-    assert {*VERBS, *NOUNS, *EXCEPTIONS} <= set(tokenmill.__all__) <= set(dir(tokenmill))
+    assert set(tokenmill.__all__) == PUBLIC <= set(dir(tokenmill))
     assert list(tokenmill.__all__) == sorted(tokenmill.__all__)
     assert [name for name in tokenmill.__all__ if not hasattr(tokenmill, name)] == []
-    assert all(getattr(tokenmill, name).__doc__ for name in (*VERBS, *NOUNS, *EXCEPTIONS))
+    assert all(getattr(tokenmill, name).__doc__ for name in PUBLIC)
 
 
 def test_unknown_name_is_an_attribute_error() -> None:
@@ -124,36 +125,36 @@ def test_unknown_name_is_an_attribute_error() -> None:
 
 
 def drawn_tree() -> dict[str, tuple[str | None, str | None]]:
-    """Name → (parent in our tree, builtin parent), as the docstring of `errors` draws it."""
+    """Return name → (parent, builtin parent) from the tree in the docstring of `errors`."""
     tree: dict[str, tuple[str | None, str | None]] = {}
     above: list[str] = []
     for line in (errors.__doc__ or "").splitlines():
-        found = re.match(r"^ {4}([│ ├└─]*)(\w+Error|Source\w+)(?: \((\w+)\))?(?:\s|$)", line)
-        if not found:
+        match = re.match(r"^ {4}([│ ├└─]*)(\w+Error|Source\w+)(?: \((\w+)\))?(?:\s|$)", line)
+        if not match:
             continue
-        depth = len(found[1]) // 4
-        above[depth:] = [found[2]]
-        tree[found[2]] = (above[depth - 1] if depth else None, found[3])
+        depth = len(match[1]) // 4
+        above[depth:] = [match[2]]
+        tree[match[2]] = (above[depth - 1] if depth else None, match[3])
     return tree
 
 
-def test_exceptions_are_the_drawn_tree() -> None:
+def test_docstring_shows_the_exception_tree() -> None:
     real: dict[str, tuple[str | None, str | None]] = {}
     for name, cls in vars(errors).items():
         if not (isinstance(cls, type) and issubclass(cls, errors.TokenmillError)):
             continue
-        ours = [base.__name__ for base in cls.__bases__ if base.__module__ == errors.__name__]
-        theirs = [
+        own = [base.__name__ for base in cls.__bases__ if base.__module__ == errors.__name__]
+        builtin = [
             base.__name__ for base in cls.__bases__ if vars(builtins).get(base.__name__) is base
         ]
-        assert len(ours) <= 1
+        assert len(own) <= 1
         is_root = cls is errors.TokenmillError
-        real[name] = (ours[0] if ours else None, None if is_root else theirs[0])
+        real[name] = (own[0] if own else None, None if is_root else builtin[0])
     assert drawn_tree() == real
     assert set(real) == set(EXCEPTIONS)
 
 
-def test_version_is_one_and_the_same() -> None:
+def test_version_is_the_same_everywhere() -> None:
     settings = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
     changes = (PROJECT / "CHANGELOG.md").read_text(encoding="utf-8")
     newest = re.search(r"^## (\d+\.\d+\.\d+)", changes, re.MULTILINE)
@@ -162,21 +163,21 @@ def test_version_is_one_and_the_same() -> None:
 
 
 @pytest.mark.parametrize("folder", ["benchmarks", "conformance", "scripts"])
-def test_names_that_are_imported_beside_the_package_exist(folder: str) -> None:
-    """Nobody runs the benchmarks when a name moves; doors to hosts are left out, they load much."""
+def test_names_imported_by_other_folders_exist(folder: str) -> None:
+    """Benchmarks rarely run. Integrations are skipped, because their imports are slow."""
     missing = []
     for path in sorted((PROJECT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            home = node.module or "" if isinstance(node, ast.ImportFrom) else ""
-            if home.partition(".")[0] != "tokenmill" or "integrations" in home:
+            name = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+            if name.partition(".")[0] != "tokenmill" or "integrations" in name:
                 continue
-            module = importlib.import_module(home)
+            module = importlib.import_module(name)
             has_modules = hasattr(module, "__path__")
             missing += [
-                f"{path.relative_to(PROJECT)}: {home}.{one.name}"
+                f"{path.relative_to(PROJECT)}: {name}.{one.name}"
                 for one in node.names
                 if not hasattr(module, one.name)
-                and not (has_modules and importlib.util.find_spec(f"{home}.{one.name}"))
+                and not (has_modules and importlib.util.find_spec(f"{name}.{one.name}"))
             ]
     assert missing == []
 
@@ -188,7 +189,7 @@ def test_functions_on_the_architecture_page_exist() -> None:
     assert [name for name in named if pydoc.locate(f"tokenmill.{name}") is None] == []
 
 
-def test_tests_on_the_page_of_guarantees_exist() -> None:
+def test_tests_on_the_guarantees_page_exist() -> None:
     page = (PROJECT / "docs" / "guarantees.md").read_text(encoding="utf-8")
     named = re.findall(r"`(\w+/test_\w+\.py)`", page)
     assert len(named) > 20

@@ -1,6 +1,6 @@
-"""The Python blocks of README.md and docs/*.md run, each document in a process of its own.
+"""Run the Python blocks of README.md and docs/, each document in its own process.
 
-The blocks of a document are one program, run in a directory that holds ``chat.jsonl``,
+The blocks of a document form one program. It runs in a directory with ``chat.jsonl``,
 ``dirty.jsonl``, ``prompts.jsonl`` and the directory ``tokenizer``.
 """
 
@@ -20,7 +20,7 @@ from tests.faults.tools import Zygote
 
 PACKAGE = Path(tokenmill.__file__).parent
 PROCESSING = ["transformers.processing_utils"]
-DOCUMENTS = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
+DOCUMENTS = [PROJECT / "README.md", *sorted((PROJECT / "docs").rglob("*.md"))]
 
 
 def program_of(path: Path) -> str:
@@ -39,10 +39,10 @@ def test_program_of_keeps_python_and_line_numbers(tmp_path: Path) -> None:
 
 
 def copy_examples(directory: Path) -> Path:
-    place = directory / "work"
-    shutil.copytree(PACKAGE / "examples", place)
-    (place / "conversations.jsonl").rename(place / "chat.jsonl")
-    return place
+    target = directory / "work"
+    shutil.copytree(PACKAGE / "examples", target)
+    (target / "conversations.jsonl").rename(target / "chat.jsonl")
+    return target
 
 
 @pytest.mark.usefixtures("identified")
@@ -53,17 +53,17 @@ def copy_examples(directory: Path) -> Path:
 )
 def test_document_runs(path: Path, tmp_path: Path, host_zygote: Zygote, own_cache: Path) -> None:
     program = program_of(path)
-    answer = host_zygote.program(
+    done = host_zygote.program(
         program,
         directory=str(copy_examples(tmp_path)),
         environment={"TOKENMILL_CACHE_DIR": str(own_cache)},
-        # What these make transformers import takes seconds: it is there for the next one.
+        # Imported in the parent, because these imports take seconds.
         imports=PROCESSING if re.search("Processor|SFTTrainer", program) else [],
     )
-    assert answer.exit == 0, f"{path.name} (lines as in the document):\n{answer.stderr}"
+    assert done.exit == 0, f"{path.name} (lines as in the document):\n{done.stderr}"
 
 
-def test_document_that_fails_is_seen_with_its_line(host_zygote: Zygote, tmp_path: Path) -> None:
+def test_failing_document_is_reported_with_its_line(host_zygote: Zygote, tmp_path: Path) -> None:
     failed = host_zygote.program("import sys\n\nassert sys.argv[1:]\n", directory=str(tmp_path))
     assert failed.exit == 1
     assert "line 3, in <module>\nAssertionError" in failed.stderr
@@ -82,38 +82,15 @@ UNITS = {"×": "x", "s": "s", "ms": "ms", "MiB": "MiB", "GiB": "GiB", "%": "%", 
 
 # Row of the README's table → the benchmarks' figures that it states, in the order it does.
 FIGURES = {
-    "chat to tokens, one process": ["chat: ours / SkyRL's way", "chat: ours / datasets.map"],
-    "preparing 800 MB, 2 workers, start-up included": [
-        "build: prepare / SkyRL's slice path",
-        "build: prepare / datasets.map",
-    ],
-    "the same data again": [
-        "build: prepare as a hit, new process",
-        "build: hit in a warm process, 1,000,000 rows",
-    ],
+    "chat to tokens, one process": ["chat: ours / SkyRL's way"],
+    "preparing 800 MB, 2 workers": ["build: prepare / datasets.map"],
     "opening 5M rows of JSONL": [
         "rows: first open, 5M rows",
         "rows: first open, peak memory, 5M rows",
         "rows: first open, peak memory, datasets",
     ],
-    "one random source row": ["rows: 1M random rows[i]"],
-    "one random tokenized row": [
-        "build: store[i] / datasets row",
-        "build: store[i] / datasets row as numpy",
-    ],
-    "packing 1M rows into 8,192": [
-        "serve: its fill",
-        "serve: packing per row, ours against trl bfd (1M rows)",
-    ],
-    "padded batches": ["serve: padded batches, ours against datasets"],
-    "RL prompts, 1M rows": [
-        "prompts: start-up beside the eager way",
-        "prompts: private memory of the eager way beside ours",
-    ],
-    "a store of a million slices (8 TB of rows)": [
-        "scale: open_store",
-        "scale: reader after open, resident",
-    ],
+    "one random tokenized row": ["build: store[i] / datasets row"],
+    "packing 1M rows into 8,192": ["serve: packing per row, ours against trl bfd (1M rows)"],
 }
 
 
@@ -131,7 +108,7 @@ def test_readme_states_the_figures_that_the_benchmarks_printed_under_their_names
     results = json.loads((PROJECT / "benchmarks" / "results.json").read_text(encoding="utf-8"))
     printed: dict[str, dict[str, Any]] = {}
     for figure in results["figures"]:
-        printed.setdefault(f"{figure['room']}: {figure['name']}", figure)
+        printed.setdefault(f"{figure['section']}: {figure['name']}", figure)
     rows = stated((PROJECT / "README.md").read_text(encoding="utf-8"))
     assert set(rows) == set(FIGURES), "every figure of the README has a name in FIGURES"
     for row, claims in rows.items():

@@ -1,4 +1,4 @@
-"""Errors: the place they speak of, the way to another process, the object for --json."""
+"""Tests of error locations, pickling, the --json object and usage messages."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,17 +32,17 @@ def all_classes(root: type[TokenmillError] = TokenmillError) -> list[type[Tokenm
     protocol=st.integers(2, pickle.HIGHEST_PROTOCOL),
 )
 def test_error_pickled_keeps_every_attribute(
-    cls: type[TokenmillError], message: str, protocol: int, **place: Any
+    cls: type[TokenmillError], message: str, protocol: int, **location: Any
 ) -> None:
     # Under OSError a second positional argument would become an errno; there is none here.
-    error = cls(message, **place)
+    error = cls(message, **location)
     error.add_note("seen in worker 3")
-    for twin in (pickle.loads(pickle.dumps(error, protocol)), copy.copy(error)):
-        assert type(twin) is cls
-        assert twin.__dict__ == error.__dict__
-        assert str(twin) == str(error)
-        assert twin.args == error.args == (message,)
-        assert twin.as_dict() == error.as_dict()
+    for copied in (pickle.loads(pickle.dumps(error, protocol)), copy.copy(error)):
+        assert type(copied) is cls
+        assert copied.__dict__ == error.__dict__
+        assert str(copied) == str(error)
+        assert copied.args == error.args == (message,)
+        assert copied.as_dict() == error.as_dict()
 
 
 def test_row_error_keeps_its_reason_and_refuses_an_unknown_one() -> None:
@@ -52,7 +53,7 @@ def test_row_error_keeps_its_reason_and_refuses_an_unknown_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "text"),
+    ("location", "text"),
     [
         ({}, "broken"),
         ({"path": "a.jsonl"}, "a.jsonl: broken"),
@@ -65,10 +66,10 @@ def test_row_error_keeps_its_reason_and_refuses_an_unknown_one() -> None:
         ({"line": 4, "row": 3}, "line 4 (row 3): broken"),
     ],
 )
-def test_place_names_as_much_as_is_known(place: dict[str, Any], text: str) -> None:
-    assert str(TokenmillError("broken", **place)) == text
-    # OSError has a str() of its own, which must not come through.
-    assert str(errors.SourceMissing("broken", **place)) == text
+def test_str_has_the_known_parts_of_the_location(location: dict[str, Any], text: str) -> None:
+    assert str(TokenmillError("broken", **location)) == text
+    # OSError defines its own str(), which must not be used.
+    assert str(errors.SourceMissing("broken", **location)) == text
 
 
 def test_as_dict_has_the_keys_of_the_command_line() -> None:
@@ -80,15 +81,15 @@ def test_as_dict_has_the_keys_of_the_command_line() -> None:
 
 
 @pytest.mark.parametrize("value", [0, -1, True, 1.0, "1", None])
-def test_what_is_no_positive_whole_number_is_refused(value: object) -> None:
-    errors.check_positive("epochs", 1)
-    with pytest.raises(UsageError, match=r"epochs is .*; it is a positive whole number"):
+def test_check_positive_rejects_other_values(value: object) -> None:
+    assert type(errors.check_positive("epochs", np.int32(1))) is int
+    with pytest.raises(UsageError, match=r"epochs must be a positive integer, got "):
         errors.check_positive("epochs", value)
 
 
-def test_what_is_none_of_the_choices_is_refused_with_them() -> None:
+def test_check_one_of_lists_the_choices() -> None:
     errors.check_one_of("order", "a", ("a", "b"))
-    with pytest.raises(UsageError, match="order is 'c'; it is one of a, b"):
+    with pytest.raises(UsageError, match="order must be one of a, b, got 'c'"):
         errors.check_one_of("order", "c", ("a", "b"))
 
 
@@ -98,10 +99,11 @@ def test_every_reason_has_a_hint_for_the_command_line() -> None:
     assert list(HINTS) == list(REASONS)
 
 
-def test_usage_error_words_its_arguments_as_python_or_flags() -> None:
+def test_usage_error_renders_its_arguments_as_python_or_flags() -> None:
     error = UsageError(("max_length", 8, 9), " and ", ("date",), " of ", ("window",), path="a")
     assert error.message == "max_length=8 | 9 and date of window"
+    flags = {"max_length": "--max-length", "date": "--date"}
     sent = wire.unpack_error(wire.pack_error(error))
-    for twin in (error, pickle.loads(pickle.dumps(error)), sent):
-        assert isinstance(twin, UsageError)
-        assert twin.worded({"max_length", "date"}) == "--max-length 8 | 9 and --date of window"
+    for copied in (error, pickle.loads(pickle.dumps(error)), sent):
+        assert isinstance(copied, UsageError)
+        assert copied.render(flags) == "--max-length 8 | 9 and --date of window"

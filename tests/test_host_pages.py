@@ -2,7 +2,7 @@
 
 Every name in blocks that need a trainer (``sh``, ``yaml``, and ``py``, which is Python with a host)
 is ours or in the *record* of that host (``tests/hosts.json``, see ``scripts/host_signatures.py``),
-which is compared with installed hosts, and with checkouts below the directory ``HOSTS``.
+which is compared with installed hosts, and with checkouts below the directory ``TRAINERS``.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def record(left_out):
                     "messages": chat["messages"], "tools": chat.get("tools"), "loss_mask": mask,
                     "token_ids": row.input_ids.tolist(), "logprobs": [-0.5 * bit for bit in mask],
                 }) + "\\n")
-record(())  # answers with thoughts in the history were never sampled so
+record(())  # answers with reasoning in the history are never sampled like this
 found = tm.check_rollouts("dump/0.jsonl", tokenizer="tokenizer").findings
 record({finding["row"] for finding in found})
 
@@ -96,7 +96,7 @@ with open("logps.jsonl", "w") as file:
     for row in whole:
         file.write(json.dumps([0.5] * len(row)) + "\\n")
 halves = [np.full(len(row), 0.5, "float32") for row in whole]
-whole.attach("ref_logps", halves, made_by="sha256:6f1c", per="token")
+whole.attach("ref_logps", halves, producer="sha256:6f1c", per="token")
 last = tm.prepare("chat.jsonl", tokenizer="tokenizer", train_on="last_assistant_message")
 stores = {
     "made/store": whole, "stores/short": plain, "stores/long": whole, "made/other": last,
@@ -157,7 +157,7 @@ def test_commands_of_a_document_run(
         if "ray" in arguments:
             pytest.importorskip("ray")
         if "--serve" in arguments:
-            arguments.append("--help")  # it would go on until Ctrl-C
+            arguments.append("--help")  # the server would run until Ctrl-C
         done = host_zygote.one(arguments, **{**prepared, "directory": str(place)})
         assert done.exit == 0, f"{path.name}:{line}: tokenmill {' '.join(words)}\n{done.stderr}"
 
@@ -168,7 +168,7 @@ def write_shown_files(path: Path, place: Path) -> None:
             (place / name).write_text(text, encoding="utf-8")
 
 
-def test_command_that_is_wrong_is_seen(host_zygote: Zygote, tmp_path: Path) -> None:
+def test_wrong_command_is_detected(host_zygote: Zygote, tmp_path: Path) -> None:
     assert host_zygote.one(["stats", "--no-such-flag"], directory=str(tmp_path)).exit == 2
 
 
@@ -177,7 +177,7 @@ def test_command_that_is_wrong_is_seen(host_zygote: Zygote, tmp_path: Path) -> N
 
 @functools.cache
 def our_names() -> frozenset[str]:
-    """Names that our source defines or takes: functions, classes, parameters, fields, keys."""
+    """Return the names in our source: functions, classes, parameters, fields, keys."""
     found = set()
     for path in PACKAGE.rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -214,7 +214,7 @@ def is_ours(name: str, shown: frozenset[str]) -> bool:
     if name.startswith("--"):
         return name in our_flags()
     if name.startswith("tokenmill."):
-        return True  # whether it leads somewhere is another test
+        return True  # another test resolves it
     if "." in name and _is_integration(name.partition(".")[0]):
         with contextlib.suppress(AttributeError, ModuleNotFoundError):
             return ours(f"tokenmill.integrations.{name}") is not None
@@ -224,7 +224,7 @@ def is_ours(name: str, shown: frozenset[str]) -> bool:
 
 
 @functools.cache
-def made_by(page_path: Path) -> frozenset[str]:
+def producer(page_path: Path) -> frozenset[str]:
     page = recording.read_page(page_path)
     found = {"tm", "hf"}
     for language, _, block in page.blocks:
@@ -246,14 +246,14 @@ PLACES = {"drone_tool_calls", "smilechat_zh", "toy_chat", "takeoff_drone", "CACH
 
 
 @every_page
-def test_names_on_a_page_are_ours_or_its_hosts(page: recording.Page) -> None:
+def test_names_on_a_page_exist_in_tokenmill_or_its_host(page: recording.Page) -> None:
     known: set[str] = set(PLACES)
     for host in page.hosts:
         known |= set(RECORD[host]["names"])
     unknown = {
         name: f"{page.path.name}:{line}"
         for name, line in recording.names_of(page).items()
-        if name not in known and not is_ours(name, made_by(page.path))
+        if name not in known and not is_ours(name, producer(page.path))
     }
     assert not unknown, (
         f"neither ours nor in the record of {', '.join(page.hosts)}: {unknown}; where a host has "
@@ -261,8 +261,8 @@ def test_names_on_a_page_are_ours_or_its_hosts(page: recording.Page) -> None:
     )
 
 
-def test_every_block_says_what_it_is() -> None:
-    """Nothing that could be run or looked up hides in a block of plain text."""
+def test_every_block_has_the_right_language() -> None:
+    """Blocks of plain text contain no code."""
     wrong = []
     for path in DOCUMENTS:
         for language, line, block in recording.read_page(path).blocks:
@@ -282,7 +282,7 @@ class _Megatron(types.ModuleType):
 
 @functools.cache
 def ours(dotted: str) -> Any:
-    """What a dotted name of ours leads to; of a program that needs its host, that it is there."""
+    """Resolve a dotted name of tokenmill; for a program that needs its host, only find it."""
     parts = dotted.split(".")
     with contextlib.suppress(ModuleNotFoundError):
         if importlib.util.find_spec(dotted) is not None and len(parts) > 3:
@@ -313,7 +313,7 @@ OUR_PATH = re.compile(r"(?<![\w./-])tokenmill(?:\.[A-Za-z_]\w*)+")
 
 
 @every_page
-def test_dotted_paths_of_ours_lead_somewhere(page: recording.Page) -> None:
+def test_dotted_names_of_tokenmill_exist(page: recording.Page) -> None:
     text = page.path.read_text(encoding="utf-8")
     for dotted in {*OUR_PATH.findall(text), *re.findall(r"pkg://([\w.]+)", text)}:
         ours(dotted)
@@ -322,7 +322,7 @@ def test_dotted_paths_of_ours_lead_somewhere(page: recording.Page) -> None:
 
 
 def dotted_of(node: ast.expr, origins: dict[str, str]) -> str | None:
-    """The dotted name behind an expression such as ``tm.Bridge``; None where it is none of ours."""
+    """Return the dotted name of an expression such as ``tm.Bridge``, or None."""
     text = ast.unparse(node)
     first, _, rest = text.partition(".")
     if not re.fullmatch(r"[\w.]+", text) or first not in origins:
@@ -350,14 +350,14 @@ def our_calls(block: str) -> Iterator[tuple[ast.Call, Any]]:
 
 
 def binds(callee: Any, shape: list[str]) -> None:
-    """Fails where a call of this shape (see `Files.call`) does not fit."""
+    """Fail if a call with these arguments (see `Files.call`) is not possible."""
     given = [None for part in shape if part == "_"]
     named = {part[:-1]: None for part in shape if part.endswith("=")}
     inspect.signature(callee).bind(*given, **named)
 
 
 @every_page
-def test_python_of_a_page_calls_ours_as_it_can_be_called(page: recording.Page) -> None:
+def test_calls_on_a_page_match_our_signatures(page: recording.Page) -> None:
     for language, line, block in page.blocks:
         if language != "py":
             continue
@@ -370,7 +370,7 @@ def test_python_of_a_page_calls_ours_as_it_can_be_called(page: recording.Page) -
 
 
 def call_that_fills(theirs: list[str]) -> list[str]:
-    """The fullest call of a function with these parameters, without its first (self)."""
+    """Return the call with all parameters of a function, without self."""
     shape, by_name = [], False
     for parameter in theirs[1:]:
         if parameter.startswith("**"):
@@ -390,7 +390,7 @@ def signature_of(stated: list[str]) -> Any:
 
 
 @every_page
-def test_methods_that_a_page_overrides_take_what_the_host_hands_them(page: recording.Page) -> None:
+def test_methods_that_a_page_overrides_accept_the_calls_of_the_host(page: recording.Page) -> None:
     for base, methods in recording.overridden(page).items():
         for method, stated in methods.items():
             if base.startswith("tokenmill"):
@@ -410,7 +410,7 @@ INTERFACES = [
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call.host}-{call.ours}")
-def test_ours_can_be_called_as_the_host_calls_it(call: recording.Call) -> None:
+def test_our_functions_accept_the_calls_of_the_host(call: recording.Call) -> None:
     pytest.importorskip("torch")
     shape = RECORD[call.host]["calls"][call.ours]
     callee = ours(call.ours)
@@ -420,7 +420,7 @@ def test_ours_can_be_called_as_the_host_calls_it(call: recording.Call) -> None:
 
 
 @pytest.mark.parametrize(("host", "theirs", "own"), INTERFACES, ids=lambda value: str(value))
-def test_ours_has_the_methods_of_the_class_it_replaces(host: str, theirs: str, own: str) -> None:
+def test_our_class_has_the_methods_that_it_replaces(host: str, theirs: str, own: str) -> None:
     pytest.importorskip("torch")
     for method, stated in RECORD[host]["interfaces"][theirs].items():
         callee = getattr(ours(own), method, None)
@@ -433,16 +433,16 @@ def test_ours_has_the_methods_of_the_class_it_replaces(host: str, theirs: str, o
 
 @pytest.mark.slow
 @pytest.mark.parametrize("host", recording.HOSTS)
-def test_record_is_what_the_host_has(host: str) -> None:
-    checkouts = os.environ.get("HOSTS")
+def test_record_matches_the_host(host: str) -> None:
+    checkouts = os.environ.get("TRAINERS")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of strings in hosts' files
+        warnings.simplefilter("ignore")  # invalid escapes in strings of hosts
         files = recording.open_host(host, Path(checkouts) if checkouts else None)
         if files is None:
-            pytest.skip(f"{host} is not installed, nor below HOSTS")
+            pytest.skip(f"{host} is not installed, nor below TRAINERS")
         recorded = RECORD[host]
         if checkouts is None and files.source != recorded["source"]:
-            # Whatever the package index has today is no fault of a change here; HOSTS asks for it.
+            # A newer release does not fail the test, unless TRAINERS is set.
             pytest.skip(f"recorded at {recorded['source']}, installed is {files.source}")
         found = recording.record_of(host, files, PAGES)
     for part in ("names", "signatures", "calls", "interfaces"):

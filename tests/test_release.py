@@ -1,4 +1,4 @@
-"""Distributions, floors of dependencies, hooks and the threat model, as far as a second shows."""
+"""Tests of distributions, dependency versions, commit hooks and the threat model."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def files_under(directory: Path) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("hatchling")
     return tmp_path_factory.mktemp("dist")
 
 
-def test_wheel_holds_every_file_of_the_package_and_nothing_else(place: Path) -> None:
+def test_wheel_contains_exactly_the_files_of_the_package(dist: Path) -> None:
     from hatchling.builders.wheel import WheelBuilder
 
-    [made] = WheelBuilder(str(PROJECT)).build(directory=str(place), versions=["standard"])
-    with zipfile.ZipFile(made) as wheel:
+    [path] = WheelBuilder(str(PROJECT)).build(directory=str(dist), versions=["standard"])
+    with zipfile.ZipFile(path) as wheel:
         names = set(wheel.namelist())
         [entry] = [name for name in names if name.endswith("entry_points.txt")]
         assert "tokenmill = tokenmill.cli:main" in wheel.read(entry).decode()
@@ -50,11 +50,11 @@ def test_wheel_holds_every_file_of_the_package_and_nothing_else(place: Path) -> 
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
-def test_source_distribution_can_be_tested_and_built_from(place: Path) -> None:
+def test_source_distribution_contains_sources_tests_and_docs(dist: Path) -> None:
     from hatchling.builders.sdist import SdistBuilder
 
-    [made] = SdistBuilder(str(PROJECT)).build(directory=str(place), versions=["standard"])
-    with tarfile.open(made) as source:
+    [path] = SdistBuilder(str(PROJECT)).build(directory=str(dist), versions=["standard"])
+    with tarfile.open(path) as source:
         packed = {member.name.partition("/")[2] for member in source.getmembers()}
     for directory in ("src", "tests", "scripts", "docs", "benchmarks", "conformance"):
         assert files_under(PROJECT / directory) <= packed, directory
@@ -62,36 +62,40 @@ def test_source_distribution_can_be_tested_and_built_from(place: Path) -> None:
     assert packed >= {"constraints.txt", "mkdocs.yml", "CHANGELOG.md", ".pre-commit-config.yaml"}
 
 
-def test_every_dependency_of_the_core_has_one_floor_and_no_ceiling() -> None:
-    stated = SETTINGS["project"]["dependencies"]
-    pinned = list(lowest.floors(stated))
-    assert [pin.replace("==", ">=", 1) for pin in pinned] == stated
+def test_every_core_dependency_has_one_lower_and_no_upper_bound() -> None:
+    declared = SETTINGS["project"]["dependencies"]
+    pinned = list(lowest.floors(declared))
+    assert [pin.replace("==", ">=", 1) for pin in pinned] == declared
     for extra in SETTINGS["project"]["optional-dependencies"].values():
         assert not [requirement for requirement in extra if re.search(r"[<~!]|==", requirement)]
 
 
-@pytest.mark.parametrize("stated", ["numpy", "numpy<3", "numpy>=1,<3", "numpy==1.26"])
-def test_dependency_without_a_single_floor_is_refused(stated: str) -> None:
-    with pytest.raises(SystemExit, match="no floor, or more than one: numpy"):
-        list(lowest.floors([stated]))
+@pytest.mark.parametrize("requirement", ["numpy", "numpy<3", "numpy>=1,<3", "numpy==1.26"])
+def test_dependency_without_a_single_lower_bound_is_refused(requirement: str) -> None:
+    with pytest.raises(SystemExit, match="exactly one lower bound: numpy"):
+        list(lowest.floors([requirement]))
 
 
-def test_lowest_versions_are_tried_with_the_tests_that_need_no_extra() -> None:
-    rooms = ["chat", "integrations", "test_architecture.py", "conftest.py", "remote", "store"]
-    assert lowest.core_tests(rooms) == ["tests/chat", "tests/store", "tests/test_architecture.py"]
-    found = lowest.tools(SETTINGS["project"]["optional-dependencies"]["test"])
-    assert len(found) == len(lowest.TOOLS)
+def test_lowest_runs_the_tests_that_need_no_extra() -> None:
+    packages = ["chat", "integrations", "test_architecture.py", "conftest.py", "remote", "store"]
+    assert lowest.core_tests(packages) == [
+        "tests/chat",
+        "tests/store",
+        "tests/test_architecture.py",
+    ]
+    tools = lowest.tools(SETTINGS["project"]["optional-dependencies"]["test"])
+    assert len(tools) == len(lowest.TOOLS)
     assert set(lowest.WITH_EXTRAS) <= {path.name for path in (PROJECT / "tests").iterdir()}
 
 
-def test_lowest_versions_skip_a_python_that_is_not_there_by_name(
+def test_lowest_skips_a_python_that_is_not_installed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert lowest.main(["python3.99"]) == 1  # nothing was tried
+    assert lowest.main(["python3.99"]) == 1  # no Python was tested
     assert "lowest versions on python3.99: skipped" in capsys.readouterr().out
 
 
-def test_lowest_versions_find_a_python_that_pyenv_has_and_is_not_set_to(
+def test_lowest_finds_a_python_of_pyenv_that_is_not_selected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
@@ -100,9 +104,9 @@ def test_lowest_versions_find_a_python_that_pyenv_has_and_is_not_set_to(
         tmp_path / "shims" / "python3.99",
         tmp_path / "versions" / "3.99.0" / "bin" / "python3.99",
     ]
-    for path, answer in ((refusing, "exit 127"), (installed, "echo 3.99.0")):
+    for path, command in ((refusing, "exit 127"), (installed, "echo 3.99.0")):
         path.parent.mkdir(parents=True)
-        path.write_text(f"#!/bin/sh\n{answer}\n", encoding="utf-8")
+        path.write_text(f"#!/bin/sh\n{command}\n", encoding="utf-8")
         path.chmod(0o755)
     monkeypatch.setenv("PATH", str(refusing.parent), prepend=os.pathsep)
     assert lowest.interpreter("python3.99") == (installed, "3.99.0")
@@ -110,13 +114,13 @@ def test_lowest_versions_find_a_python_that_pyenv_has_and_is_not_set_to(
     assert lowest.interpreter(str(refusing)) is None
 
 
-def test_hooks_before_a_commit_are_the_lines_of_make_check() -> None:
+def test_commit_hooks_are_the_lines_of_make_check() -> None:
     makefile = (PROJECT / "Makefile").read_text(encoding="utf-8")
     [recipe] = re.findall(r"^check:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
     lines = [line.strip().replace("$(BIN)", ".venv/bin") for line in recipe.splitlines()]
     text = (PROJECT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
     [repository] = yaml.safe_load(text)["repos"]
-    assert repository["repo"] == "local"  # nothing is fetched
+    assert repository["repo"] == "local"  # no download
     assert [hook["entry"] for hook in repository["hooks"]] == lines
     for hook in repository["hooks"]:
         assert hook["language"] == "system"
@@ -124,8 +128,8 @@ def test_hooks_before_a_commit_are_the_lines_of_make_check() -> None:
         assert not hook["pass_filenames"]
 
 
-def test_every_test_that_the_threat_model_names_is_there() -> None:
-    text = (PROJECT / "docs" / "threat-model.md").read_text(encoding="utf-8")
+def test_tests_in_the_threat_model_exist() -> None:
+    text = (PROJECT / "docs" / "internals" / "threat-model.md").read_text(encoding="utf-8")
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
     assert len(named) > 20
     missing = [
@@ -135,6 +139,6 @@ def test_every_test_that_the_threat_model_names_is_there() -> None:
         or f"\ndef {name}(" not in (PROJECT / path).read_text(encoding="utf-8")
     ]
     assert not missing
-    for line in text.splitlines():  # a line that says what stops something says what tries it
+    for line in text.splitlines():  # every defence has a test
         if line.startswith("| ") and "---" not in line and "could" not in line:
             assert "`tests/" in line, line

@@ -1,55 +1,90 @@
 """The exceptions of tokenmill and the reasons for rejecting a row.
 
-An error says what is wrong, where (path, row, line, byte offset, as far as known) and what to do.
-Each leaf has a builtin second parent, so ``except FileNotFoundError`` works. A package that calls
-another library (msgspec, jinja2, pyarrow) translates its exceptions with ``from``.
+A message states what is wrong, where (path, row, line, byte offset, as far as known) and what to
+do. Most classes also derive from a builtin exception, so ``except FileNotFoundError`` works.
+Packages translate the exceptions of msgspec, jinja2 and pyarrow with ``raise ... from``.
 
 ::
 
     TokenmillError
     ├── UsageError (ValueError)              the call is wrong: an argument, a flag, a recipe field
     ├── SourceError (OSError)                the data cannot be read
-    │   ├── SourceMissing (FileNotFoundError)    no such file, or nothing in it
+    │   ├── SourceMissing (FileNotFoundError)    no such file, or it has no rows
     │   ├── SourceChanged (RuntimeError)         the file changed while it was being read
-    │   └── RowError (ValueError)                one row is bad; carries a reason of REASONS
+    │   └── RowError (ValueError)                one row is bad; has a reason of REASONS
     ├── TokenizerError (ValueError)          a tokenizer cannot be loaded, or is ambiguous
     ├── TemplateError (ValueError)           a chat template cannot be compiled or must be pinned
-    │   └── BridgeError (ValueError)             a template would rewrite what a rollout holds
-    ├── CacheError (OSError)                 the cache cannot be used: full, read-only, forbidden
-    ├── CorruptionError (ValueError)         stored bytes are not what was written
-    ├── NonDeterminismError (RuntimeError)   two builders made different bytes for one key
+    │   └── BridgeError (ValueError)             a template would rewrite a turn of a rollout
+    ├── CacheError (OSError)                 the cache is full, read-only or forbidden
+    ├── CorruptionError (ValueError)         stored bytes differ from what was written
+    │   └── MissingFileError (ValueError)        a file is missing, e.g. removed by ``cache gc``
+    ├── NonDeterminismError (RuntimeError)   two builders wrote different bytes for one key
     ├── WorkerError (RuntimeError)           a worker process died, hung or ran out of memory
-    └── StateError (ValueError)              a saved cursor does not fit this data or order
+    └── StateError (ValueError)              a saved state does not match this data, seed or order
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping
+from numbers import Integral
 from typing import Any
 
 REASONS = (
     "bad_json",  # the bytes are not one JSON object
-    "bad_shape",  # JSON, but not a conversation, text or pair that the format describes
-    "bad_media",  # a picture is missing, out of bounds, unreadable or nothing for the processor
-    "media_mismatch",  # as many pictures as places for them were expected, and there are not
-    "bad_group",  # answers that cannot be compared: one is empty, none differs, a label is none
-    "template_error",  # the chat template itself refused the row
-    "template_drops_content",  # the template prints an assistant's text or tool call nowhere
-    "mask_unproven",  # no method could show which characters are the assistant's
+    "bad_shape",  # JSON, but no conversation, text or pair in a supported format
+    "bad_media",  # an image is missing, too large, unreadable or unsupported by the processor
+    "media_mismatch",  # the number of images differs from the number of image placeholders
+    "bad_group",  # answers that cannot be compared: one is empty, all are equal, a label is missing
+    "template_error",  # the chat template raised an error
+    "template_drops_content",  # the template omits an assistant's text or tool call
+    "mask_unproven",  # no method could prove which characters are the assistant's
     "trailing_user",  # the conversation ends with a user turn
-    "no_trained_tokens",  # nothing in the row would be trained
+    "no_trained_tokens",  # the row has no token to train
     "overlong",  # longer than max_length
-    "limit",  # a bound on line length, nesting, or a template's work or output
+    "limit",  # over a limit on line length, nesting, or a template's work or output
 )
-"""Why a row can be rejected. Every rejected row is counted under exactly one of these."""
+"""Why a row can be rejected. Every rejected row has exactly one reason."""
+
+
+_SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.\-]*):/{1,2}(?=[^\s/])")
+_USER = re.compile(r"[^/?#]*@|[^/?#:\[@]*:(?!\d+(?:[/?#]|$)).*@", re.S)  # "/" may be in a password
+_URL = re.compile(_SCHEME.pattern + r"""\S*?(?=['")\]>,.:;]*(?:\s|$))""")  # without punctuation
+_QUERY = re.compile(r"\?[^\s?]*=\S*")
+
+
+def shown(url: str) -> str:
+    """Return a URL of any scheme without user, password and query, and a path unchanged."""
+    match = _SCHEME.search(url)
+    if match is None:
+        return url
+    is_http = match[1].lower() in ("http", "https")
+    rest = url[match.end() :]
+    head, _, query = rest.partition("?")
+    if is_http or "=" in query:  # otherwise a question mark is part of a glob
+        rest = head
+    if is_http:
+        rest = rest.partition("#")[0]
+    user = _USER.match(rest)
+    return url[: match.end()] + rest[user.end() if user else 0 :]
+
+
+def hide_secrets(text: str, url: str = "") -> str:
+    """Return a text with its URLs as `shown`, and without the secrets of one more URL."""
+    if ":/" in text:
+        text = _QUERY.sub("", _URL.sub(lambda match: shown(match[0]), text))
+    public = set(re.findall(r"[\w%+-]+", shown(url)))
+    for word in sorted(set(re.findall(r"[\w%+-]{3,}", url)) - public, key=len, reverse=True):
+        text = text.replace(word, "…")
+    return text
 
 
 class TokenmillError(Exception):
-    """Root of the tree: a message and the place it is about.
+    """Base class of all errors of tokenmill: a message and the location of the problem.
 
     Args:
-        message: What is wrong and what to do, without the place.
+        message: What is wrong and what to do, without the location.
         path: File (or directory) concerned.
         row: Row number within the file, from 0.
         line: Physical line within the file, from 1.
@@ -65,15 +100,16 @@ class TokenmillError(Exception):
         line: int | None = None,
         offset: int | None = None,
     ) -> None:
+        message = hide_secrets(message)
         super().__init__(message)
         self.message = message
-        self.path = None if path is None else os.fspath(path)
+        self.path = None if path is None else shown(os.fsdecode(path))
         self.row = row
         self.line = line
         self.offset = offset
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """``file:line (row r, byte o)`` as far as known, else the empty string."""
         where = self.path or ""
         if self.line is not None:
@@ -88,14 +124,14 @@ class TokenmillError(Exception):
         return where
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.message}" if self.place else self.message
+        return f"{self.location}: {self.message}" if self.location else self.message
 
     def __reduce__(self) -> Any:
-        # OSError's own reduce would lose the keyword arguments on the way to another process.
+        # OSError.__reduce__ would lose the keyword arguments when the error is pickled.
         return _rebuild, (type(self), self.message, dict(self.__dict__))
 
     def as_dict(self) -> dict[str, Any]:
-        """The ``error`` object of the command line's ``--json`` output."""
+        """Return the ``error`` object of the command line's ``--json`` output."""
         names = ("message", "path", "row", "line", "offset")
         return {"type": type(self).__name__, **{name: getattr(self, name) for name in names}}
 
@@ -111,39 +147,54 @@ class UsageError(TokenmillError, ValueError):
     """The call is wrong: an argument, a flag or a field of a recipe.
 
     Args:
-        parts: The message. A tuple in it is an argument: its name, and values where the message
-            gives them. ``("trailing", "trim")`` reads ``trailing='trim'`` in Python and
+        parts: The message. A tuple in it is an argument: its name and, optionally, values.
+            ``("trailing", "trim")`` becomes ``trailing='trim'`` in Python and
             ``--trailing trim`` on the command line.
-        place: As in `TokenmillError`.
+        location: As in `TokenmillError`.
     """
 
-    def __init__(self, *parts: str | tuple[Any, ...], **place: Any) -> None:
+    def __init__(self, *parts: str | tuple[Any, ...], **location: Any) -> None:
         self.parts = parts
-        super().__init__(self.worded(), **place)
+        super().__init__(self.render(), **location)
 
-    def worded(self, flags: Collection[str] = ()) -> str:
-        """Return the message; the arguments in ``flags`` are written as flags."""
-        return "".join(
-            part if isinstance(part, str) else _worded_argument(*part, as_flag=part[0] in flags)
+    def render(self, flags: Mapping[str, str] | None = None) -> str:
+        """Return the message with arguments as the flags of a command, by name."""
+        flags = flags or {}
+        text = "".join(
+            part if isinstance(part, str) else _render_argument(*part, flag=flags.get(part[0]))
             for part in self.parts
         )
+        return hide_secrets(text)
 
 
-def _worded_argument(name: str, *values: Any, as_flag: bool) -> str:
-    given = " | ".join(map(str if as_flag else repr, values))
-    if as_flag:
-        return f"--{name.replace('_', '-')}{given and ' '}{given}"
-    return f"{name}={given}" if given else name
+def _render_argument(name: str, *values: Any, flag: str | None) -> str:
+    text = " | ".join(map(repr if flag is None else str, values))
+    if flag is not None:
+        return f"{flag} {text}" if text else flag
+    return f"{name}={text}" if text else name
 
 
-def check_positive(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError((name,), f" is {value!r}; it is a positive whole number")
+MAX_INT32 = (1 << 31) - 1  # token ids and lengths of stores and batches
 
 
-def check_one_of(name: str, value: object, known: Collection[str]) -> None:
-    if value not in known:
-        raise UsageError((name,), f" is {value!r}; it is one of {', '.join(known)}")
+def check_integer(name: str, value: object, minimum: int, maximum: int | None = None) -> int:
+    """Return a Python or numpy integer that is from ``minimum`` to ``maximum``."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:
+        kind = {0: "a non-negative integer", 1: "a positive integer"}.get(minimum, "an integer")
+        raise UsageError((name,), f" must be {kind}, got {value!r}")
+    number = int(value)
+    if maximum is not None and number > maximum:
+        raise UsageError((name,), f" must be at most {maximum}, got {number}")
+    return number
+
+
+def check_positive(name: str, value: object) -> int:
+    return check_integer(name, value, 1)
+
+
+def check_one_of(name: str, value: object, choices: Collection[str]) -> None:
+    if value not in choices:
+        raise UsageError((name,), f" must be one of {', '.join(choices)}, got {value!r}")
 
 
 class SourceError(TokenmillError, OSError):
@@ -164,13 +215,13 @@ class RowError(SourceError, ValueError):
     Args:
         message: What is wrong with the row.
         reason: One of `REASONS`.
-        place: As in `TokenmillError`.
+        location: As in `TokenmillError`.
     """
 
-    def __init__(self, message: str, *, reason: str = "bad_shape", **place: Any) -> None:
-        super().__init__(message, **place)
+    def __init__(self, message: str, *, reason: str = "bad_shape", **location: Any) -> None:
+        super().__init__(message, **location)
         if reason not in REASONS:
-            raise AssertionError(f"unknown reason of rejection: {reason!r}")
+            raise AssertionError(f"unknown rejection reason: {reason!r}")
         self.reason = reason
 
 
@@ -189,8 +240,8 @@ class BridgeError(TemplateError, ValueError):
         message: What would be rewritten.
         turn: Number of the turn's message; None where it is unknown.
         before: The turn's text.
-        after: What the template would print instead.
-        place: As in `TokenmillError`.
+        after: The text that the template would print instead.
+        location: As in `TokenmillError`.
     """
 
     def __init__(
@@ -200,29 +251,33 @@ class BridgeError(TemplateError, ValueError):
         turn: int | None = None,
         before: str = "",
         after: str = "",
-        **place: Any,
+        **location: Any,
     ) -> None:
-        super().__init__(message, **place)
+        super().__init__(message, **location)
         self.turn = turn
         self.before = before
         self.after = after
 
 
 class CacheError(TokenmillError, OSError):
-    """The cache cannot be written or read: full, read-only or forbidden; nothing was published."""
+    """The cache is full, read-only or forbidden. Nothing was published."""
 
 
 class CorruptionError(TokenmillError, ValueError):
-    """Stored bytes are not what was written."""
+    """Stored bytes differ from what was written."""
+
+
+class MissingFileError(CorruptionError, ValueError):
+    """A file of a store or cache is missing, for example because ``cache gc`` removed it."""
 
 
 class NonDeterminismError(TokenmillError, RuntimeError):
-    """Two builders made different bytes for one key."""
+    """Two builders wrote different bytes for one key."""
 
 
 class WorkerError(TokenmillError, RuntimeError):
-    """A worker process died, hung or ran out of memory more often than it may."""
+    """A worker process died, hung or ran out of memory too often."""
 
 
 class StateError(TokenmillError, ValueError):
-    """A saved cursor does not fit this data, seed or order."""
+    """A saved state does not match this data, seed or order."""

@@ -1,1 +1,1 @@
-"""Tests of the build room."""
+"""Tests of `tokenmill.build`."""

@@ -1,4 +1,4 @@
-"""Rows with pictures in every way that data sets write them, and the processor's own answer."""
+"""Rows with images in every way that data sets write them, and the processor's own answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZES = ((64, 48), (333, 190), (200, 310), (97, 61))
 
 
 class Album:
-    """Pictures of noise, by number: ``images/<n>.png`` below a directory."""
+    """Images of noise, by number: ``images/<n>.png`` below a directory."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -64,7 +64,7 @@ def asked(*content: Any, answer: Any = "A cat.") -> list[dict[str, Any]]:
     ]
 
 
-# A row, the conversations that it means (bare parts for pictures), and its pictures.
+# A row, the conversations that it means (bare parts for images), and its images.
 Case = tuple[dict[str, Any], list[list[dict[str, Any]]], list[int]]
 
 
@@ -134,15 +134,13 @@ def cases(album: Album) -> dict[str, Case]:
             [answered],
             [0, 3],
         ),
-        "no picture": ({"messages": asked("Hello <image>?")}, [asked("Hello <image>?")], []),
+        "no image": ({"messages": asked("Hello <image>?")}, [asked("Hello <image>?")], []),
         "empty list": ({"messages": asked("Hello?"), "images": []}, [asked("Hello?")], []),
     }
 
 
-def oracle(processor: Any, messages: list[dict[str, Any]], pictures: list[Any]) -> list[int]:
-    """The ids of a conversation by the processor itself, with the real pictures."""
+def oracle(processor: Any, messages: list[dict[str, Any]], images: list[Any]) -> list[int]:
+    """The ids of a conversation by the processor itself, with the real images."""
     rendered = processor.apply_chat_template(messages, tokenize=False)
-    made = processor(
-        text=[rendered], images=[pictures] if pictures else None, add_special_tokens=False
-    )
+    made = processor(text=[rendered], images=[images] if images else None, add_special_tokens=False)
     return [int(number) for number in made["input_ids"][0]]

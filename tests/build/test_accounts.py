@@ -22,9 +22,8 @@ from tests.build.making import (
     small_cuts,
     write_rows,
 )
-from tokenmill import RowError, SourceError
 from tokenmill.build.outcome import REMARKS, Prepared
-from tokenmill.errors import REASONS
+from tokenmill.errors import REASONS, RowError, SourceError
 from tokenmill.inspect.stats import store_stats
 from tokenmill.sources.block import BlockRows
 
@@ -86,7 +85,7 @@ def test_dirty_file_is_accounted_for_row_by_row(
     # No drawn text ends a line: JSON escapes control characters.
     rows = sum(1 for line in data.split(b"\n") if line.strip(b" \t\r"))
     try:
-        prepared = run(source, expand=expand, trailing=trailing, judge=False)
+        prepared = run(source, expand=expand, trailing=trailing, raise_for_rejections=False)
     except SourceError as error:
         assert not rows, error
         return
@@ -121,9 +120,9 @@ def test_carried_columns_keep_their_values(tmp_path: Path) -> None:
     rows = [{**row, "extra": value} for row, value in zip(conversations(7), values, strict=True)]
     del rows[2]["extra"]
     rows.insert(3, {"messages": 1, "extra": "rejected"})
-    store = run(write_rows(tmp_path / "c.jsonl", rows), carry=("extra", "id")).store
-    assert [row.carried["extra"] for row in store] == values
-    assert [row.carried["id"] for row in store] == list(range(7))
+    store = run(write_rows(tmp_path / "c.jsonl", rows), keep_columns=("extra", "id")).store
+    assert [row.extra["extra"] for row in store] == values
+    assert [row.extra["id"] for row in store] == list(range(7))
 
 
 def test_turns_partition_the_tokens_and_name_the_roles() -> None:
@@ -141,11 +140,11 @@ def test_turns_partition_the_tokens_and_name_the_roles() -> None:
     assert seen == {"system", "user", "assistant", "tool"}
 
 
-def test_on_bad_row_raise_stops_build_and_hit_alike(tmp_path: Path) -> None:
+def test_max_rejected_0_raises_for_build_and_hit(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "d.jsonl", [*conversations(3), '{"messages": 7}', "{"])
     for _ in ("build", "hit"):
         with pytest.raises(RowError) as caught:
-            prepare(source, on_bad_row="raise")
+            prepare(source, max_rejected=0)
         assert (caught.value.row, caught.value.line) == (3, 4)
         assert caught.value.reason == "bad_shape"
     assert len(prepare(source)) == 3
@@ -224,7 +223,7 @@ SPEAKING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_every_remark_is_made_of_a_row_that_deserves_it(tmp_path: Path, counter: str) -> None:
     row, arguments = SPEAKING[counter]
     silent = {"messages": TURNS}
-    source = write_rows(tmp_path / "told.jsonl", [silent, row, row])
+    source = write_rows(tmp_path / "rows.jsonl", [silent, row, row])
     number = 3 if row == silent else 2
     assert f"{number} {REMARKS[counter]}" in list(run(source, **arguments).remarks())
 
@@ -248,7 +247,7 @@ def test_any_number_of_role_names_is_stored_and_read(tmp_path: Path, roles: int,
     assert len(store_stats(store)["roles"]) == roles
     limit = int(store.lengths.max()) - 1  # derived: some rows and their roles are dropped
     derived = run(source, chat_template=template, max_length=limit)
-    assert derived.account.slices_derived == 1
+    assert derived.build_stats.slices_derived == 1
     run(source, chat_template=template, max_length=limit, cache_dir=tmp_path / "again")
     fresh, shared = (files_of(tmp_path / name, "slices") for name in ("again", "tokenmill-cache"))
     assert fresh.items() <= shared.items()

@@ -82,7 +82,7 @@ def test_result_sent_before_the_worker_is_lost_is_a_result(signal_number: int) -
         ("SIGSEGV", "killed by SIGSEGV"),
         ("exit", "exited with code 7"),
         ("SIGSTOP", "stuck (process state T): no heartbeat and no CPU time"),
-        ("MemoryError", "ran out of memory (hint: fewer num_workers)"),
+        ("MemoryError", "ran out of memory (hint: use fewer num_workers)"),
     ],
 )
 def test_task_that_loses_every_worker_is_named_in_a_typed_error(fault: str, says: str) -> None:
@@ -168,7 +168,7 @@ def test_flood_on_the_standard_streams_breaks_nothing_and_its_end_is_in_the_erro
 
 def test_failing_close_is_reported_after_all_results() -> None:
     results = []
-    with pytest.raises(WorkerError, match=r"(?s)failed at its end.*for the test's sake"):
+    with pytest.raises(WorkerError, match=r"(?s)failed at exit.*for the test's sake"):
         results.extend(LocalExecutor(1).run(Setup(ENTRY, {"close_fails": True}), squares(3)))
     assert len(results) == 3
 

@@ -31,12 +31,12 @@ def pair(number: int) -> dict[str, Any]:
     row: dict[str, Any] = {"id": number, "prompt": asked + " " * (number % 2), "chosen": chosen,
                            "rejected": rejected}  # fmt: skip
     if number % 3:
-        asking = {"role": "user", "content": asked}
-        row["prompt"] = [asking]
+        with_generation_prompt = {"role": "user", "content": asked}
+        row["prompt"] = [with_generation_prompt]
         row |= {k: [{"role": "assistant", "content": row[k]}] for k in ("chosen", "rejected")}
         if number % 3 == 2:
             del row["prompt"]
-            row |= {k: [asking, *row[k]] for k in ("chosen", "rejected")}
+            row |= {k: [with_generation_prompt, *row[k]] for k in ("chosen", "rejected")}
     if number % 5 == 0:
         row["margin"] = number / 8
     if number % 7 == 0:
@@ -129,7 +129,7 @@ def test_groups_of_any_size_and_kind_follow_each_other(tmp_path: Path) -> None:
             continue
         assert group.prompt_tokens == parting(group)
     assert sum(map(len, groups)) == len(store)
-    with pytest.raises(IndexError, match="group 123 of 123"):
+    with pytest.raises(IndexError, match="group 123 is out of range: there are 123"):
         groups[123]
     counts = store.manifest["totals"]["groups"]
     assert [counts[kind] for kind in ("kto", "ranked", "preference", "single")] == [40, 40, 40, 3]
@@ -165,7 +165,7 @@ def test_another_limit_gives_what_a_build_gives(pairs: Path, tmp_path: Path, ove
     limits: dict[str, Any] = {"max_length": 64, "overlong": overlong}
     prepare(pairs, cache_dir=tmp_path / "a")
     derived = prepare(pairs, cache_dir=tmp_path / "a", **limits)
-    built = prepare(pairs, cache_dir=tmp_path / "b", engine="hf", renderer="jinja2", **limits)
+    built = prepare(pairs, cache_dir=tmp_path / "b", reference=True, **limits)
     assert files_of(tmp_path / "a", "slices") == files_of(tmp_path / "b", "slices")
     assert derived.key == built.key
     assert 0 < len(built.groups) <= 120

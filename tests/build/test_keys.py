@@ -19,7 +19,7 @@ from tokenmill.build.calls import explain_recipe
 # Changes the source or the tokenizer in place and returns further arguments.
 Change = Callable[[Path, Path], dict[str, Any]]
 
-BASE = {"template_kwargs": {"enable_thinking": True}, "date": "2026-11-14"}
+BASE = {"chat_template_kwargs": {"enable_thinking": True}, "date": "2026-11-14"}
 
 
 def same_size_edit(source: Path, tokenizer: Path) -> dict[str, Any]:
@@ -72,11 +72,11 @@ CHANGES: dict[str, Change] = {
     "one merge": one_merge,
     "own template": own_template,
     **{name: given(**{name: value}) for name, value in EVERYTHING.items()},
-    "template_kwargs gone": given(template_kwargs=None),
+    "chat_template_kwargs gone": given(chat_template_kwargs=None),
     "train_on everything": given(train_on="everything"),
     "overlong": given(max_length=64, overlong="truncate"),
-    "carry one": given(carry=("id",)),
-    "carry in another order": given(carry=("t", "id")),
+    "carry one": given(keep_columns=("id",)),
+    "carry in another order": given(keep_columns=("t", "id")),
 }
 
 

@@ -35,7 +35,7 @@ def columns_of(groups: list[list[Row]], *, grouped: bool) -> SliceColumns:
     facts = np.ones(count, np.int8), np.zeros(count), np.zeros(count), np.zeros(count, np.int32)
     numbers = {"n": [str(n) for n in range(count)]}
     return replace(
-        make_columns([len(tokens) for tokens, _ in rows], carried=numbers),
+        make_columns([len(tokens) for tokens, _ in rows], extra=numbers),
         ids=np.array([token for token, _ in flat], np.int32),
         mask=(weights > 0).astype(np.uint8),
         part=np.array([n if grouped else 0 for g in groups for n in range(len(g))], np.int32),
@@ -84,7 +84,7 @@ def test_limited_columns_equal_the_model(
     kept, lost = model(groups, limit, grouped=grouped)
     assert [(row.row, row.reason) for row in limited.rejected] == lost
     assert limited.row.tolist() == [number for number, _, _ in kept]
-    assert limited.carried["n"] == [str(number) for number, _, _ in kept]
+    assert limited.extra["n"] == [str(number) for number, _, _ in kept]
     weights = limited.mask.astype(np.float32) if limited.weights is None else limited.weights
     for place, (_, tokens, ends) in enumerate(kept):
         own = slice(*limited.starts[place : place + 2].tolist())

@@ -13,10 +13,9 @@ import pytest
 from tests.store.making import make_columns, make_store
 from tokenmill.errors import CorruptionError, SourceMissing
 from tokenmill.sources.rows import open_rows
-from tokenmill.store import CacheLayout, Store, commit
-from tokenmill.store import ahead as ahead_module
+from tokenmill.store import CacheLayout, Store, commit, prefetch
 from tokenmill.store import store as store_module
-from tokenmill.store.ahead import ahead
+from tokenmill.store.prefetch import prefetch_map
 from tokenmill.store.slices import read_counts
 
 LENGTHS = [[3, 5], [4], [], [6, 7, 9], [8]]
@@ -31,7 +30,7 @@ def test_first_rows_searched_in_place_find_the_same_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mapped: bool
 ) -> None:
     copied = make(tmp_path)
-    monkeypatch.setattr(store_module, "LISTED_FIRST_ROWS", 2)
+    monkeypatch.setattr(store_module, "MAX_LISTED_SLICES", 2)
     monkeypatch.setattr(store_module, "is_network", lambda path: not mapped)
     long = Store(copied.path)
     # In place means: another place for each 96 bytes, and nothing copied out of the map.
@@ -48,13 +47,13 @@ def test_first_rows_searched_in_place_find_the_same_rows(
 def test_state_of_too_many_slices_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commit, "MOST_SHARDS", 4)
+    monkeypatch.setattr(commit, "MAX_SHARDS", 4)
     store = make(tmp_path)
     state = json.loads((store.path / "state.json").read_bytes())
     assert len(state["_data_files"]) == 1
     assert store.verify() > 0
     with pytest.raises(SourceMissing, match=r"5 slices are too many .* tokenmill export"):
-        open_rows(store.path, cache_dir=tmp_path / "elsewhere")
+        open_rows(store.path, cache_dir=tmp_path / "other")
     datasets = pytest.importorskip("datasets")
     with pytest.raises(FileNotFoundError, match="use tokenmill export"):
         datasets.load_from_disk(str(store.path))
@@ -76,13 +75,13 @@ def test_counts_that_disagree_with_their_record_are_corrupt(tmp_path: Path) -> N
 
 
 def test_ahead_keeps_the_order_and_takes_only_a_window() -> None:
-    for count in (0, 1, ahead_module.BATCH - 1, ahead_module.BATCH, 700):
-        assert list(ahead(str, range(count))) == [str(number) for number in range(count)]
+    for count in (0, 1, prefetch.BATCH - 1, prefetch.BATCH, 700):
+        assert list(prefetch_map(str, range(count))) == [str(number) for number in range(count)]
     taken = itertools.count()
-    results = ahead(lambda number: number * number, taken)  # endless
+    results = prefetch_map(lambda number: number * number, taken)  # endless
     assert list(itertools.islice(results, 1000)) == [number * number for number in range(1000)]
-    limit = ahead_module.BATCH * (ahead_module.WINDOW + 1)
-    assert next(taken) <= 1000 + ahead_module.BATCH + limit
+    limit = prefetch.BATCH * (prefetch.WINDOW + 1)
+    assert next(taken) <= 1000 + prefetch.BATCH + limit
     results.close()
     assert not [t for t in threading.enumerate() if "tokenmill-ahead" in t.name]
 
@@ -95,9 +94,9 @@ def test_ahead_raises_an_error_in_its_turn() -> None:
 
     found = []
     with pytest.raises(CorruptionError, match="this one"):
-        found.extend(ahead(work, range(1000)))
+        found.extend(prefetch_map(work, range(1000)))
     # Results come in batches; everything before the failing one's batch was given out.
-    assert found == list(range(300 // ahead_module.BATCH * ahead_module.BATCH))
+    assert found == list(range(300 // prefetch.BATCH * prefetch.BATCH))
 
 
 def test_walking_blocks_of_many_files_holds_no_descriptor(tmp_path: Path) -> None:

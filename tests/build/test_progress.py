@@ -56,7 +56,7 @@ def test_speed_and_time_left_are_those_of_the_last_half_minute(name: str) -> Non
     progress = Progress(clock=clock, **totals)
     for pause, rows, size, found in steps:
         clock.now += pause
-        progress.add(rows=rows, size=size, found=found)
+        progress.add(rows=rows, size=size, is_hit=found)
     clock.now += after
     shot = progress.snapshot()
     assert (shot.rows_per_s, shot.bytes_per_s, shot.left_s) == tuple(
@@ -73,7 +73,7 @@ def test_everything_is_counted_in_bounded_memory(steps: list[Step]) -> None:
     progress = Progress(total_size=sum(size for _, _, size, _ in steps), clock=clock)
     for pause, rows, size, found in steps:
         clock.now += pause
-        progress.add(rows=rows, size=size, found=found)
+        progress.add(rows=rows, size=size, is_hit=found)
         shot = progress.snapshot()
         assert shot.bytes_per_s is None or shot.bytes_per_s >= 0
         assert shot.left_s is None or shot.left_s >= 0

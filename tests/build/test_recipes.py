@@ -19,18 +19,15 @@ from tokenmill.build.recipe import RunOptions
 
 EVERY_NAME: dict[str, Any] = {
     **EVERYTHING,
-    "messages_key": "messages",
-    "carry": ["id"],
+    "columns": {"messages": "messages", "system": None},
+    "keep_columns": ["id"],
     "tokenizer_backend": "file",
     "trust_remote_code": False,
-    "on_bad_row": "raise",
     "max_rejected": "5%",
     "num_workers": 0,
     "force_recache": False,
     "disable_cache": False,
-    "engine": "hf",
-    "renderer": "jinja2",
-    "rehash": True,
+    "reference": True,
     "media_urls": True,
 }
 
@@ -81,12 +78,12 @@ def test_recipe_file_takes_every_name_and_paths_relative_to_itself(
     assert resolve_call(str(beside), None, {})[0].processor == str(tmp_path / "tok")
     for name, value in EVERY_NAME.items():
         holder = recipe if hasattr(recipe, name) else options
-        wanted = {"carry": ("id",), "max_rejected": 0.05}.get(name, value)
+        wanted = {"keep_columns": ("id",), "max_rejected": 0.05}.get(name, value)
         assert getattr(holder, name) == wanted, name
     store = tm.prepare(str(path))
     assert len(store) == 6
     assert store.path.is_relative_to(tmp_path / "cache")
-    assert store[0].carried == {"id": 0}
+    assert store[0].extra == {"id": 0}
 
 
 @pytest.mark.parametrize("name", EVERY_NAME)
@@ -128,27 +125,27 @@ def test_unquoted_date_in_yaml_is_a_date(source: Path, tmp_path: Path) -> None:
         ("a: [", "YAML"),
         ("", "mapping"),
         ("1: 2\n", "mapping"),
-        ("sources: x\n", "no tokenizer"),
+        ("sources: x\n", "tokenizer is missing"),
         ("tokenizer: x\n", "no sources"),
         ("sources: x\ntokenizer: y\nmax_length: -3\n", "max_length"),
         ("sources: 3\ntokenizer: y\n", "sources"),
         ("sources: x\ntokenizer: y\nexecutor: slurm\n", "executor"),
         ("sources: x\ntokenizer: y\nexecutor: 3\n", "executor"),
         ("sources: x\ntokenizer: y\nmax_rejected: 200%\n", "max_rejected"),
-        ("sources: x\ntokenizer: y\ntemplate_kwargs: 7\n", "template_kwargs"),
+        ("sources: x\ntokenizer: y\ntemplate_kwargs: 7\n", "chat_template_kwargs"),
     ],
 )
 def test_recipe_file_that_is_wrong_is_refused(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "recipe.yml"
     path.write_text(text)
-    with pytest.raises(tm.UsageError, match=said):
+    with pytest.raises(tm.errors.UsageError, match=said):
         tm.prepare(str(path))
 
 
 def test_missing_recipe_file_is_said_so(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no such recipe"):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
         tm.prepare(str(tmp_path / "none.yaml"))
-    with pytest.raises(tm.UsageError, match="no sources"):
+    with pytest.raises(tm.errors.UsageError, match="no sources"):
         tm.Recipe((), tokenizer="t")
     assert tm.Recipe("a", tokenizer="t") == tm.Recipe(("a",), tokenizer="t")
 

@@ -44,7 +44,7 @@ def test_same_content_is_a_hit_whatever_its_name_compression_workers_and_engines
     zstandard = pytest.importorskip("zstandard")
     first = run(source)
     assert not first.hit
-    assert first.account.slices_built == first.summary()["slices"] > 5
+    assert first.build_stats.slices_built == first.summary()["slices"] > 5
     data = source.read_bytes()
     for name, copied in {
         "other/name.ndjson": data,
@@ -62,17 +62,15 @@ def test_same_content_is_a_hit_whatever_its_name_compression_workers_and_engines
         assert data[origin.offset :][: origin.length] == json.dumps(conversation(7)).encode()
     for given in (
         {"num_workers": 2, "executor": "local"},
-        {"engine": "hf"},
-        {"renderer": "jinja2"},
-        {"on_bad_row": "raise"},
+        {"reference": True},
+        {"max_rejected": 0},
         {"max_rejected": "1%"},
-        {"rehash": True},
     ):
         found = run(source, **given)
         assert (found.hit, found.store.key) == (True, first.store.key), given
     copy = tmp_path / "other" / "name.ndjson"
     both = run([str(source), str(copy)])
-    assert both.account.slices_built == 0, "two files of the same rows share slices"
+    assert both.build_stats.slices_built == 0, "two files of the same rows share slices"
     assert len(both.store) == 600
     assert both.store[300].origin.path == str(copy)
     assert both.store[300].input_ids.tolist() == first.store[0].input_ids.tolist()
@@ -95,7 +93,7 @@ def test_changed_rows_rebuild_a_few_slices(
     after = run(write_rows(source, rows))
     assert not after.hit
     assert len(after.store) == len(rows)
-    assert 1 <= after.account.slices_built <= most
+    assert 1 <= after.build_stats.slices_built <= most
     assert after.summary()["slices"] - before["slices"] <= 1
 
 
@@ -109,8 +107,8 @@ def uneven(tmp_path: Path) -> Path:
 
 
 LIMITS: list[dict[str, Any]] = [
-    {"max_length": 60},
-    {"max_length": 45, "carry": ("id",)},
+    {"max_length": 80},
+    {"max_length": 45, "keep_columns": ("id",)},
     {"max_length": 60, "overlong": "truncate"},
     {"max_length": 100, "expand": "turns"},
 ]
@@ -121,15 +119,17 @@ def test_another_limit_tokenizes_nothing_and_keeps_the_rest(
     uneven: Path, tmp_path: Path, own_cache: Path, given: dict[str, Any]
 ) -> None:
     limit, truncates = given["max_length"], given.get("overlong") == "truncate"
-    shaping = {name: value for name, value in given.items() if name in ("carry", "expand")}
+    shaping = {name: value for name, value in given.items() if name in ("keep_columns", "expand")}
     whole = run(uneven, **shaping)
     limited = run(uneven, **given)
     slices = limited.summary()["slices"]
     assert not limited.hit
-    assert limited.account.slices_built == 0
-    assert 0 < limited.account.slices_derived < slices, "slices without overlong rows are shared"
+    assert limited.build_stats.slices_built == 0
+    assert 0 < limited.build_stats.slices_derived < slices, (
+        "slices without overlong rows are shared"
+    )
     shared = set(limited.store.slice_keys()) & set(whole.store.slice_keys())
-    assert len(shared) == slices - limited.account.slices_derived
+    assert len(shared) == slices - limited.build_stats.slices_derived
     # Compared with every row of the store without a limit.
     expected, lost = [], 0
     for row in whole.store:
@@ -147,17 +147,17 @@ def test_another_limit_tokenizes_nothing_and_keeps_the_rest(
     reason = "no_trained_tokens" if truncates else "overlong"
     before, after = whole.store.rejected, limited.store.rejected
     assert after == {**before, reason: before.get(reason, 0) + lost}
-    if "carry" in given:
-        assert [row.carried for row in limited.store] == [
-            row.carried for row in whole.store if len(row.input_ids) <= limit
+    if "keep_columns" in given:
+        assert [row.extra for row in limited.store] == [
+            row.extra for row in whole.store if len(row.input_ids) <= limit
         ]
     # A build that starts with the limit makes the same bytes.
     direct = run(uneven, cache_dir=tmp_path / "direct", **given)
-    assert direct.account.slices_derived == 0
-    assert direct.account.slices_built == slices
+    assert direct.build_stats.slices_derived == 0
+    assert direct.build_stats.slices_built == slices
     assert bits(tmp_path / "direct", direct) == bits(own_cache, limited)
     assert direct.store.verify() > 0
-    assert run(uneven, cache_dir=tmp_path / "direct", **shaping).account.slices_built == 0
+    assert run(uneven, cache_dir=tmp_path / "direct", **shaping).build_stats.slices_built == 0
 
 
 def test_dropped_tokens_are_in_no_file_of_the_store(uneven: Path) -> None:
@@ -178,7 +178,7 @@ def test_corrupt_slice_is_tokenized_again_for_another_limit(
     data[len(data) // 2] ^= 1
     victim.write_bytes(data)
     limited = run(uneven, max_length=60)
-    assert limited.account.slices_built == 1
+    assert limited.build_stats.slices_built == 1
     direct = run(uneven, cache_dir=tmp_path / "direct", max_length=60)
     assert bits(own_cache, limited) == bits(tmp_path / "direct", direct)
 
@@ -199,7 +199,7 @@ def test_slices_that_are_gone_are_built_again(
         again = run(source)
         assert not again.hit
         slices = again.summary()["slices"]
-        assert again.account.slices_built == (slices if gone.name == "slices" else 1), gone
+        assert again.build_stats.slices_built == (slices if gone.name == "slices" else 1), gone
         assert bits(own_cache, again) == before
     assert run(source).hit
 
@@ -228,7 +228,7 @@ def test_slice_collected_during_the_build_is_built_again(
     monkeypatch.setattr(running, "commit_store", collected)
     prepared = run(source)
     assert calls == 2
-    assert prepared.account.slices_built == prepared.summary()["slices"] + 1
+    assert prepared.build_stats.slices_built == prepared.summary()["slices"] + 1
     assert prepared.store.verify() > 0
     assert len(prepared.store) == 300
 
@@ -239,9 +239,50 @@ def test_progress_counts_every_slice_once_found_built_or_derived(source: Path) -
     slices = first.summary()["slices"]
     source.write_bytes(source.read_bytes() + json.dumps(conversation(300)).encode() + b"\n")
     grown = run(source, progress=seen.append)
-    assert 0 < grown.account.slices_built < slices
+    assert 0 < grown.build_stats.slices_built < slices
     assert seen[-1].fraction == 1.0
     assert (seen[-1].rows, seen[-1].slices) == (301, grown.summary()["slices"])
     limited = run(source, max_length=int(first.store.lengths.max()) - 1, progress=seen.append)
-    assert limited.account.slices_derived > 0
+    assert limited.build_stats.slices_derived > 0
     assert (seen[-1].rows, seen[-1].slices) == (301, limited.summary()["slices"])
+
+
+def described(prepared: Prepared) -> dict[str, Any]:
+    names = ("engine", "renderer", "audited_rows", "notes", "used", "untraced", "slices")
+    return {name: prepared.store.proof[name] for name in names}
+
+
+@pytest.mark.parametrize("reused", ["rows", "limit", "lost", "damaged"])
+def test_proof_counts_the_slices_of_earlier_runs_too(
+    reused: str, source: Path, tmp_path: Path
+) -> None:
+    more = write_rows(tmp_path / "more.jsonl", conversations(20, first=900))
+    sources = [source, more] if reused == "rows" else source
+    limit = {"max_length": 80} if reused == "limit" else {}
+    expected = described(run(sources, cache_dir=tmp_path / "alone", **limit))
+    first = run(source)
+    if reused in ("lost", "damaged"):
+        shutil.rmtree(first.path)
+        path = next((tmp_path / "tokenmill-cache" / "slices").rglob("*.json"))
+        path.unlink() if reused == "lost" else path.write_bytes(b"{}")
+    built = run(sources, **limit)
+    assert built.build_stats.slices_built < built.summary()["slices"]
+    assert described(built) == expected
+    assert sum(expected["used"]["render.renderer"].values()) == expected["slices"]
+    hit = run(sources, **limit)
+    assert hit.hit
+    assert described(hit) == expected
+    assert list(hit.remarks()) == list(built.remarks())
+
+
+@pytest.mark.parametrize("limit", [None, 80])
+def test_any_number_of_slices_without_files_is_rebuilt(
+    limit: int | None, source: Path, tmp_path: Path
+) -> None:
+    first = run(source, max_length=limit)
+    expected = [row.input_ids.tolist() for row in first.store]
+    assert first.summary()["slices"] > running.MAX_REBUILDS
+    shutil.rmtree(first.path)
+    for path in (tmp_path / "tokenmill-cache" / "slices").rglob("*.meta.arrow"):
+        path.unlink()
+    assert [row.input_ids.tolist() for row in run(source, max_length=limit).store] == expected

@@ -24,8 +24,9 @@ import tokenmill as tm
 from tests.build.making import TOKENIZER, conversations, small_cuts, write_rows
 from tests.programs import PROJECT, environment
 from tokenmill.build import blocks, executors
-from tokenmill.build.calls import explain_recipe, prepare_part
+from tokenmill.build.calls import explain_recipe, run_part
 from tokenmill.build.tasks import Done, InlineExecutor, Setup, Task
+from tokenmill.data.prompts import PromptSettings, open_prompts
 from tokenmill.errors import TokenizerError, TokenmillError
 from tokenmill.tokenizers import engines
 from tokenmill.tokenizers.tokenizer import Tokenizer
@@ -63,7 +64,7 @@ class AutoTokenizer:
 """
 
 
-class Asked:
+class PromptRequest:
     """How often the package in AutoTokenizer's place was asked."""
 
     def __init__(self, directory: Path) -> None:
@@ -76,8 +77,8 @@ class Asked:
 
 
 @pytest.fixture
-def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
-    asked = Asked(tmp_path)
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PromptRequest:
+    asked = PromptRequest(tmp_path)
     monkeypatch.syspath_prepend(str(asked.package))
     monkeypatch.setenv("ASKED", str(asked.path))
     return asked
@@ -127,12 +128,12 @@ def test_more_than_a_little_starts_workers_and_the_fast_engine(
     rows = write_rows(tmp_path / "rows.jsonl", conversations(20))
     little = Recording()
     tm.prepare(rows, executor=little, **NAMED)
-    monkeypatch.setattr(blocks, "LITTLE_WORK", 100)
-    monkeypatch.setattr("tokenmill.tokenizers.cache.LITTLE_WORK", 100)
+    monkeypatch.setattr(blocks, "SMALL_JOB_BYTES", 100)
+    monkeypatch.setattr("tokenmill.tokenizers.cache.SMALL_JOB_BYTES", 100)
     much = Recording()
     tm.prepare(rows, executor=much, force_recache=True, **NAMED)
     built = [setups[-1] for setups in (little.setups, much.setups)]
-    assert [setup.little for setup in built] == [True, False]
+    assert [setup.small_job for setup in built] == [True, False]
     assert [setup.options["engine"] for setup in built] == ["hf", "auto"]
     with pytest.raises(AssertionError, match="worker"):
         tm.prepare(rows, force_recache=True, **NAMED)
@@ -142,7 +143,7 @@ def test_work_ahead_is_what_is_missing_and_not_what_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_cuts(monkeypatch)
-    monkeypatch.setattr(blocks, "LITTLE_WORK", 30_000)
+    monkeypatch.setattr(blocks, "SMALL_JOB_BYTES", 30_000)
     rows = write_rows(tmp_path / "rows.jsonl", conversations(400))
     first, second = Recording(), Recording()
     tm.prepare(rows, executor=first, **NAMED)
@@ -150,7 +151,7 @@ def test_work_ahead_is_what_is_missing_and_not_what_is_there(
         file.write(json.dumps(conversations(1, first=900)[0]) + "\n")
     store = tm.prepare(rows, executor=second, **NAMED)
     assert len(store) == 401
-    assert (first.setups[-1].little, second.setups[-1].little) == (False, True)
+    assert (first.setups[-1].small_job, second.setups[-1].small_job) == (False, True)
 
 
 def test_warm_process_loads_nothing_again(
@@ -176,7 +177,7 @@ print(json.dumps([len(store), [m for m in ("transformers", "fastokens", "torch",
 """
 
 
-def new_process(rows: Path, cache: Path, asked: Asked) -> subprocess.Popen[str]:
+def new_process(rows: Path, cache: Path, asked: PromptRequest) -> subprocess.Popen[str]:
     paths = [str(asked.package), environment().get("PYTHONPATH", str(PROJECT / "src"))]
     return subprocess.Popen(
         [sys.executable, "-c", NEW_PROCESS, str(rows), str(TOKENIZER), str(cache)],
@@ -187,7 +188,7 @@ def new_process(rows: Path, cache: Path, asked: Asked) -> subprocess.Popen[str]:
 
 
 def test_autotokenizer_is_asked_once_by_processes_that_meet_at_once(
-    tmp_path: Path, own_cache: Path, asked: Asked
+    tmp_path: Path, own_cache: Path, asked: PromptRequest
 ) -> None:
     files = [write_rows(tmp_path / f"{n}.jsonl", conversations(1, first=n)) for n in range(3)]
     children = [new_process(rows, own_cache, asked) for rows in files]
@@ -200,7 +201,7 @@ def test_autotokenizer_is_asked_once_by_processes_that_meet_at_once(
 
 
 def test_stopped_or_impossible_lock_only_costs_time(
-    one_row: Path, own_cache: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch
+    one_row: Path, own_cache: Path, asked: PromptRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tokenmill.build.identity.MAX_WAIT_S", 0.2)
     place = own_cache / "tokenizers" / "memo"
@@ -219,7 +220,7 @@ def test_stopped_or_impossible_lock_only_costs_time(
 
 
 def test_autotokenizers_answer_serves_every_template_and_is_asked_again_when_damaged(
-    one_row: Path, own_cache: Path, asked: Asked
+    one_row: Path, own_cache: Path, asked: PromptRequest
 ) -> None:
     source = (TOKENIZER / "chat_template.jinja").read_text()
 
@@ -236,7 +237,7 @@ def test_autotokenizers_answer_serves_every_template_and_is_asked_again_when_dam
 
 
 def test_difference_is_remembered_and_refused_again_without_asking(
-    one_row: Path, own_cache: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch
+    one_row: Path, own_cache: Path, asked: PromptRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DIFFERS", "1")
     for _ in range(2):
@@ -272,10 +273,12 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Watched]:
 
 VERBS: dict[str, Callable[..., Any]] = {
     "prepare": tm.prepare,
-    "prepare_part": partial(prepare_part, part="1/2"),
+    "part": partial(run_part, part="1/2"),
     "why": explain_recipe,
     "lint": tm.lint,
-    "prompts": partial(tm.PromptDataset, prompt_key="messages", apply_chat_template=True),
+    "prompts": lambda path, executor, **options: open_prompts(
+        PromptSettings(executor=executor), path, prompt_key="messages", **options
+    ),
 }
 
 

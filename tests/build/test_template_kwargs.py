@@ -33,7 +33,7 @@ def source(tmp_path: Path) -> Path:
 def test_order_inside_a_variable_is_served_as_it_was_given(source: Path, tmp_path: Path) -> None:
     given = {**INLINE, "chat_template": TEMPLATE, "cache_dir": tmp_path / "cache"}
     stores = [
-        tm.prepare(source, TOKENIZER, template_kwargs={"z": 1, "x": x}, **given)
+        tm.prepare(source, TOKENIZER, chat_template_kwargs={"z": 1, "x": x}, **given)
         for x in (SORTED, TURNED)
     ]
     assert stores[0].key != stores[1].key
@@ -45,10 +45,10 @@ def test_order_inside_a_variable_is_served_as_it_was_given(source: Path, tmp_pat
 
 def test_order_is_in_the_key_only_where_it_can_be_seen(source: Path) -> None:
     def document(kwargs: dict[str, Any]) -> dict[str, Any]:
-        return tm.Recipe((str(source),), TOKENIZER, template_kwargs=kwargs).document()
+        return tm.Recipe((str(source),), TOKENIZER, chat_template_kwargs=kwargs).document()
 
     assert document({"x": SORTED, "a": 1}) == document({"a": 1, "x": SORTED})
-    assert "template_kwargs_order" not in document({"x": SORTED, "a": 1})
+    assert "chat_template_kwargs_order" not in document({"x": SORTED, "a": 1})
     assert document({"x": TURNED}) != document({"x": SORTED})
     assert document({"x": TURNED, "a": 1}) == document({"a": 1, "x": TURNED})
     assert own_order({"x": {"a": {"z": 1, "y": 2}}}) is not None
@@ -59,8 +59,8 @@ def test_order_inside_a_variable_of_prompts_is_in_their_key(source: Path, tmp_pa
     made = [
         tm.PromptDataset(
             source, TOKENIZER, prompt_key="messages", tokenizer_backend="file",
-            chat_template=TEMPLATE, apply_chat_template=True, template_kwargs={"x": x},
-            cache_dir=tmp_path / "cache", executor="inline",
+            chat_template=TEMPLATE, apply_chat_template=True, apply_chat_template_kwargs={"x": x},
+            cache_dir=tmp_path / "cache", num_workers=0,
         )
         for x in (SORTED, TURNED)
     ]  # fmt: skip
@@ -93,25 +93,25 @@ def test_what_is_not_plain_is_refused_where_it_is_given(wrong: str, around: str)
     value = {"bare": WRONG[wrong], "list": [0, WRONG[wrong]], "mapping": {"y": WRONG[wrong]}}
     given = {"x": value[around]}
     for make in (
-        lambda: tm.Recipe(("a.jsonl",), TOKENIZER, template_kwargs=given),
-        lambda: PromptSpec(template_kwargs=given),
+        lambda: tm.Recipe(("a.jsonl",), TOKENIZER, chat_template_kwargs=given),
+        lambda: PromptSpec(apply_chat_template_kwargs=given),
     ):
-        with pytest.raises(UsageError, match=r"template_kwargs"):
+        with pytest.raises(UsageError, match=r"chat_template_kwargs"):
             make()
 
 
 def test_names_of_columns_are_texts() -> None:
-    for name in ("messages_key", "tools_key", "text_key", "prompt_key", "completion_key"):
-        with pytest.raises(UsageError, match=name):
-            tm.Recipe(("a.jsonl",), TOKENIZER, **{name: "\ud800"})
-    with pytest.raises(UsageError, match="carry"):
-        tm.Recipe(("a.jsonl",), TOKENIZER, carry=("\ud800",))
+    for role in ("messages", "tools", "text", "prompt", "completion"):
+        with pytest.raises(UsageError, match="columns"):
+            tm.Recipe(("a.jsonl",), TOKENIZER, columns={role: "\ud800"})
+    with pytest.raises(UsageError, match="keep_columns"):
+        tm.Recipe(("a.jsonl",), TOKENIZER, keep_columns=("\ud800",))
     with pytest.raises(UsageError, match="prompt_key"):
         PromptSpec(prompt_key="\ud800")
 
 
 def test_edges_that_are_plain_are_taken() -> None:
     given = {"x": {"least": -(1 << 63), "most": (1 << 64) - 1, "pair": (1, 2), "none": None}}
-    recipe = tm.Recipe(("a.jsonl",), TOKENIZER, template_kwargs=given)
+    recipe = tm.Recipe(("a.jsonl",), TOKENIZER, chat_template_kwargs=given)
     # A list and a tuple are one to a key, so they are one to a template.
-    assert recipe.template_kwargs == {"x": {**given["x"], "pair": [1, 2]}}
+    assert recipe.chat_template_kwargs == {"x": {**given["x"], "pair": [1, 2]}}

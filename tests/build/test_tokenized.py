@@ -108,12 +108,12 @@ def test_rows_of_every_writer_become_the_store_they_came_from(
 ) -> None:
     rows = [WRITERS[name](row) | {"id": number} for number, row in enumerate(chats)]
     source = write(rows, kind, tmp_path)
-    store = tm.prepare(source, **TOKENS, carry=["id"])
+    store = tm.prepare(source, **TOKENS, keep_columns=["id"])
     assert (len(store), store.rejected) == (len(chats), {})
     for number, (row, wanted) in enumerate(zip(store, chats, strict=True)):
         assert np.array_equal(row.input_ids, wanted.input_ids)
         assert np.array_equal(row.loss_mask, wanted.loss_mask)
-        assert row.carried == {"id": number}
+        assert row.extra == {"id": number}
         assert row.origin.row == number
         assert row.turns == []
     assert store.manifest["totals"]["trained_tokens"] == int(chats.trained.sum())
@@ -129,14 +129,14 @@ BAD: dict[str, tuple[dict[str, Any] | str, str, str]] = {
     "negative id": ({**GOOD, "input_ids": [5, -1, 7, 8]}, "bad_shape", r"input_ids\[1\] is -1"),
     "id behind the vocabulary": (
         {**GOOD, "input_ids": [5, 6, 7, 4096]}, "bad_shape", r"\[3\] is 4096.*below 4096"),
-    "no mask": ({"input_ids": [5, 6]}, "bad_shape", "nothing says what is trained"),
+    "no mask": ({"input_ids": [5, 6]}, "bad_shape", "the row has no labels"),
     "short mask": ({**GOOD, "loss_mask": [0, 1, 1]}, "bad_shape", "3 values, input_ids has 4"),
-    "weights": ({**GOOD, "loss_mask": [0, 0, 0.5, 1]}, "bad_shape", r"loss_mask\[2\] is 0.5"),
+    "weights": ({**GOOD, "loss_mask": [0, 0, 0.5, 1]}, "bad_shape", r"loss_mask\[2\].*got 0.5"),
     "mask of 2": ({**GOOD, "assistant_masks": [0, 2, 1, 1]}, "bad_shape", "assistant_masks"),
     "mask of text": ({**GOOD, "loss_mask": ["0", 0, 1, 1]}, "bad_shape", "Expected"),
     "null in a mask": ({**GOOD, "loss_mask": [None, 0, 1, 1]}, "bad_shape", "Expected"),
     "shifted labels": (
-        {"input_ids": [5, 6, 7, 8], "labels": [6, 7, 8, -100]}, "mask_unproven", "unshifted"),
+        {"input_ids": [5, 6, 7, 8], "labels": [6, 7, 8, -100]}, "mask_unproven", "not be shifted"),
     "another label": (
         {"input_ids": [5, 6, 7, 8], "labels": [-100, 6, 9, 8]}, "mask_unproven", r"labels\[2\]"),
     "short labels": ({"input_ids": [5, 6], "labels": [-100]}, "bad_shape", "labels has 1"),
@@ -148,16 +148,35 @@ BAD: dict[str, tuple[dict[str, Any] | str, str, str]] = {
     "hole in the attention": (
         {**GOOD, "attention_mask": [1, 0, 1, 1]}, "bad_shape", "zeros between ones"),
     "attention by number": (
-        {**GOOD, "attention_mask": [1, 1, 2, 2]}, "bad_shape", "attention_mask.*is 2"),
-    "nothing attended": ({**GOOD, "attention_mask": [0] * 4}, "bad_shape", "every token padding"),
+        {**GOOD, "attention_mask": [1, 1, 2, 2]}, "bad_shape", "attention_mask.*got 2"),
+    "nothing attended": ({**GOOD, "attention_mask": [0] * 4}, "bad_shape", "every token as"),
     "trained padding": (
-        {**GOOD, "attention_mask": [1, 1, 1, 0]}, "mask_unproven", "padding that is trained"),
-    "pack by positions": ({**GOOD, "position_ids": [0, 1, 0, 1]}, "bad_shape", "several seq"),
+        {**GOOD, "attention_mask": [1, 1, 1, 0]}, "mask_unproven", "marks it as padding"),
+    "pack by positions": ({**GOOD, "position_ids": [0, 1, 0, 1]}, "bad_shape", "position_ids"),
     "pack by lengths": ({**GOOD, "seq_lengths": [2, 2]}, "bad_shape", "2 sequences"),
     "pack by bounds": ({**GOOD, "cu_seqlens": [0, 2, 4]}, "bad_shape", "several sequences"),
     "window of another size": (
         {**GOOD, "num_actions": 2, "loss_mask": [1, 1, 1]}, "bad_shape", "num_actions is 2"),
-    "pictures": ({**GOOD, "pixel_values": [[0.5]]}, "bad_shape", "pixel_values.*pictures"),
+    **{
+        name: ({**GOOD, name: ["a"]}, "bad_shape", f"{name}.*must not have images")
+        for name in ("pixel_values", "images", "image", "videos", "video", "audios", "audio",
+                     "multi_modal_inputs")
+    },
+    "short weights": ({**GOOD, "loss_weights": [0, 1]}, "bad_shape", "loss_weights has 2 values"),
+    "negative weight": (
+        {**GOOD, "loss_weights": [0, 0, -1, 1]}, "bad_shape", r"loss_weights\[2\].*got -1"),
+    "weight too large": (
+        {**GOOD, "loss_weights": [0, 0, 1e300, 1]}, "bad_shape", r"loss_weights\[2\].*got 1e"),
+    "weight of text": ({**GOOD, "loss_weights": [0, 0, "1", 1]}, "bad_shape", "Expected"),
+    "weight outside the mask": (
+        {**GOOD, "loss_weights": [0, 0.5, 0.5, 1]}, "mask_unproven",
+        "loss_mask and loss_weights differ at token 1"),
+    "weight of 0 inside the mask": (
+        {**GOOD, "loss_weights": [0, 0, 0, 1]}, "mask_unproven",
+        "loss_mask and loss_weights differ at token 2"),
+    "two weights": (
+        {**GOOD, "loss_weights": [0, 0, 0.5, 1], "weight": 2}, "bad_shape",
+        "'weight' and 'loss_weights'"),
     "nothing trained": ({**GOOD, "loss_mask": [0] * 4}, "no_trained_tokens", ""),
     "empty": ({"input_ids": [], "loss_mask": []}, "no_trained_tokens", ""),
     "too long": (
@@ -233,7 +252,9 @@ def test_packing_and_the_page_serve_them(chats: Store, tmp_path: Path) -> None:
 
 def test_other_formats_name_this_one(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "rows.jsonl", [json.dumps(GOOD)])
-    with pytest.raises(tm.SourceError, match="format='tokens' reads rows that are tokenized"):
+    with pytest.raises(
+        tm.errors.SourceError, match="format='tokens' reads rows that are tokenized"
+    ):
         tm.prepare(path, tokenizer=str(TOKENIZER), **INLINE)
-    with pytest.raises(UsageError, match="checked by prepare itself"):
+    with pytest.raises(UsageError, match="prepare checks them"):
         tm.lint(path, tokenizer=str(TOKENIZER), **INLINE, format="tokens")

@@ -136,7 +136,7 @@ def test_manifest_that_hides_a_file_of_weights_is_refused(source: Source, tmp_pa
     path = tmp_path / "copy" / MANIFEST
     path.chmod(0o644)
     path.write_bytes(encode_manifest(manifest))
-    with pytest.raises(CorruptionError, match="must name the files"):
+    with pytest.raises(CorruptionError, match="must list the files"):
         tm.open_store(tmp_path / "copy")
 
 
@@ -165,7 +165,7 @@ def test_what_is_no_weight_rejects_its_row(tmp_path: Path) -> None:
     store = prepare(write_rows(tmp_path / "rows.jsonl", rows))
     assert (len(store), store.rejected) == (1, {"bad_shape": 17})
     for origin, _, detail in list(store.rejected_rows())[:-1]:
-        assert f"weight of {'the row' if origin.row % 2 else 'a message'} is" in detail
+        assert f"weight of {'the row' if origin.row % 2 else 'a message'} must be" in detail
 
 
 def test_each_turn_by_itself_keeps_its_weight(source: Source) -> None:
@@ -191,6 +191,25 @@ def test_rows_that_come_as_tokens_have_a_weight_too(tmp_path: Path) -> None:
     store = prepare(write_rows(tmp_path / "rows.jsonl", rows), format="tokens")
     assert [row.weights.tolist() for row in store] == [[0, 0.5, 0.5], [0, 1]]
     assert store.rejected == {"bad_shape": 1}
+
+
+@pytest.mark.parametrize("mask", ["labels", "loss_mask"])
+@pytest.mark.parametrize("format", ["parquet", "jsonl"])
+def test_weights_of_an_export_come_back_as_tokens(tmp_path: Path, format: str, mask: str) -> None:  # noqa: A002
+    rows = [weighted(number) for number in range(24)]
+    store = prepare(write_rows(tmp_path / "rows.jsonl", rows))
+    assert len({weight for row in store for weight in row.weights.tolist()}) > 3
+    exported = tmp_path / f"exported.{format}"
+    tm.export(store, format, exported, mask=mask)
+    again = prepare(exported, format="tokens")
+    assert (len(again), again.rejected) == (len(store), {})
+    for row, wanted in zip(again, store, strict=True):
+        assert row.loss_mask.tolist() == wanted.loss_mask.tolist()
+        assert row.weights.tolist() == wanted.weights.tolist()
+    padded = {"input_ids": [0, 5, 6, 7, 0], "attention_mask": [0, 1, 1, 1, 0],
+              "loss_weights": [0, 0, 0.5, 1, 0]}  # fmt: skip
+    alone = prepare(write_rows(tmp_path / "alone.jsonl", [padded]), format="tokens")
+    assert alone[0].weights.tolist() == [0, 0.5, 1]
 
 
 def pair(number: int) -> Document:
@@ -273,7 +292,7 @@ def test_hosts_that_know_masks_alone_are_refused_by_name(store: Store, name: str
     pytest.importorskip("datasets")
     host, arguments = HOSTS[name]
     reader = pkgutil.resolve_name(f"tokenmill.integrations.{host}")
-    with pytest.raises(UsageError, match=f"{name} knows no weights"):
+    with pytest.raises(UsageError, match=f"which {name} does not support"):
         reader(*arguments(store))
 
 
@@ -283,8 +302,8 @@ def test_formats_that_know_masks_alone_are_refused_by_name(
 ) -> None:
     pytest.importorskip("datasets")
     pack = {"pack": tm.Pack(256)} if kind == "packed-parquet" else {}
-    with pytest.raises(UsageError, match=f"format {kind} knows no weights"):
+    with pytest.raises(UsageError, match=f"which format {kind} does not support"):
         tm.export(store, kind, tmp_path / "out", **pack)
     assert not (tmp_path / "out").exists()
-    with pytest.raises(UsageError, match="a dataset with assistant_masks knows no weights"):
+    with pytest.raises(UsageError, match="which a dataset with assistant_masks does not support"):
         tm.to_hf(store, mask="assistant_masks")

@@ -1,1 +1,1 @@
-"""Tests of the chat room."""
+"""Tests of the chat package."""

@@ -1,4 +1,4 @@
-r"""Templates that want too much time or memory, each in a form that no limit but ours stops.
+r"""Templates that need too much time or memory, each in a form that no limit but ours stops.
 
 A template is an expression in a setting: evaluated once, in a loop of ten billion steps, on a text
 or a list of 900,000 items, or on two values that contain 2\ :sup:`60` others.

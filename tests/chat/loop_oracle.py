@@ -1,8 +1,8 @@
 """An oracle for masks: the owner of each character of a render, from the template's own loop.
 
-It shares nothing with the product. Every ``for`` loop is rewritten to print a private-use character
-when it begins and ends one of the messages (known by identity). These sentinels say which message's
-turn printed each character. A render that differs without its sentinels is not judged.
+It shares no code with the product. Every ``for`` loop is rewritten to print a private-use character
+when it begins and ends one of the messages, compared by identity. These sentinels show which
+message's turn printed each character. A render that differs without its sentinels is not checked.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ Span = tuple[int, int]
 Run = tuple[int, int, int]
 Message = dict[str, Any]
 
-NOBODY = -1
+NO_OWNER = -1
 INSIDE = -10  # the innermost of several messages, before `_share` has decided
 SHARED = -2  # printed by a loop over an assistant inside another message's step: neither's turn
 PLANES = (0x100000, 0xF0000)  # sentinels come from the first plane that no text of the row uses
 LEAVE = 0x4000
 GENERATION = 0x8000
-PLAIN: dict[str, CodeType] = {}  # what sources become, for whichever variables and date,
-SPEAKING: dict[str, CodeType] = {}  # and with loops that speak
+PLAIN: dict[str, CodeType] = {}  # compiled sources, for any variables and date
+WITH_SENTINELS: dict[str, CodeType] = {}  # the same with sentinels in loops
 REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
-class Refused(Exception):
+class TemplateRaised(Exception):
     """The template does not render this conversation."""
 
 
@@ -99,24 +99,24 @@ def _raise(message: Any) -> None:
 
 
 def environment(date: str) -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    made = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    result = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     day = datetime.datetime.strptime(date, "%Y-%m-%d")
-    made.filters["tojson"] = _tojson
-    made.globals["raise_exception"] = _raise
-    made.globals["strftime_now"] = day.strftime
-    made.globals["dict"] = _Dict()
-    made.globals["namespace"] = _Namespace
-    made.generation = ("", "")  # type: ignore[attr-defined]
-    return made
+    result.filters["tojson"] = _tojson
+    result.globals["raise_exception"] = _raise
+    result.globals["strftime_now"] = day.strftime
+    result.globals["dict"] = _Dict()
+    result.globals["namespace"] = _Namespace
+    result.generation = ("", "")  # type: ignore[attr-defined]
+    return result
 
 
 class _Loops(jinja2.visitor.NodeTransformer):
-    """Rewrites every loop so that it says when it takes up and leaves an item.
+    """Rewrites every loop so that it prints a sentinel when it begins and ends an item.
 
-    A loop over numbers that looks messages up by its own variable (``messages[i]``) takes up that
-    message. A step that does not print but adds to a text (``ns.out = ns.out ~ …``) speaks there.
+    A loop over numbers that looks messages up by its own variable (``messages[i]``) begins that
+    message. A step that appends to a text (``ns.out = ns.out ~ …``) adds the sentinels there.
     """
 
     def __init__(self) -> None:
@@ -153,21 +153,23 @@ class _Loops(jinja2.visitor.NodeTransformer):
             line,
         )
         taken = jinja2.nodes.Assign(jinja2.nodes.Name(own, "store", lineno=line), item, lineno=line)
-        node.body = [taken, _says(own, "oracle_enter", line), *body]
-        node.body.append(_says(own, "oracle_leave", line))
+        node.body = [taken, _sentinel_output(own, "oracle_enter", line), *body]
+        node.body.append(_sentinel_output(own, "oracle_leave", line))
         return node
 
     def visit_Assign(self, node: jinja2.nodes.Assign) -> jinja2.nodes.Node:  # noqa: N802
         added, target, line = node.node, node.target, node.lineno
         if not self.stack or not isinstance(added, (jinja2.nodes.Concat, jinja2.nodes.Add)):
             return node
-        enter = [_says(own, "oracle_enter", line).nodes[0] for own in self.stack]
-        leave = [_says(own, "oracle_leave", line).nodes[0] for own in reversed(self.stack)]
-        if isinstance(added, jinja2.nodes.Concat) and _is_place(added.nodes[0], target):
+        enter = [_sentinel_output(own, "oracle_enter", line).nodes[0] for own in self.stack]
+        leave = [
+            _sentinel_output(own, "oracle_leave", line).nodes[0] for own in reversed(self.stack)
+        ]
+        if isinstance(added, jinja2.nodes.Concat) and _is_target(added.nodes[0], target):
             added.nodes[1:] = [*enter, *added.nodes[1:], *leave]
             return node
         terms = _terms(added)
-        if _is_place(terms[0], target) and len(terms) > 1:
+        if _is_target(terms[0], target) and len(terms) > 1:
             owners = [jinja2.nodes.Name(own, "load", lineno=line) for own in self.stack]
             node.node = _filter(
                 jinja2.nodes.List(terms, lineno=line),
@@ -183,7 +185,7 @@ class _Loops(jinja2.visitor.NodeTransformer):
     def _leaving(self, node: jinja2.nodes.Node) -> Any:
         if not self.stack:
             return node
-        return [_says(self.stack[-1], "oracle_leave", node.lineno), node]
+        return [_sentinel_output(self.stack[-1], "oracle_leave", node.lineno), node]
 
     def visit_Continue(self, node: jinja2.nodes.Continue) -> Any:  # noqa: N802
         return self._leaving(node)
@@ -192,7 +194,7 @@ class _Loops(jinja2.visitor.NodeTransformer):
         return self._leaving(node)
 
 
-def _is_place(value: Any, target: Any) -> bool:
+def _is_target(value: Any, target: Any) -> bool:
     if isinstance(target, jinja2.nodes.NSRef):
         named = isinstance(value, jinja2.nodes.Getattr) and isinstance(
             value.node, jinja2.nodes.Name
@@ -213,14 +215,14 @@ def _filter(node: Any, name: str, arguments: list[Any], line: int) -> jinja2.nod
     return jinja2.nodes.Filter(node, name, arguments, [], None, None, lineno=line)
 
 
-def _says(own: str, name: str, line: int) -> jinja2.nodes.Output:
+def _sentinel_output(own: str, name: str, line: int) -> jinja2.nodes.Output:
     item = jinja2.nodes.Name(own, "load", lineno=line)
     return jinja2.nodes.Output([_filter(item, name, [], line)], lineno=line)
 
 
 @dataclass(slots=True)
 class Owned:
-    """A render, the owners of its characters, and what its generation blocks printed.
+    """A render, the owners of its characters, and the spans of its generation blocks.
 
     ``runs`` are start, end and owner, one after the other over the whole text; neighbours differ.
     """
@@ -234,10 +236,10 @@ class Owned:
         return [who for start, end, who in self.runs for _ in range(start, end)]
 
     def before(self, position: int) -> int:
-        return next((who for start, end, who in self.runs if start < position <= end), NOBODY)
+        return next((who for start, end, who in self.runs if start < position <= end), NO_OWNER)
 
     def end(self) -> int:
-        return max((end for _, end, who in self.runs if who != NOBODY), default=0)
+        return max((end for _, end, who in self.runs if who != NO_OWNER), default=0)
 
 
 class OracleTemplate:
@@ -245,7 +247,7 @@ class OracleTemplate:
         self.source = source
         self.given = dict(variables)
         self.variables = {"documents": None, **variables}
-        self.says_itself = bool(re.search(r"\{%[-+]?\s*generation\s*[-+]?%\}", source))
+        self.has_generation_blocks = bool(re.search(r"\{%[-+]?\s*generation\s*[-+]?%\}", source))
         self._plain_environment = environment(date)
         if source not in PLAIN:
             PLAIN[source] = self._plain_environment.compile(source)
@@ -262,13 +264,13 @@ class OracleTemplate:
         self.usual: dict[str, list[str]] = {}
 
     @cached_property
-    def _speaking(self) -> jinja2.Template:
-        if self.source not in SPEAKING:
+    def _with_sentinels(self) -> jinja2.Template:
+        if self.source not in WITH_SENTINELS:
             tree = _Loops().visit(self._environment.parse(self.source))
             tree.set_environment(self._environment)
-            SPEAKING[self.source] = self._environment.compile(tree)
+            WITH_SENTINELS[self.source] = self._environment.compile(tree)
         return jinja2.Template.from_code(
-            self._environment, SPEAKING[self.source], self._environment.make_globals(None)
+            self._environment, WITH_SENTINELS[self.source], self._environment.make_globals(None)
         )
 
     def _item(self, items: list[Any], lists: list[Any]) -> Any:
@@ -306,7 +308,7 @@ class OracleTemplate:
                 **self.variables,
             )
         except Exception as error:  # a template can raise whatever Python can
-            raise Refused(f"{type(error).__name__}: {error}") from error
+            raise TemplateRaised(f"{type(error).__name__}: {error}") from error
 
     def plain(
         self, messages: list[Message], tools: Any = None, *, add_generation_prompt: bool = False
@@ -316,7 +318,7 @@ class OracleTemplate:
     def owned(
         self, messages: list[Message], tools: Any = None, *, add_generation_prompt: bool = False
     ) -> Owned | None:
-        """Return the render with its owners; None where sentinels change what is printed."""
+        """Return the render with its owners; None if sentinels change the output."""
         plain = self.plain(messages, tools, add_generation_prompt=add_generation_prompt)
         for self._plane in PLANES:
             if not re.search(f"[{chr(self._plane)}-{chr(self._plane + 0xFFFF)}]", plain):
@@ -328,15 +330,15 @@ class OracleTemplate:
         marks = (chr(self._plane + GENERATION), chr(self._plane + GENERATION + 1))
         self._environment.generation = marks  # type: ignore[attr-defined]
         try:
-            found = self._read(self._run(self._speaking, ours, tools, add_generation_prompt))
-        except Refused:
+            found = self._read(self._run(self._with_sentinels, ours, tools, add_generation_prompt))
+        except TemplateRaised:
             return None
         if found is None or found.text != plain:
             return None
         found.runs = _shared(found.runs, messages)
         return found
 
-    def _read(self, spoken: str) -> Owned | None:
+    def _read(self, marked: str) -> Owned | None:
         pieces: list[str] = []
         runs: list[Run] = []
         generation: list[Span] = []
@@ -344,11 +346,11 @@ class OracleTemplate:
         stack: list[int] = []
         at = 0
         first, last = self._plane, self._plane + GENERATION + 1
-        for part in re.split(f"([{chr(first)}-{chr(last)}])", spoken):
+        for part in re.split(f"([{chr(first)}-{chr(last)}])", marked):
             code = ord(part) - first if len(part) == 1 else -1
             if code < 0 or code > last - first:
                 pieces.append(part)
-                who = stack[-1] if stack else NOBODY
+                who = stack[-1] if stack else NO_OWNER
                 who = who if len(set(stack)) < 2 else INSIDE - who
                 runs.append((at, at + len(part), who))
                 at += len(part)
@@ -368,25 +370,25 @@ class OracleTemplate:
 
 
 def _shared(runs: list[Run], messages: list[Message]) -> list[Run]:
-    """What is printed inside two messages' steps is the innermost's, but never an assistant's."""
-    found: list[Run] = []
+    """Assign text inside two messages' steps to the inner one, unless that is an assistant."""
+    merged: list[Run] = []
     for start, end, who in runs:
         if who <= INSIDE:
             inner = INSIDE - who
             who = SHARED if messages[inner].get("role") == "assistant" else inner
-        if found and found[-1][2] == who:
-            start = found.pop()[0]
+        if merged and merged[-1][2] == who:
+            start = merged.pop()[0]
         if start < end:
-            found.append((start, end, who))
-    return found
+            merged.append((start, end, who))
+    return merged
 
 
 def aliased(messages: list[Message]) -> list[Message]:
-    found = []
+    result = []
     for message in messages:
         message = {key: value for key, value in message.items() if value is not None}
         reasoning = next((message[k] for k in REASONING if k in message), None)
         if reasoning is not None:
             message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
-        found.append(message)
-    return found
+        result.append(message)
+    return result

@@ -1,4 +1,4 @@
-"""Judge a mask by the owners and turns of `loop_oracle` and `turn_oracle`.
+"""Check a mask by the owners and turns of `loop_oracle` and `turn_oracle`.
 
 Every character must be trained, must not be, or may be; a run of wrong ones is a `Violation`.
 """
@@ -12,7 +12,7 @@ from itertools import groupby
 
 import numpy as np
 
-from tests.chat.loop_oracle import NOBODY, SHARED, Owned
+from tests.chat.loop_oracle import NO_OWNER, SHARED, Owned
 from tests.chat.turn_oracle import ENDING_WORD, TAG, Conversation, Turn
 
 Span = tuple[int, int]
@@ -30,7 +30,7 @@ LABELS = (
     "+generation block",
     "+closer",
 )
-"""What is said of a character: ``!`` must not be trained, ``+`` must be, ``?`` may be."""
+"""Labels of characters: ``!`` must not be trained, ``+`` must be, ``?`` may be."""
 CODES = {label: code for code, label in enumerate(LABELS)}
 SIGNS = np.array([label[0] for label in LABELS])
 MAY_BE_TRAINED = bytes(code for label, code in CODES.items() if label[0] != "!")
@@ -54,7 +54,7 @@ class Verdict:
     unsure: list[str] = field(default_factory=list)
 
 
-def judge(
+def check_mask(
     talk: Conversation,
     text: str,
     spans: Sequence[Span],
@@ -86,10 +86,10 @@ def judge(
         if 1 in mask[start:end] or end > len(text):
             verdict.violations.append(Violation("spans overlap", start, end, "the mask", ""))
         mask[start:end] = b"\x01" * (end - start)
-    wanted = [i for i, m in enumerate(talk.messages) if m.get("role") == "assistant"]
+    expected = [i for i, m in enumerate(talk.messages) if m.get("role") == "assistant"]
     if trained is not None:
-        wanted = list(trained)
-    labels = _labels(talk, found, wanted, turn_end, thinking_opener, verdict)
+        expected = list(trained)
+    labels = _labels(talk, found, expected, turn_end, thinking_opener, verdict)
     signs, on = SIGNS[np.frombuffer(labels, np.uint8)], np.frombuffer(mask, np.bool_)
     wrong = [
         place
@@ -114,35 +114,35 @@ def judge(
 
 
 def _opens(talk: Conversation, words: str) -> bool:
-    """Whether this is what opens turns: no part of an answer, wherever it stands."""
+    """Whether this is a turn header, which is never part of an answer."""
     return words.strip() in {prompt.strip() for prompt in talk.usual}
 
 
 def _labels(
     talk: Conversation,
     found: Owned,
-    wanted: list[int],
+    expected: list[int],
     turn_end: str,
     thinking_opener: str,
     verdict: Verdict,
 ) -> bytearray:
     labels = bytearray(len(found.text))
-    names = {NOBODY: "!no turn", SHARED: "!two turns"}
+    names = {NO_OWNER: "!no turn", SHARED: "!two turns"}
     for start, end, who in found.runs:
         _paint(labels, start, end, names.get(who, "!another turn"))
-    if talk.template.says_itself:
+    if talk.template.has_generation_blocks:
         for start, end in found.generation:
             for run_start, run_end, who in found.runs:
-                if who in wanted or who == NOBODY:
-                    label = "+generation block" if who in wanted else "?"
+                if who in expected or who == NO_OWNER:
+                    label = "+generation block" if who in expected else "?"
                     _paint(labels, max(start, run_start), min(end, run_end), label)
         for index, turn in talk.turns.items():  # `prompt_oracle` judges headers in blocks
-            for place in range(turn.start, turn.header or 0) if index in wanted else ():
+            for place in range(turn.start, turn.header or 0) if index in expected else ():
                 if labels[place] == CODES["+generation block"]:
                     labels[place] = CODES["?"]
         return labels
     for index, turn in talk.turns.items():
-        if index not in wanted:
+        if index not in expected:
             continue
         if turn.header is None:
             verdict.unsure.append(f"where message {index} starts: its prompt explains nothing")
@@ -150,7 +150,7 @@ def _labels(
         for run_start, run_end, who in found.runs:
             for start, end, label in parts if who == index else ():
                 _paint(labels, max(start, run_start), min(end, run_end), label)
-    for turn in (turn for index, turn in talk.turns.items() if index in wanted):
+    for turn in (turn for index, turn in talk.turns.items() if index in expected):
         if not turn.closed:
             _unclosed(talk, found, turn, labels)
         if turn_end == "turn":
@@ -188,7 +188,7 @@ def _parts(turn: Turn, turn_end: str, thinking_opener: str) -> Iterator[tuple[in
 
 
 def _unclosed(talk: Conversation, found: Owned, turn: Turn, labels: bytearray) -> None:
-    """What stands right after a turn that prints no closer may be one.
+    """Text right after a turn without an end-of-turn token may be one.
 
     Outside of the loop (an eos token) or in the next message's step (``<|assistant_end|>``): that
     may be trained or not, the turn has no other closer. An eos token that ends the render must be.
@@ -199,7 +199,7 @@ def _unclosed(talk: Conversation, found: Owned, turn: Turn, labels: bytearray) -
     if tag and barred and (tag[0] == eos or ENDING_WORD.search(tag[0])):
         _paint(labels, tag.start(), tag.end(), "?")
     for start, end, who in found.runs:
-        if start <= turn.end < end and who == NOBODY:
+        if start <= turn.end < end and who == NO_OWNER:
             _paint(labels, turn.end, end, "?")
     rest = found.text[turn.end :]
     if eos and rest.strip() == eos:
@@ -208,7 +208,7 @@ def _unclosed(talk: Conversation, found: Owned, turn: Turn, labels: bytearray) -
 
 
 def _ending(talk: Conversation, found: Owned, turn: Turn, labels: bytearray) -> None:
-    """What only ends the conversation (phi-3: an eos) goes to the last turn under ``turn``."""
+    """Assign an ending of the conversation (phi-3: an eos) to the last turn under ``turn``."""
     ending = found.text[turn.end :]
     if ending and found.end() <= turn.end:
         prompts = [p for count in range(1, len(talk.messages)) for p in talk.prompts(count)]

@@ -1,4 +1,4 @@
-"""Judge masks by the row's own generation prompts and by planted words.
+"""Check masks by the row's own generation prompts and by unique words.
 
 The oracle does not look at how a template prints. For every assistant turn the reference renders
 the messages before it with the generation prompt: where the text begins with that, nothing before
@@ -180,7 +180,7 @@ def foreign(messages: list[Message]) -> set[str]:
 
 
 class Oracle:
-    """Judges the renders of one template."""
+    """Checks the renders of one template."""
 
     def __init__(self, source: str) -> None:
         self.renderer = Renderer(ChatSpec(date=DATE), source, SPECIAL)
@@ -193,8 +193,8 @@ class Oracle:
         except (RowError, TemplateError):
             return None
 
-    def judge(self, row: Row) -> Verdict:
-        """Render a row and say whether its mask is right."""
+    def check(self, row: Row) -> Verdict:
+        """Render a row and return whether its mask is right."""
         rendering = self.renderer.render([copy.deepcopy(row)])
         messages, tools = row["messages"], row.get("tools")
         assistants = [k for k, m in enumerate(messages) if m["role"] == "assistant"]
@@ -223,7 +223,7 @@ class Oracle:
         return Verdict("right")
 
     def _refusal(self, messages: list[Message], tools: Any, prompts: dict[int, Any]) -> str:
-        """Say whether prompts and planted words prove a row that was rejected."""
+        """Return whether prompts and unique words prove a row that was rejected."""
         text = self._text(messages, tools)
         if text is None:
             return "template"
@@ -252,7 +252,7 @@ def _lost_words(
 
 
 def marked(text: str, spans: list[tuple[int, int]]) -> str:
-    """Return the text with brackets around what is trained."""
+    """Return the text with brackets around its trained parts."""
     parts, place = [], 0
     for start, stop in spans:
         parts += [text[place:start], "⟦", text[start:stop], "⟧"]
@@ -267,14 +267,14 @@ def templates(shared: Path) -> dict[str, Path]:
 
 
 def table(paths: dict[str, Path]) -> dict[str, dict[str, Verdict]]:
-    """Judge every conversation with every template that compiles."""
+    """Check every conversation with every template that compiles."""
     verdicts: dict[str, dict[str, Verdict]] = {}
     for name, path in paths.items():
         try:
             oracle = Oracle(path.read_text())
         except TemplateError:
             continue
-        verdicts[name] = {kind: oracle.judge(row) for kind, row in conversations().items()}
+        verdicts[name] = {kind: oracle.check(row) for kind, row in conversations().items()}
     return verdicts
 
 

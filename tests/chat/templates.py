@@ -1,4 +1,4 @@
-"""Small templates of our own, one per habit that real ones have."""
+"""Small templates, one for each feature of real ones."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ INST = (
     "{% else %}{{ raise_exception('only user and assistant') }}{% endif %}{% endfor %}"
 )
 
-# A turn is closed only by the next one's opener.
+# Only the header of the next turn ends a turn.
 UNCLOSED = (
     "[gMASK]<sop>{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 
-# Closes the last turn with another token than the turns of the history.
+# Ends the last turn with another token than earlier turns.
 RETURNING = (
     "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}"
     "{% if m.role == 'assistant' and loop.last and not add_generation_prompt %}<|return|>"
@@ -55,7 +55,7 @@ RETURNING = (
     "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
 
-# Prints the generation prompt whether it is asked to or not.
+# Always prints the generation prompt.
 STANDING = (
     "{{ bos_token }}{% for m in messages %}<|turn|><|{{ m.role }}|>{{ m.content }}<|over|>"
     "{% endfor %}<|turn|><|assistant|>"
@@ -90,8 +90,8 @@ ALL = {
     "generation_macro": GENERATION_MACRO,
 }
 
-# Habits of released templates that decide who owns what is printed; beside ALL, since no fast
-# engine need know them.
+# Features of released templates that decide the owner of text. Not in ALL, because they need not
+# be traced.
 HABITS = {
     # The generation prompt begins with a newline that the turns do not have (Llama 4).
     "newline before the prompt": (

@@ -1,4 +1,4 @@
-"""What other systems answered on real rows: transformers' texts, trl's spans, SkyRL's masks."""
+"""Compare with other libraries on real rows: transformers' texts, TRL's spans, SkyRL's masks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def renderer(shared: Path, name: str, **options: Any) -> Renderer:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_ids_text_is_what_transformers_renders(shared: Path, name: str) -> None:
+def test_text_equals_the_render_of_transformers(shared: Path, name: str) -> None:
     rows = lines(shared / "golden" / "ids" / f"{name}.jsonl")
     result = renderer(shared, name, train_on="everything").render(rows)
     assert {i for i, *_ in result.rejected} == {i for i, r in enumerate(rows) if "error" in r}
@@ -67,7 +67,7 @@ def test_spans_of_training_templates_are_exact(shared: Path) -> None:
     for path in sorted((shared / "golden" / "spans").glob("*.jsonl")):
         source = (shared / "templates" / "trl" / path.name.removesuffix(".jsonl")).read_text()
         rows = lines(path)
-        # `turn_end` and the rest do not clip what the template says itself.
+        # `turn_end` and the others do not change generation blocks.
         made = Renderer(ChatSpec(date=DATE, turn_end="stop"), source, rows[0]["special_tokens"])
         for row in rows:
             result = made.render([row])
@@ -80,14 +80,14 @@ def test_spans_of_training_templates_are_exact(shared: Path) -> None:
     assert seen > 100
 
 
-def test_marked_twins_of_training_templates_train_the_same_words(shared: Path) -> None:
-    """Without generation blocks, marking finds what the template's author would have marked."""
+def test_templates_without_generation_blocks_train_the_same_words(shared: Path) -> None:
+    """Without generation blocks, the trained text is what the blocks would contain."""
     compared = differing = 0
     for path in sorted((shared / "golden" / "spans").glob("*.jsonl")):
-        twin = path.name.replace("_training.jinja.jsonl", ".jinja")
-        if twin.startswith(("glm4moe", "phi3", "deepseekv3", "cohere2")):
-            continue  # their training twins print or train other text: another closer, the header
-        source = (shared / "templates" / "trl" / twin).read_text()
+        counterpart = path.name.replace("_training.jinja.jsonl", ".jinja")
+        if counterpart.startswith(("glm4moe", "phi3", "deepseekv3", "cohere2")):
+            continue  # their training versions print or train other text
+        source = (shared / "templates" / "trl" / counterpart).read_text()
         rows = lines(path)
         spec = ChatSpec(turn_end="turn", thinking_opener="trained")  # as those blocks do
         made = Renderer(spec, source, rows[0]["special_tokens"])
@@ -115,14 +115,14 @@ def tokens(tokenizer: Tokenizer, text: str, spans: list[tuple[int, int]]) -> Any
 def test_skyrl_masks_are_equal_wherever_its_ids_are(shared: Path, name: str) -> None:
     rows = lines(shared / "golden" / "skyrl" / f"{name}.jsonl")
     tokenizer = Tokenizer.from_file(str(shared / "tokenizers" / name / "tokenizer.json"))
-    account: Counter[str] = Counter()
+    build_stats: Counter[str] = Counter()
     for mode, turn_end in (
         ("all_assistant_messages", "stop"),
         ("last_assistant_message", "turn"),
     ):
         made = renderer(shared, name, train_on=mode, turn_end=turn_end)
         result = made.render([row["row"] for row in rows])
-        account.update(error.reason for *_, error in result.rejected)
+        build_stats.update(error.reason for *_, error in result.rejected)
         for index, text, spans in zip(result.source, result.texts, result.spans, strict=True):
             row = rows[index]
             assert spans is not None
@@ -131,23 +131,23 @@ def test_skyrl_masks_are_equal_wherever_its_ids_are(shared: Path, name: str) -> 
             theirs = row[f"{mode}/None"]
             last = mode == "last_assistant_message"
             if theirs["input_ids"] != ids or (last and not row["last_turn_is_prefix_preserving"]):
-                account[f"{mode}: its ids are not the whole render's"] += 1
+                build_stats[f"{mode}: its ids are not the whole render's"] += 1
                 continue
             padded = [0] * (len(ids) - len(theirs["loss_mask"])) + theirs["loss_mask"]
             different = [i for i in range(len(ids)) if mask[i] != padded[i]]
             if different:
                 # A token across the turn's start: half header, half answer. We train it.
-                account[f"{mode}: seam token"] += 1
+                build_stats[f"{mode}: seam token"] += 1
                 starts = [start for start, _ in spans]
                 assert all(
                     any(offsets[i][0] < start < offsets[i][1] for start in starts)
                     for i in different
                 ), f"row {index} differs at {different}"
             else:
-                account[f"{mode}: equal"] += 1
-    print(name, dict(account))
-    assert account["mask_unproven"] == 0
-    assert set(account) <= {
+                build_stats[f"{mode}: equal"] += 1
+    print(name, dict(build_stats))
+    assert build_stats["mask_unproven"] == 0
+    assert set(build_stats) <= {
         "trailing_user",  # the conversation ends with a question
         "template_drops_content",  # Llama's template prints no tool calls
         *(
@@ -156,11 +156,11 @@ def test_skyrl_masks_are_equal_wherever_its_ids_are(shared: Path, name: str) -> 
             for w in ("equal", "seam token", "its ids are not the whole render's")
         ),
     }
-    assert account["template_drops_content"] == (42 if name == "llama3.1" else 0)
-    assert account["last_assistant_message: seam token"] <= 1
+    assert build_stats["template_drops_content"] == (42 if name == "llama3.1" else 0)
+    assert build_stats["last_assistant_message: seam token"] <= 1
 
 
-def test_gpt_oss_closers_differ_by_position_and_kind(shared: Path) -> None:
+def test_gpt_oss_end_of_turn_tokens_differ_by_position_and_kind(shared: Path) -> None:
     called = ODD["tools"]
     row = {**called, "messages": [*turns("ua"), *called["messages"]]}
     result = renderer(shared, "gpt-oss").render([row])

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.chat.conversations import DATE, zoo
-from tests.chat.judge import oracle
-from tests.chat.loop_oracle import Refused
+from tests.chat.loop_oracle import TemplateRaised
+from tests.chat.scoring import oracle
 from tests.chat.templates import ALL, CHATML
 from tokenmill.chat import ChatSpec, Renderer, Rendering
 from tokenmill.chat.shapes import AnswerGroup, read_row
@@ -104,8 +104,8 @@ def alone(renderer: Renderer, row: dict[str, Any], prompt: Any, answers: list[An
     return renderer.render([{"prompt": prompt, "completion": one, **more} for one in answers])
 
 
-def judge(name: str, source: str, cases: list[str]) -> int:
-    """Compare the sides under one template; how many groups were accepted."""
+def compare_sides(name: str, source: str, cases: list[str]) -> int:
+    """Compare the sides under one template; return the number of accepted groups."""
     template = oracle(name, source)
     renderer = Renderer(ChatSpec(date=DATE), source, template.given)
     accepted = 0
@@ -118,7 +118,7 @@ def judge(name: str, source: str, cases: list[str]) -> int:
             assert error.reason in {other.reason for _, _, other in single.rejected}, (name, case)
             continue
         texts = [text for text, _, _ in outcome(single)]
-        if len(texts) > 1 and len(set(texts)) == 1:  # what differs is not printed
+        if len(texts) > 1 and len(set(texts)) == 1:  # the difference is not printed
             assert grouped.rejected[0][2].reason == "bad_group"
             continue
         assert not grouped.rejected, (name, case, grouped.rejected)
@@ -131,7 +131,7 @@ def judge(name: str, source: str, cases: list[str]) -> int:
             if not any("tool_calls" in message for message in answer):
                 try:
                     assert text == template.plain([*prompt, *answer], row.get("tools"))
-                except Refused as refusal:
+                except TemplateRaised as refusal:
                     raise AssertionError(f"{name} × {case}: {refusal}") from refusal
         accepted += 1
     return accepted
@@ -140,7 +140,7 @@ def judge(name: str, source: str, cases: list[str]) -> int:
 def test_sides_are_ordinary_rows_under_every_habit() -> None:
     cases = list(FORMS)
     habits = enumerate(ALL.items())
-    accepted = sum(judge(name, source, cases[n % 3 :: 3]) for n, (name, source) in habits)
+    accepted = sum(compare_sides(name, source, cases[n % 3 :: 3]) for n, (name, source) in habits)
     assert accepted > 2 * len(ALL)
 
 
@@ -152,7 +152,9 @@ def test_sides_are_ordinary_rows_under_real_templates(
 ) -> None:
     cases = list(FORMS)
     some = list(enumerate(zoo(shared).items()))[::one_in]
-    accepted = sum(judge(name, source, cases[n % share :: share]) for n, (name, source) in some)
+    accepted = sum(
+        compare_sides(name, source, cases[n % share :: share]) for n, (name, source) in some
+    )
     assert accepted > max(least, len(some))
 
 
@@ -162,7 +164,7 @@ def test_texts_are_joined_and_closed(prompt: str | None, renderer: str) -> None:
     row = {"prompt": prompt, "chosen": "The sky.", "rejected": "Nothing."}
     expected = ["What is up? The sky.</s>", "What is up? Nothing.</s>"]
     start = len("What is up? ")
-    if prompt is None:  # the blank where they part is the answers'
+    if prompt is None:  # the space at the end belongs to the answers
         row = {"chosen": expected[0], "rejected": expected[1]}
         start -= 1
     rendering = Renderer(ChatSpec(), None, TOKENS, renderer=renderer).render([row])
@@ -188,6 +190,13 @@ BAD: dict[str, dict[str, Any]] = {
                     "rejected": [user("x"), says("a"), user("y"), says("b")]},
     "a margin that is no number": {**PAIR, "margin": "0.5"},
     "a margin that is not finite": {**PAIR, "margin": float("inf")},
+    "a margin above float32": {**PAIR, "margin": 1e39},
+    "a margin below float32": {**PAIR, "margin": -1e39},
+    "a margin above float64": {**PAIR, "margin": 10**400},
+    "a margin that float32 rounds to 0": {**PAIR, "margin": 1e-60},
+    "a score above float32": {**PAIR, "score_chosen": 3.5e38, "score_rejected": 1},
+    "a score that float32 rounds to 0": {**PAIR, "score_chosen": 1, "score_rejected": -1e-46},
+    "ranked scores above float32": {"prompt": "x", "responses": ["a", "b"], "scores": [1, 1e300]},
     "one score": {**PAIR, "score_chosen": 1.0},
     "a label that is no boolean": {"prompt": "x", "completion": "a", "label": 1},
     "no label": {"prompt": "x", "completion": "a"},
@@ -201,7 +210,7 @@ BAD: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_answers_that_make_no_group_are_rejected_whole(case: str) -> None:
+def test_invalid_groups_are_rejected(case: str) -> None:
     row = BAD[case]
     kind = "ranked" if "responses" in row else "kto" if "completion" in row else "preference"
     good = {"prompt": "x", "chosen": "a", "rejected": "b", "completion": "a", "label": True,
@@ -214,7 +223,7 @@ def test_answers_that_make_no_group_are_rejected_whole(case: str) -> None:
     assert len(rendering.groups) == 2
 
 
-def test_a_side_that_the_template_refuses_takes_the_others_with_it() -> None:
+def test_one_rejected_side_rejects_the_group() -> None:
     source = CHATML + "{% if messages[-1].content == 'b' %}{{ raise_exception('no b') }}{% endif %}"
     rendering = Renderer(ChatSpec(), source, TOKENS).render([PAIR])
     assert not rendering.texts
@@ -224,7 +233,7 @@ def test_a_side_that_the_template_refuses_takes_the_others_with_it() -> None:
     assert error.message.startswith("rejected: ")
 
 
-def test_numbers_of_a_row_are_kept() -> None:
+def test_scores_and_margin_are_read() -> None:
     renderer = Renderer(ChatSpec(), CHATML, TOKENS)
     rows = [{**PAIR, "margin": 1, "score_chosen": 7.5, "score_rejected": -2}, FORMS["ranked"][0],
             FORMS["kto"][0]]  # fmt: skip
@@ -234,7 +243,7 @@ def test_numbers_of_a_row_are_kept() -> None:
     ]  # fmt: skip
 
 
-def test_a_prompt_that_is_written_differently_is_told() -> None:
+def test_prompt_that_is_printed_differently_is_noted() -> None:
     source = "{% if messages[-1].content == 'a' %}!{% endif %}" + CHATML
     rendering = Renderer(ChatSpec(), source, TOKENS).render([PAIR, {**PAIR, "chosen": "c"}])
     assert [one.one_prompt for one in rendering.groups.values()] == [False, True]
@@ -248,12 +257,12 @@ def test_a_prompt_that_is_written_differently_is_told() -> None:
     ({"prompt": "x", "completion": "a"}, "prompt_completion"),
     ({"instruction": "x", "output": "a"}, "alpaca"),
 ])  # fmt: skip
-def test_auto_takes_for_a_group_what_can_be_nothing_else(row: dict[str, Any], shape: str) -> None:
+def test_auto_detects_groups(row: dict[str, Any], shape: str) -> None:
     assert read_row(row, ChatSpec()).shape == shape
 
 
 def test_groups_cannot_be_expanded_or_trained_on_everything() -> None:
-    with pytest.raises(UsageError, match="choose one"):
+    with pytest.raises(UsageError, match="groups of answers"):
         ChatSpec(format="preference", expand="turns")
     rows = [PAIR, {"messages": [user("x"), says("a")]}]
     rendering = Renderer(ChatSpec(expand="turns"), CHATML, TOKENS).render(rows)
@@ -264,7 +273,7 @@ def test_groups_cannot_be_expanded_or_trained_on_everything() -> None:
 
 
 @given(st.lists(st.text("ab ", min_size=1, max_size=5), min_size=2, max_size=4))
-def test_what_texts_share_is_found(texts: list[str]) -> None:
+def test_common_prefix_of_texts_is_the_prompt(texts: list[str]) -> None:
     """By the plainest means: character by character, all texts at once."""
     shared = "".join(
         column[0]

@@ -1,4 +1,4 @@
-"""Templates that ask odd questions of their texts: a shortcut may not know them, never differ."""
+"""Templates with unusual conditions on their texts: a fast path may skip them, but not differ."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 
 from tests.chat.conversations import DATE, SPECIAL
 from tests.chat.hostile_templates import HOSTILE, Row, rows
-from tests.chat.judge import score
-from tests.chat.loop_oracle import OracleTemplate, Refused
+from tests.chat.loop_oracle import OracleTemplate, TemplateRaised
+from tests.chat.scoring import score
 from tests.chat.test_outcomes import outcomes
 from tokenmill.chat import ChatSpec, Renderer
 
-CHANCE = ("random", "lipsum")  # refused by name, whatever jinja2 draws
+RANDOM = ("random", "lipsum")  # raises an error, unlike in jinja2
 WHOLE = ChatSpec(date=DATE, train_on="everything")
 MASKED = ChatSpec(date=DATE)
 RENDERERS = ("auto", "jinja2")
@@ -29,15 +29,15 @@ def rendered(spec: ChatSpec, source: str, data: list[Row], renderer: str) -> lis
 
 
 def expected(name: str, source: str, data: list[Row]) -> list[str | None]:
-    """jinja2's texts, None where it refuses."""
+    """Return jinja2's texts, None where it raises."""
     oracle = OracleTemplate(source, SPECIAL, DATE)
     texts: list[str | None] = []
     for row in data:
         try:
             texts.append(oracle.plain(row["messages"], row.get("tools")))
-        except Refused:
+        except TemplateRaised:
             texts.append(None)
-    if name in CHANCE:
+    if name in RANDOM:
         texts = [None if "a" in (m["content"] for m in row["messages"]) else text
                  for row, text in zip(data, texts, strict=True)]  # fmt: skip
     return texts
@@ -53,7 +53,7 @@ def differences(name: str, source: str, data: list[Row], renderers: tuple[str, .
                 right = isinstance(outcome, list) and outcome[0][1] in ("template_error", "limit")
             else:
                 right = isinstance(outcome, list) and outcome[0][1] == text
-                # What is not on the list is refused, whatever jinja2 would make of it.
+                # Names that are not on the list raise, unlike in jinja2.
                 right = right or "is not allowed here" in str(outcome)
             if not right:
                 found.append(f"{name}, {renderer}: {outcome!r} where jinja2: {text!r} of {row}")
@@ -72,9 +72,7 @@ def differences(name: str, source: str, data: list[Row], renderers: tuple[str, .
     ],
 )
 @pytest.mark.parametrize("group", range(GROUPS))
-def test_hostile_templates_are_never_different(
-    group: int, count: int, renderers: tuple[str, ...]
-) -> None:
+def test_hostile_templates_equal_jinja2(group: int, count: int, renderers: tuple[str, ...]) -> None:
     wrong: list[str] = []
     for name, source in list(HOSTILE.items())[group::GROUPS]:
         wrong += differences(name, source, rows(name, count), renderers)[:2]
@@ -83,7 +81,7 @@ def test_hostile_templates_are_never_different(
 
 @pytest.mark.soak
 @pytest.mark.timeout(36000)
-def test_hostile_masks_train_no_other_turn() -> None:
+def test_masks_of_hostile_templates_contain_no_other_turn() -> None:
     wrong: list[str] = []
     for name, source in HOSTILE.items():
         data = {f"row {number}": row for number, row in enumerate(rows((name, "mask"), 60))}

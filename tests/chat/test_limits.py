@@ -1,4 +1,4 @@
-"""What a template may take: less than 256 MB and 5 s, whatever it does, by counts alone.
+"""Limits of a template: less than 256 MB and 5 s for any template, by counts alone.
 
 Hostile templates run in processes that the operating system limits to 700 MB more of address space
 and 5 seconds of processor time. A template that got around the counter would die there, or show
@@ -33,7 +33,7 @@ ADDRESS_SPACE = 700 << 20
 SECONDS = 5
 MEMORY = 256 << 10  # KiB
 WORDS = "word " * 400
-PART = 32  # most templates get one part in so many of what a render may take
+PART = 32  # most templates get one part in so many of the limit
 
 
 class Outcome(NamedTuple):
@@ -78,7 +78,7 @@ def render(
     seconds: int = SECONDS,
     part: int = 1,
 ) -> Outcome:
-    """Render a conversation so many times, keeping the errors, in a process with limits."""
+    """Render a conversation several times, keeping the errors, in a process with limits."""
     job = {"source": source, "content": content, "times": times, "seconds": seconds, "part": part}
     call = {"call": f"{__name__}:render_limited", "argument": job, "imports": [__name__]}
     (ended,) = zygote.run(call)
@@ -87,15 +87,13 @@ def render(
 
 def check_refused(found: Outcome, memory: int) -> None:
     assert found.outcome == "limit", found
-    assert "too deep or too far" not in found.detail  # that would be Python's limit, not ours
+    assert "limit of Python" not in found.detail  # that would be Python's limit, not ours
     assert found.peak < memory, found
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(HUNGRY))
-def test_hungry_template_is_refused_with_a_part_of_what_it_may_take(
-    zygote: Zygote, name: str
-) -> None:
+def test_expensive_template_is_rejected_at_a_part_of_the_limit(zygote: Zygote, name: str) -> None:
     check_refused(render(zygote, HUNGRY[name], seconds=1, part=PART), MEMORY // 8)
 
 
@@ -106,7 +104,7 @@ def test_hungry_template_is_refused_with_a_part_of_what_it_may_take(
         for number, name in enumerate(sorted(HUNGRY))
     ],
 )
-def test_hungry_template_is_refused_before_it_eats(zygote: Zygote, name: str) -> None:
+def test_expensive_template_is_rejected_within_time_and_memory(zygote: Zygote, name: str) -> None:
     check_refused(render(zygote, HUNGRY[name]), MEMORY)
 
 
@@ -116,7 +114,7 @@ def test_hungry_template_is_refused_before_it_eats(zygote: Zygote, name: str) ->
     ["text again: s.count('b')", "text again: 'b' in s", "text again: s == t", "fat body",
      "list again: s | sort | length", "keep: [], {}, [], {}", "keep: [1] | map('upper')"],
 )  # fmt: skip
-def test_hungry_template_is_bounded_for_a_row_of_a_million_characters(
+def test_expensive_template_is_bounded_for_a_row_of_a_million_characters(
     zygote: Zygote, name: str
 ) -> None:
     source = HUNGRY[name].replace("'a' * 900000", "messages[0].content")
@@ -124,7 +122,7 @@ def test_hungry_template_is_bounded_for_a_row_of_a_million_characters(
     check_refused(found, MEMORY)
 
 
-def test_errors_that_are_kept_keep_no_values_of_their_templates(zygote: Zygote) -> None:
+def test_errors_do_not_keep_values_alive(zygote: Zygote) -> None:
     big = "{% set x = 'a' * 30000000 %}{% set n = namespace(y='b' * 30000000) %}"
     for end in ("{% set z = x * 9 %}", "{{ x[1:] + 1 }}", "{{ raise_exception(n) }}"):
         found = render(zygote, big + end, times=6)  # 60 MB each
@@ -188,18 +186,14 @@ def check_bounded(zygote: Zygote, source: str, part: int) -> None:
 @pytest.mark.slow
 @settings(max_examples=60)
 @given(SOURCES)
-def test_whatever_a_template_does_with_whatever_it_makes_is_bounded(
-    zygote: Zygote, source: str
-) -> None:
+def test_random_operations_are_bounded(zygote: Zygote, source: str) -> None:
     check_bounded(zygote, source, PART)
 
 
 @pytest.mark.soak
 @settings(max_examples=600)
 @given(SOURCES)
-def test_whatever_templates_do_with_all_they_may_take_is_bounded(
-    zygote: Zygote, source: str
-) -> None:
+def test_random_operations_at_the_full_limit_are_bounded(zygote: Zygote, source: str) -> None:
     check_bounded(zygote, source, 1)
 
 
@@ -242,12 +236,14 @@ def test_only_listed_filters_tests_and_methods_are_allowed() -> None:
     ]
     assert len(refused) > 40
     for source in refused:  # the sandbox has refused what changes a value
-        with pytest.raises((jinja2.exceptions.SecurityError, sandbox.TemplateRaised)) as error:
+        with pytest.raises(
+            (jinja2.exceptions.SecurityError, sandbox.RaiseExceptionCalled)
+        ) as error:
             environment.from_string(source).render()
-        assert any(w in str(error.value) for w in ("allowed", "unsafe", "subtracted", "chance"))
+        assert any(w in str(error.value) for w in ("allowed", "unsafe", "subtracted", "random"))
 
 
-# Honest templates print what they print without counters.
+# Ordinary templates print the same as without counters.
 
 PLAIN = jinja2.sandbox.ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]

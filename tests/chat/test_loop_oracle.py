@@ -1,4 +1,4 @@
-"""The oracle before anyone is judged by it: its renders, its owners, what it calls wrong."""
+"""The oracle itself: its renders, its owners, and the violations that it finds."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 from tests.chat.conversations import DATE, ODD, SPECIAL, say, turns, zoo
 from tests.chat.hostile_templates import HOSTILE
 from tests.chat.hostile_templates import rows as odd_rows
-from tests.chat.judge import oracle, score, wanted
-from tests.chat.loop_oracle import OracleTemplate, Refused
-from tests.chat.mask_oracle import judge
+from tests.chat.loop_oracle import OracleTemplate, TemplateRaised
+from tests.chat.mask_oracle import check_mask
+from tests.chat.scoring import expected_samples, oracle, score
 from tests.chat.templates import ALL, CHATML, GENERATION, HABITS, THINKING
 from tests.chat.turn_oracle import Conversation
 from tokenmill.chat import ChatSpec, Renderer, Rendering
@@ -25,7 +25,7 @@ from tokenmill.chat import ChatSpec, Renderer, Rendering
 def check_against_transformers(
     name: str, ours: OracleTemplate, talks: Iterable[Any]
 ) -> Counter[str]:
-    """The oracle's jinja2 prints what `apply_chat_template` prints, or refuses where it does."""
+    """The oracle's jinja2 prints the same as `apply_chat_template`, or raises like it."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     found: Counter[str] = Counter()
@@ -36,7 +36,7 @@ def check_against_transformers(
                 [given], tools=tools, chat_template=ours.source, **ours.given
             )[0][0]
         except Exception:
-            with pytest.raises(Refused):
+            with pytest.raises(TemplateRaised):
                 ours.plain(messages, tools)
             found["refused"] += 1
             continue
@@ -50,7 +50,7 @@ def check_against_transformers(
     "one_in",  # compiling the templates takes the time
     [pytest.param(3, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.soak)],
 )
-def test_renders_are_those_of_transformers(
+def test_renders_equal_transformers(
     shared: Path, one_in: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers.utils import chat_template_utils as theirs
@@ -65,13 +65,15 @@ def test_renders_are_those_of_transformers(
     templates = list(enumerate({**zoo(shared), **ALL, **HABITS}.items()))
     for number, (name, source) in templates[::one_in]:
         rows = list(ODD.values())[number % 40 :: 40]
-        talks = [(job.messages, job.tools) for row in rows for job in wanted(row, ChatSpec())]
+        talks = [
+            (job.messages, job.tools) for row in rows for job in expected_samples(row, ChatSpec())
+        ]
         total += check_against_transformers(name, oracle(name, source), talks)
     assert total["compared"] > 10 * total["refused"] > 0
 
 
 @pytest.mark.slow
-def test_hostile_templates_are_those_of_transformers() -> None:
+def test_hostile_templates_equal_transformers() -> None:
     for name, source in HOSTILE.items():
         if name not in ("lipsum", "random", "date"):
             talks = [(row["messages"], row.get("tools")) for row in odd_rows(name, 1)]
@@ -143,15 +145,15 @@ def test_owners(name: str, messages: list[dict[str, Any]], pieces: list[tuple[st
     assert owners({**HABITS, **NESTED}[name], messages) == pieces
 
 
-def test_a_template_that_looks_at_what_it_captured_is_not_judged() -> None:
+def test_template_that_reads_its_capture_is_not_checked() -> None:
     loop = "{% for m in messages %}{{ m.content }}{% endfor %}"
     source = "{% set kept %}" + loop + "{% endset %}{{ kept|length }}"
     assert OracleTemplate(source, SPECIAL).owned(QUESTION) is None
     talk = Conversation(OracleTemplate(source, SPECIAL), QUESTION, None)
-    assert judge(talk, "2", [(0, 1)]).unsure
+    assert check_mask(talk, "2", [(0, 1)]).unsure
 
 
-def test_texts_that_hold_sentinels_are_judged_all_the_same() -> None:
+def test_texts_with_sentinels_are_checked() -> None:
     odd = [
         {"role": "user", "content": "\U00100000"},
         {"role": "assistant", "content": "\U00104001"},
@@ -165,7 +167,7 @@ def test_texts_that_hold_sentinels_are_judged_all_the_same() -> None:
 def complaints(
     source: str, messages: list[dict[str, Any]], spans: list[str], **options: Any
 ) -> list[str]:
-    """What the oracle says when exactly these pieces of the render are trained."""
+    """Return the oracle's verdict if exactly these pieces of the render are trained."""
     talk = Conversation(OracleTemplate(source, SPECIAL), messages, None)
     assert talk.found is not None
     text, position, places = talk.found.text, 0, []
@@ -173,7 +175,7 @@ def complaints(
         start = text.index(span, position)
         position = start + len(span)
         places.append((start, position))
-    verdict = judge(talk, text, places, **options)
+    verdict = check_mask(talk, text, places, **options)
     assert not verdict.unsure
     return [violation.kind for violation in verdict.violations]
 
@@ -210,17 +212,17 @@ GOES_ON = [*QUESTION, {"role": "assistant", "content": "B"}]
         (GENERATION, QUESTION, ["A<|im_end|>"], {}, []),
         (GENERATION, QUESTION, ["A"], {}, ["untrained: generation block"]),
         (GENERATION, QUESTION, ["\nA<|im_end|>"], {}, ["trained: another turn"]),
-        # A closer in the next step may be trained, the next opener not.
+        # An end-of-turn token in the next step may be trained, the next header not.
         (BY_THE_NEXT, TALK, ["A<|assistant_end|>", "A"], {}, []),
         (BY_THE_NEXT, TALK, ["A", "A"], {}, []),
         (BY_THE_NEXT, TALK, ["A<|assistant_end|><|user_start|>", "A"], {},
          ["trained: another turn"]),
-        # A header behind the closer of the turn before.
+        # A header after the end-of-turn token of the turn before.
         (BY_THE_NEXT, GOES_ON, ["B"], {"trained": [2]}, []),
         (BY_THE_NEXT, GOES_ON, ["<|assistant_start|>B"], {"trained": [2]}, ["trained: header"]),
     ],
 )  # fmt: skip
-def test_every_kind_of_violation_is_seen(
+def test_every_kind_of_violation_is_found(
     source: str,
     messages: list[dict[str, Any]],
     spans: list[str],
@@ -250,11 +252,11 @@ def test_every_kind_of_violation_is_seen(
         ("closed by the next", "A", []),
     ],
 )  # fmt: skip
-def test_headers_and_closers_of_many_habits(name: str, span: str, kinds: list[str]) -> None:
+def test_headers_and_ends_of_turns(name: str, span: str, kinds: list[str]) -> None:
     assert complaints(HABITS[name], QUESTION, [span]) == kinds
 
 
-def test_score_sees_wrong_masks_and_failed_audits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_score_counts_wrong_masks_and_failed_audits(monkeypatch: pytest.MonkeyPatch) -> None:
     render = Renderer.render
 
     def wrong(self: Renderer, rows: Any) -> Rendering:

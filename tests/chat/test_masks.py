@@ -1,4 +1,4 @@
-"""Odd rows on templates of every habit: an exact mask, or a rejection with its reason (T23)."""
+"""Odd rows on templates of every kind: an exact mask, or a rejection with its reason (T23)."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def reasons(result: Rendering) -> list[str]:
         ("generation_macro", ["one<|im_end|>", "two<|im_end|>"]),
     ],
 )
-def test_mask_of_every_habit(name: str, expected: list[str]) -> None:
+def test_mask_of_every_template(name: str, expected: list[str]) -> None:
     rows = [turns("a", "one", "b", "two")] * 3
     result = render(ALL[name], *rows, thinking_opener="trained")
     for index in range(3):
@@ -70,7 +70,7 @@ def test_mask_of_every_habit(name: str, expected: list[str]) -> None:
 
 
 @pytest.mark.parametrize("opener", ["prompt", "trained"])
-def test_thinking_that_the_generation_prompt_opens_is_trained_on_wish(opener: str) -> None:
+def test_thinking_opener_option(opener: str) -> None:
     closed = THINKING.replace("assistant\\n<think>\\n' }}", "assistant\\n' }}")
     assert closed != THINKING
     for template in (THINKING, closed):
@@ -106,7 +106,7 @@ def test_turns_partition_the_text_by_role() -> None:
 
 @pytest.mark.parametrize("name", sorted(ALL))
 @pytest.mark.parametrize("empty", ["", "  ", "\n\n"])
-def test_empty_assistant_text_trains_its_closer_or_is_rejected(name: str, empty: str) -> None:
+def test_empty_assistant_text_trains_its_end_of_turn_or_is_rejected(name: str, empty: str) -> None:
     result = render(ALL[name], turns("Hi", empty, "More", "two"), turns("Hi", "one", "More", empty))
     for index in range(len(result.texts)):
         runs = trained(result, index)
@@ -121,7 +121,7 @@ def test_empty_assistant_text_trains_its_closer_or_is_rejected(name: str, empty:
         assert trained(result)[0].strip() in ("<|im_end|>", "<|eot_id|>")
 
 
-def test_thinking_dropped_from_history_is_fine_from_the_last_turn_is_not() -> None:
+def test_thinking_may_be_dropped_from_history_but_not_from_the_last_turn() -> None:
     think = "<think>\nhm\n</think>\n\n"
     result = render(THINKING, turns("a", f"{think}one", "b", f"{think}two"))
     assert trained(result) == ["one<|im_end|>", "hm\n</think>\n\ntwo<|im_end|>"]
@@ -245,7 +245,7 @@ def test_trailing_tool_turns_are_trimmed() -> None:
     assert "y" in render(CHATML, talk, train_on="everything").texts[0]
 
 
-def test_refusal_of_the_template_is_a_rejection_with_its_message() -> None:
+def test_error_of_the_template_rejects_the_row_with_its_message() -> None:
     result = render(
         INST, [{"role": "system", "content": "S"}, *turns("a", "one")], turns("a", "one")
     )

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.chat.conversations import DATE, ODD, SPECIAL, VARIABLES, Row, zoo
 from tests.chat.hostile_templates import rows as odd_rows
-from tests.chat.judge import sample, wanted
+from tests.chat.scoring import expected_samples, sample
 from tests.chat.templates import ALL, HABITS
 from tokenmill.chat import ChatSpec, Renderer
-from tokenmill.chat.render import Asked, forget
+from tokenmill.chat.render import PromptRequest, clear_templates
 from tokenmill.errors import RowError
 
 Outcome = list[tuple[Any, ...]]
@@ -34,7 +34,7 @@ NEIGHBOURS = (
     "assistant first",
     "assistant after system",
 )
-"""Cases whose neighbours have been seen to change what became of them."""
+"""Cases whose outcome once depended on other rows."""
 
 
 def outcomes(rendering: Any, count: int) -> list[Outcome]:
@@ -54,7 +54,7 @@ def outcomes(rendering: Any, count: int) -> list[Outcome]:
     return [sorted(outcome, key=lambda made: made[0]) for outcome in found]
 
 
-def prompted(renderer: Renderer, talks: list[Asked]) -> list[Any]:
+def prompted(renderer: Renderer, talks: list[PromptRequest]) -> list[Any]:
     return [
         (made.reason, made.message) if isinstance(made, RowError) else made
         for made in renderer.prompts(talks)
@@ -71,7 +71,7 @@ def check(
     variables = {**SPECIAL, **VARIABLES.get(name, {})}
 
     def fresh(renderer: str = "auto") -> Renderer:
-        forget()
+        clear_templates()
         return Renderer(spec, source, variables, renderer=renderer)
 
     chance = random.Random(seed)
@@ -137,7 +137,7 @@ def test_outcome_depends_on_the_row_alone(
 @pytest.mark.timeout(300)
 def test_outcome_is_the_same_in_either_order(templates: dict[str, str]) -> None:
     rows = [ODD[case] for case in NEIGHBOURS]
-    for name, source in list(templates.items())[::3]:  # `make soak` asks them all
+    for name, source in list(templates.items())[::3]:  # `make soak` runs them all
         variables = {**SPECIAL, **VARIABLES.get(name, {})}
         there, back = (
             rendered(Renderer(ChatSpec(date=DATE), source, variables), rows[::step])[::step]
@@ -165,8 +165,8 @@ def test_prompt_depends_on_the_conversation_alone(
     chance = random.Random(13)
     for name in chance.sample(sorted(templates), 4):
         talks = [
-            Asked(job.messages, job.tools)
+            PromptRequest(job.messages, job.tools)
             for row in chance.sample(sorted(real_rows), 12)
-            for job in wanted(real_rows[row], ChatSpec())
+            for job in expected_samples(real_rows[row], ChatSpec())
         ]
         check(name, templates[name], talks, 13, ChatSpec(date=DATE), prompted)

@@ -103,7 +103,7 @@ def test_generation_prompt_may_depend_on_tools() -> None:
         says(1, "It is 42.", reasoning_content="42"),
     ],
 )
-def test_dropped_field_is_not_excused_by_its_words_in_the_text(turn: Any) -> None:
+def test_dropped_field_is_found_although_its_words_are_in_the_text(turn: Any) -> None:
     assert mask_of(HEADER + ASKS, [user(1), turn]) == "template_drops_content"
 
 
@@ -150,7 +150,7 @@ def test_header_in_a_generation_block_is_not_trained() -> None:
     assert rendering.notes["generation_clipped"] == 1
 
 
-def test_notes_say_which_rule_proved_a_row() -> None:
+def test_notes_count_the_rule_that_proved_a_row() -> None:
     rows = {
         "proven_by_trace": (HEADER + ASKS, [user(1), says(1)]),
         "proven_by_prompts": (INLINE_RESULT, [user(1), calls(1), result(1), says(2)]),
@@ -189,13 +189,13 @@ def test_masks_of_all_shared_templates_are_right(shared: Path) -> None:
 @pytest.mark.parametrize(
     "part", ["gemma4_upstream_E2B", "GLM-5.2", "mistral-common__tests_data_chat_templates_v11"]
 )
-def test_tool_rows_are_served(shared: Path, part: str) -> None:
+def test_tool_rows_are_accepted(shared: Path, part: str) -> None:
     paths = {name: path for name, path in templates(shared).items() if part in name}
     assert paths
     for name, path in paths.items():
         oracle = Oracle(path.read_text())
         for row in ("call", "call twice", "calls two", "empty result", "call then user", "long"):
-            assert oracle.judge(conversations()[row]).kind in ("right", "template"), (name, row)
+            assert oracle.check(conversations()[row]).kind in ("right", "template"), (name, row)
 
 
 def test_null_keys_are_dropped_as_transformers_does(shared: Path) -> None:

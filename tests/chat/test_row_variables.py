@@ -20,7 +20,8 @@ from tests.build.making import INLINE, TOKENIZER, write_rows
 from tests.chat.conversations import DATE, SPECIAL, zoo
 from tests.chat.loop_oracle import OracleTemplate
 from tokenmill.chat import ChatSpec, Renderer
-from tokenmill.chat.render import TEMPLATES_KNOWN, forget
+from tokenmill.chat.render import MAX_TEMPLATES, clear_templates
+from tokenmill.data.prompts import PromptSettings, open_prompts
 from tokenmill.integrations.trainers import VERBATIM
 from tokenmill.tokenizers.encoder import Encoder
 from tokenmill.tokenizers.loading import load
@@ -73,30 +74,32 @@ def test_row_is_rendered_as_if_the_spec_had_its_variables(
     rng = random.Random(f"{how} {expand}")
     differ = 0
     for name in ("ours", rng.choice(heeding)):
-        wanted: dict[str, Any] = {}
+        expected: dict[str, Any] = {}
         for said in SAID:
-            forget()
-            spec = ChatSpec(date=DATE, expand=expand, template_kwargs=said)
+            clear_templates()
+            spec = ChatSpec(date=DATE, expand=expand, chat_template_kwargs=said)
             alone = Renderer(spec, templates[name], SPECIAL, renderer=how)
             plain = OracleTemplate(templates[name], {**SPECIAL, **(said or {})})
             for form, row in ROWS.items():
                 if expand == "none" or form not in ("preference", "kto"):
-                    wanted[json.dumps([form, said])] = found = outcome(alone, row)
+                    expected[json.dumps([form, said])] = found = outcome(alone, row)
                     if form == "tools" and expand == "none" and found[0]:
                         assert found[0][-1] == plain.plain(MESSAGES, TOOLS)
         own = Renderer(ChatSpec(date=DATE, expand=expand), templates[name], SPECIAL, renderer=how)
-        for asked in rng.sample([*wanted, *wanted], 2 * len(wanted)):
+        for asked in rng.sample([*expected, *expected], 2 * len(expected)):
             form, said = json.loads(asked)
             got = outcome(own, {**ROWS[form], "chat_template_kwargs": said})
-            assert got == wanted[asked], (name, form, said)
-        differ += len({repr(found) for asked, found in wanted.items() if '"messages"' in asked}) > 1
-    assert differ  # or nobody heeded anything, and nothing was compared
+            assert got == expected[asked], (name, form, said)
+        differ += (
+            len({repr(found) for asked, found in expected.items() if '"messages"' in asked}) > 1
+        )
+    assert differ  # otherwise no variable had an effect
 
 
-def test_more_variables_than_are_remembered_cost_time_and_nothing_else() -> None:
+def test_more_variables_than_cached_templates() -> None:
     rows = [
         {"messages": MESSAGES[:2], "chat_template_kwargs": {"language": f"l{number}"}}
-        for number in range(3 * TEMPLATES_KNOWN)
+        for number in range(3 * MAX_TEMPLATES)
     ]
     made = Renderer(ChatSpec(), TEMPLATE, SPECIAL).render([*rows, *rows])
     assert [text.partition("<")[0] for text in made.texts] == [
@@ -113,7 +116,7 @@ WRONG: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_what_is_no_variable_rejects_its_row_alone(wrong: str) -> None:
+def test_invalid_variables_reject_only_their_row(wrong: str) -> None:
     rows = [{"messages": MESSAGES}, {"messages": MESSAGES, "chat_template_kwargs": WRONG[wrong]}]
     made = Renderer(ChatSpec(), TEMPLATE, SPECIAL).render(rows)
     [(number, _, error)] = made.rejected
@@ -122,10 +125,10 @@ def test_what_is_no_variable_rejects_its_row_alone(wrong: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "text", "parquet"])
-def test_rows_of_files_say_it_each_for_itself(kind: str, tmp_path: Path) -> None:
+def test_variables_of_rows_in_files(kind: str, tmp_path: Path) -> None:
     said = [{"language": "de"}, None, {"language": "fr", "enable_thinking": True}, {}]
     rows = [{"messages": MESSAGES[:2], "chat_template_kwargs": one} for one in said]
-    if kind == "parquet":  # which writes null for what a row does not say
+    if kind == "parquet":  # which writes null for missing values
         source = tmp_path / "rows.parquet"
         table = pa.Table.from_pylist(rows)
         assert table.column("chat_template_kwargs").to_pylist()[0]["enable_thinking"] is None
@@ -139,14 +142,14 @@ def test_rows_of_files_say_it_each_for_itself(kind: str, tmp_path: Path) -> None
         source = write_rows(tmp_path / "rows.jsonl", written)
     store = tm.prepare(
         source, tokenizer=TOKENIZER, chat_template=TEMPLATE, cache_dir=tmp_path / "cache",
-        template_kwargs={"language": "en"}, **INLINE,
+        chat_template_kwargs={"language": "en"}, **INLINE,
     )  # fmt: skip
     tokenizer = load(TOKENIZER, backend="file")
     heads = [tokenizer.decode(row.input_ids.tolist())[:4] for row in store]
     assert heads == ["[de]", "[en]", "[fr]", "[en]"]
 
 
-def test_lint_asks_the_template_with_the_rows_variables(tmp_path: Path) -> None:
+def test_lint_renders_with_the_variables_of_rows(tmp_path: Path) -> None:
     template = "{% if strict is defined and strict %}{{ raise_exception('no') }}{% endif %}"
     rows = [{"messages": MESSAGES, "chat_template_kwargs": {"strict": n == 1}} for n in range(3)]
     source = write_rows(tmp_path / "rows.jsonl", rows)
@@ -159,17 +162,18 @@ def test_lint_asks_the_template_with_the_rows_variables(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("convention", ["", VERBATIM])
-def test_prompts_heed_it_where_no_host_says_otherwise(convention: str, tmp_path: Path) -> None:
+def test_prompts_use_variables_of_rows(convention: str, tmp_path: Path) -> None:
     said = [{"language": "de"}, None, {"enable_thinking": False}, {"language": "fr"}]
     rows = [{"prompt": MESSAGES[:1], "chat_template_kwargs": one} for one in said]
-    prompts = tm.PromptDataset(
+    prompts = open_prompts(
+        PromptSettings(convention=convention),
         write_rows(tmp_path / "rows.jsonl", rows), TOKENIZER, tokenizer_backend="file",
         prompt_key="prompt", apply_chat_template=True, chat_template=TEMPLATE, max_length=1000,
-        convention=convention, cache_dir=tmp_path / "cache", executor="inline",
+        cache_dir=tmp_path / "cache", num_workers=0,
     )  # fmt: skip
     heeded = said if not convention else [None] * len(said)
-    wanted = [OracleTemplate(TEMPLATE, {**SPECIAL, **(one or {})}) for one in heeded]
-    texts = [one.plain(MESSAGES[:1], add_generation_prompt=True) for one in wanted]
+    expected = [OracleTemplate(TEMPLATE, {**SPECIAL, **(one or {})}) for one in heeded]
+    texts = [one.plain(MESSAGES[:1], add_generation_prompt=True) for one in expected]
     assert [prompt.prompt for prompt in prompts] == texts
     encoder = Encoder(load(TOKENIZER, backend="file"))
     lengths = [len(encoder.encode([text]).ids) for text in texts]

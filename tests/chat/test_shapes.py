@@ -35,7 +35,7 @@ def asked(*parts: Any) -> dict[str, Any]:
     [
         ({"messages": HELLO}, {}),
         ({"conversations": HELLO}, {}),
-        ({"talk": HELLO}, {"messages_key": "talk"}),
+        ({"talk": HELLO}, {"columns": {"messages": "talk"}}),
         ({"conversations": SHARED}, {}),
         ({"messages": SHARED}, {}),
         ({"instruction": "Hi", "output": "Hello"}, {}),
@@ -44,7 +44,7 @@ def asked(*parts: Any) -> dict[str, Any]:
         ({"prompt": HELLO[:1], "completion": HELLO[1:]}, {}),
         ({"prompt": HELLO[:1], "completion": "Hello"}, {}),
         ({"prompt": "Hi", "completion": HELLO[1:]}, {}),
-        ({"q": HELLO[:1], "a": HELLO[1:]}, {"prompt_key": "q", "completion_key": "a"}),
+        ({"q": HELLO[:1], "a": HELLO[1:]}, {"columns": {"prompt": "q", "completion": "a"}}),
         (asked({"type": "text", "text": "Hi"}), {}),
         (asked({"type": "text", "value": "H"}, {"type": "text", "text": "i"}), {}),
     ],
@@ -58,7 +58,7 @@ def test_shape_system_column_leads_only_where_there_is_none() -> None:
     own = [{"role": "system", "content": "own"}, *HELLO]
     assert messages({"messages": own, "system": "S"}) == own
     assert messages({"messages": HELLO, "system": ""}) == HELLO
-    assert messages({"messages": HELLO, "sys": "S"}, system_key="sys")[0]["content"] == "S"
+    assert messages({"messages": HELLO, "sys": "S"}, columns={"system": "sys"})[0]["content"] == "S"
 
 
 def test_shape_alpaca_input_is_joined_by_a_blank_line() -> None:
@@ -98,7 +98,7 @@ def odd_call(arguments: str) -> dict[str, Any]:
         ),
     ],
 )
-def test_shape_what_one_message_becomes(given: dict[str, Any], read: dict[str, Any]) -> None:
+def test_shape_of_one_message(given: dict[str, Any], read: dict[str, Any]) -> None:
     assert messages({"messages": [HELLO[0], given]})[1] == {**given, **read}
 
 
@@ -184,7 +184,7 @@ def test_shape_sharegpt_function_calls_and_observations() -> None:
         {"messages": [{"role": "user", "content": [3]}]},
     ],
 )
-def test_shape_what_is_no_conversation_is_rejected(row: Any) -> None:
+def test_shape_invalid_rows_are_rejected(row: Any) -> None:
     result = Renderer(ChatSpec(), CHATML).render([row, {"messages": HELLO}])
     assert [(index, part, error.reason) for index, part, error in result.rejected] == [
         (0, 0, "bad_shape")
@@ -230,7 +230,7 @@ def test_pair_of_messages_trains_only_the_completions_assistants() -> None:
         ({"train_on": "last_assistant_message"}, {"prompt": "x", "completion": "y"}),
     ],
 )
-def test_train_on_what_rows_cannot_satisfy_is_a_usage_error(options: Any, row: Any) -> None:
+def test_impossible_train_on_is_a_usage_error(options: Any, row: Any) -> None:
     renderer = Renderer(ChatSpec(**options), CHATML, {"eos_token": "</s>"})
     with pytest.raises(UsageError, match="train_on="):
         renderer.render([row])
@@ -250,12 +250,12 @@ def test_train_on_what_rows_cannot_satisfy_is_a_usage_error(options: Any, row: A
         {"format": "text", "train_on": "completion"},
         {"format": "text", "expand": "turns"},
         {"train_on": "everything", "expand": "turns"},
-        {"template_kwargs": {"messages": []}},
-        {"template_kwargs": [1]},
-        {"text_key": ""},
+        {"chat_template_kwargs": {"messages": []}},
+        {"chat_template_kwargs": [1]},
+        {"columns": {"text": ""}},
     ],
 )
-def test_spec_refuses_what_means_nothing(options: dict[str, Any]) -> None:
+def test_spec_rejects_invalid_options(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         ChatSpec(**options)
 
@@ -265,13 +265,13 @@ def test_conversations_without_a_template_are_a_usage_error() -> None:
         Renderer(ChatSpec(), None).render([{"messages": HELLO}])
 
 
-def test_read_plain_says_its_shape() -> None:
+def test_plain_row_has_its_shape() -> None:
     assert read({"text": "x"}, ChatSpec()) == Plain("text", "", "x")
     with pytest.raises(RowError, match="columns are other"):
         read({"other": 1}, ChatSpec())
 
 
-def test_row_that_the_parser_refused_keeps_its_place_and_its_words() -> None:
+def test_parse_error_keeps_its_position_and_message() -> None:
     refused = RowError("not valid JSON", reason="bad_json", row=7)
     given = [{"messages": HELLO}, refused, {"messages": HELLO}]
     for renderer in ("auto", "jinja2"):

@@ -57,7 +57,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-def test_json_is_what_json_dumps_says(value: Any) -> None:
+def test_tojson_equals_json_dumps(value: Any) -> None:
     assert tojson(value) == json.dumps(value, ensure_ascii=False)
     assert tojson(value, True, 1) == json.dumps(value, indent=1)
 
@@ -68,17 +68,17 @@ def test_reasoning_is_aliased_as_transformers_does() -> None:
         assert render(source, [{"role": "assistant", "content": "", key: "hm"}]) == "hm|hm"
 
 
-def test_date_is_asked_for_with_the_remedy() -> None:
+def test_missing_date_is_an_error_with_a_remedy() -> None:
     with pytest.raises(TemplateError, match='date="2026-11-15"'):
         Renderer(ChatSpec(), DATED).render([{"messages": TALK}])
     pinned = Renderer(ChatSpec(date="2026-11-15"), DATED).render([{"messages": TALK}])
     assert pinned.texts[0].startswith("15 Nov 2026, Sunday\n")
     text = Renderer(ChatSpec(format="text", append_eos=False), DATED).render([{"text": "x"}])
-    assert text.texts == ["x"]  # nobody asked this template
+    assert text.texts == ["x"]  # this template is not used
 
 
 @pytest.mark.parametrize("renderer", ["auto", "jinja2"])
-def test_refusal_of_endless_recursion_is_the_same_however_deep_the_caller(renderer: str) -> None:
+def test_error_of_endless_recursion_does_not_depend_on_the_caller(renderer: str) -> None:
     kind = (
         "{% macro kind(x) %}{% if x.items %}{{ 'list[' + kind(x) + ']' }}{% endif %}{% endmacro %}"
     )
@@ -91,7 +91,7 @@ def test_refusal_of_endless_recursion_is_the_same_however_deep_the_caller(render
         return str(made.render(rows).rejected[0][2])
 
     assert {refusal(depth) for depth in range(8)} == {
-        "the template goes too deep or too far: it calls itself too often"
+        "the template exceeds a limit of Python: recursion is too deep"
     }
 
 
@@ -100,10 +100,10 @@ WAITING = [name for name in sorted(HUNGRY) if name.startswith(("grow", "nested",
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*WAITING[::3], "block sets", "forking macro", "squares"])
-def test_hostile_template_that_waits_for_a_word_is_bounded_too(
+def test_hostile_template_behind_a_condition_is_bounded(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A learned path must not be the way around the limits."""
+    """A recorded path has the same limits."""
     monkeypatch.setattr(sandbox, "BASE_STEPS", BASE_STEPS // 16)
     source = "{% if messages[0].content == 'now' %}" + HUNGRY[name] + "{% endif %}" + CHATML
     rows = [
@@ -124,10 +124,10 @@ def test_hostile_template_that_waits_for_a_word_is_bounded_too(
         "{{ '{0.__class__.__mro__}'.format('a') | length > 20 and raise_exception('x') }}",
     ],
 )  # fmt: skip
-def test_sandbox_refuses_with_a_template_error(source: str) -> None:
+def test_sandbox_raises_template_errors(source: str) -> None:
     result = Renderer(ChatSpec(), source + CHATML).render([{"messages": TALK}])
     assert [error.reason for *_, error in result.rejected] in (["template_error"], [])
-    if not result.rejected:  # what the sandbox answers with nothing prints nothing
+    if not result.rejected:  # the sandbox prints nothing for undefined values
         assert "class" not in result.texts[0].split("<|im_start|>")[0]
 
 
@@ -180,8 +180,8 @@ GROWING = [
 
 
 @pytest.mark.parametrize("source", GROWING)
-def test_growth_along_a_learned_path_is_bounded(source: str) -> None:
-    """A path learned where a loop runs twice must not be the way around the limits of sixty."""
+def test_growth_along_a_recorded_path_is_bounded(source: str) -> None:
+    """A path recorded with a loop of two items has the same limits for sixty."""
     by_length = source.replace("range(60)", "range(messages | length)").replace(
         "60)", "messages | length)"
     )
@@ -198,7 +198,7 @@ def test_growth_along_a_learned_path_is_bounded(source: str) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
 
 
-def test_limits_leave_room_for_long_conversations() -> None:
+def test_limits_allow_long_conversations() -> None:
     messages = [
         {"role": "assistant" if i % 2 else "user", "content": f"turn {i} " * 200}
         for i in range(2000)
@@ -218,7 +218,7 @@ def test_limits_leave_room_for_long_conversations() -> None:
     ],
 )
 def test_traced_row_reaches_the_limits_of_the_reference(heavy: str, most: int) -> None:
-    """What a body does for itself is counted on a learned path, too."""
+    """Operations of a body are also counted on a recorded path."""
     source = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}" + heavy + "{% endfor %}"
     talks = [[{"role": "user", "content": f"{n}"} for n in range(count)] for count in (2, 4, most)]
     for renderer in ("auto", "jinja2"):
@@ -250,7 +250,7 @@ def test_run_within_its_limits_is_within_those_of_the_reference(shared: Path) ->
     assert runs > 200
 
 
-def test_every_run_along_a_path_has_an_allowance_of_its_own() -> None:
+def test_every_run_along_a_path_has_its_own_limits() -> None:
     source = "{% for m in messages %}{{ [m.content] | map('upper') | join }}{% endfor %}"
     traced = TracedTemplate(ReferenceTemplate(source, {}, None))
     for number in range(300):  # 800 kB each, as `upper` is counted

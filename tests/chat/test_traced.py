@@ -1,4 +1,4 @@
-"""Traced paths never change a result: admission, audits, fallback, memory of tools."""
+"""Traced paths never change a result: recording, audits, fallback, cached tools."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.chat.templates import ALL, CHATML, HABITS, THINKING
 from tests.chat.test_outcomes import outcomes
 from tokenmill.chat import ChatSpec, Renderer, Rendering
 from tokenmill.chat.program import NotTraced, Run
-from tokenmill.chat.render import AUDIT_ONE_IN, FIRST_AUDITED, Asked, audited, digest_of
+from tokenmill.chat.render import AUDIT_ONE_IN, FIRST_AUDITED, PromptRequest, audited, digest_of
 from tokenmill.chat.template import ReferenceTemplate
 from tokenmill.chat.trace import TracedTemplate, Tracer
 from tokenmill.errors import UsageError
@@ -79,13 +79,13 @@ def test_unknown_renderer_is_a_usage_error() -> None:
         Renderer(ChatSpec(), CHATML, renderer="fast")
 
 
-def test_one_path_serves_all_rows_that_answer_alike() -> None:
+def test_rows_with_equal_outcomes_share_a_path() -> None:
     template = traced(THINKING)
     for row in [*rows(200), *rows(100, "other")]:
         template.follow(row["messages"], None)
-    assert template.learned == 1
+    assert template.recorded == 1
     template.follow(rows(1, "<think>hm</think>")[0]["messages"], None)
-    assert template.learned == 2
+    assert template.recorded == 2
 
 
 def test_audit_takes_the_first_rows_and_a_sample_by_the_whole_text() -> None:
@@ -96,8 +96,8 @@ def test_audit_takes_the_first_rows_and_a_sample_by_the_whole_text() -> None:
     assert chosen == [i for i in range(20_000) if audited(77, digests[i])]
 
 
-def lying(monkeypatch: pytest.MonkeyPatch, template: TracedTemplate, change: Any) -> None:
-    """Let a program print something else, wherever it stands in the text."""
+def change_output(monkeypatch: pytest.MonkeyPatch, template: TracedTemplate, change: Any) -> None:
+    """Change the output of a program."""
     assert isinstance(template._tracer, Tracer)
     program = template._tracer.program
     honest = program.run
@@ -121,22 +121,22 @@ def lying(monkeypatch: pytest.MonkeyPatch, template: TracedTemplate, change: Any
     ],
 )
 @pytest.mark.parametrize("train_on", ["all_assistant_messages", "everything"])
-def test_program_that_lies_is_out(
+def test_program_with_wrong_output_is_disabled(
     monkeypatch: pytest.MonkeyPatch, change: Any, train_on: str
 ) -> None:
     spec = ChatSpec(train_on=train_on)
     renderer = Renderer(spec, CHATML)
-    renderer.render(rows(3))  # learned while it was honest
+    renderer.render(rows(3))  # recorded while its output was right
     expected = Renderer(spec, CHATML, renderer="jinja2").render(rows(100))
-    lying(monkeypatch, renderer._for(None).traced, change)
+    change_output(monkeypatch, renderer._for(None).traced, change)
     result = renderer.render(rows(100))
     same(result, expected)
     assert result.notes["mismatches"] == 1
     assert result.notes["renderer"] == "jinja2"
-    assert renderer.render(rows(5)).notes["renderer"] == "jinja2"  # and stays out
+    assert renderer.render(rows(5)).notes["renderer"] == "jinja2"  # and stays disabled
 
 
-def test_path_is_admitted_only_when_it_equals_the_reference(
+def test_path_is_recorded_only_if_it_equals_the_reference(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     honest = ReferenceTemplate.render
@@ -151,7 +151,7 @@ def test_path_is_admitted_only_when_it_equals_the_reference(
     assert template.differed
 
 
-def test_untraced_row_is_counted_by_cause_and_told_with_its_line() -> None:
+def test_untraced_row_is_counted_by_cause_with_its_line() -> None:
     source = "\n{% for m in messages recursive %}{{ m.content | reverse }}{% endfor %}"
     result = Renderer(ChatSpec(), source).render(rows(3))
     assert {e.reason for *_, e in result.rejected} == {"mask_unproven"}
@@ -172,7 +172,7 @@ LISTING = (
 )
 
 
-def test_tools_are_remembered_by_everything_they_say() -> None:
+def test_tools_are_cached_by_their_exact_content() -> None:
     """Key order, 1, 1.0 and true, absent keys: other tools, though Python calls some equal."""
     variants = [
         TOOLS,
@@ -190,7 +190,7 @@ def test_tools_are_remembered_by_everything_they_say() -> None:
 
 
 @pytest.mark.slow
-def test_template_with_more_questions_than_levels_of_indentation_compiles() -> None:
+def test_template_with_many_conditions_compiles() -> None:
     questions = "".join(
         f"{{% if '{n}' in messages[0].content %}}x{n}{{% endif %}}" for n in range(110)
     )
@@ -207,13 +207,15 @@ def test_one_object_twice_in_a_conversation_is_two_messages() -> None:
     assert result.spans == [[(52, 67), (90, 105)]]
 
 
-def test_prompts_of_a_lying_program_are_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
-    conversations = [Asked(row["messages"][:1]) for row in rows(40)]
+def test_prompts_of_a_wrong_program_come_from_the_reference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    conversations = [PromptRequest(row["messages"][:1]) for row in rows(40)]
     renderer = Renderer(ChatSpec(), CHATML)
     expected = [renderer.prompt(*asked) for asked in conversations]
     assert renderer.prompts(conversations) == expected
-    paths = renderer._for(None).asking
-    lying(monkeypatch, paths, lambda text: text.replace("question", "QUESTION"))
+    paths = renderer._for(None).with_generation_prompt
+    change_output(monkeypatch, paths, lambda text: text.replace("question", "QUESTION"))
     assert "QUESTION" in paths.follow(conversations[0].messages, None).text
     assert renderer.prompts(conversations) == expected
     assert renderer.renderer == "jinja2"
@@ -290,7 +292,7 @@ FLAGGED = (  # what a loop over the tools prints of a message is that message's,
 
 
 @pytest.mark.parametrize("flags", [(1, True, 1), ("a", "b", "a"), ("a", False, "a")])
-def test_tools_are_remembered_with_what_the_loop_is_handed(flags: tuple[Any, ...]) -> None:
+def test_tool_loops_are_cached_by_their_arguments(flags: tuple[Any, ...]) -> None:
     data = [
         {"messages": [{**m, "flag": flag} for m in row["messages"]], "tools": TOOLS}
         for row in rows(4)
@@ -313,9 +315,7 @@ def same_as_reference(source: str, data: list[dict[str, Any]], spec: ChatSpec) -
 
 @pytest.mark.parametrize("order", [[0, 1], [1, 0]], ids=["none first", "empty first"])
 @pytest.mark.parametrize("question", ["tools is not none", "tools", "tools is iterable"])
-def test_no_tools_and_an_empty_list_of_tools_are_two_things(
-    question: str, order: list[int]
-) -> None:
+def test_no_tools_and_an_empty_list_of_tools_differ(question: str, order: list[int]) -> None:
     source = (
         f"{{% if {question} %}}[tools {{{{ tools | tojson }}}}]{{% endif %}}"
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}</m>{% endfor %}"
@@ -388,5 +388,5 @@ def calling_rows() -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "spec", [{}, {"turn_end": "turn"}, {"train_on": "everything"}], ids=["stop", "turn", "all"]
 )
-def test_rows_with_calls_are_what_the_reference_prints(name: str, spec: dict[str, Any]) -> None:
+def test_rows_with_calls_equal_the_reference(name: str, spec: dict[str, Any]) -> None:
     same_as_reference(CALLING[name], calling_rows(), ChatSpec(**spec))

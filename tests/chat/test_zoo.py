@@ -1,4 +1,4 @@
-"""Every stored template × real and odd conversations, each character judged by the oracle."""
+"""Every stored template × real and odd conversations, each character checked by the oracle."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.chat.conversations import CORPORA, DATE, ODD, Row, corpus_rows, zoo
-from tests.chat.judge import Score, oracle, sample, score, wanted
-from tests.chat.loop_oracle import Refused
+from tests.chat.loop_oracle import TemplateRaised
+from tests.chat.scoring import Score, expected_samples, oracle, sample, score
 from tests.chat.templates import ALL, HABITS
 from tokenmill.chat import ChatSpec, Renderer
-from tokenmill.chat.render import Asked
+from tokenmill.chat.render import PromptRequest
 from tokenmill.errors import RowError
 
-SHARE = 8  # of the rows, `make test` judges one in so many, under one template of two
+SHARE = 8  # of the rows, `make test` checks one in so many, under one template of two
 
 SPECS = {
     "stop": ChatSpec(date=DATE),
@@ -33,7 +33,7 @@ def hold(total: Score, due: int, proven: float = 0.99) -> None:
     shown = "\n".join(total.reports[:40])
     assert not total.violated, f"{dict(total.violated)}\n{shown}"
     assert sum(total.unsure.values()) <= 0.01 * total.pairs, "\n".join(total.notes[:40])
-    assert total.due >= due, "the harness has too little to judge"
+    assert total.due >= due, "the harness has too few cases to check"
     unproven = "\n".join(total.notes[:40])
     assert total.proven >= proven * total.due, f"{dict(total.unproven)} of {total.due}\n{unproven}"
 
@@ -73,7 +73,7 @@ def test_masks_of_every_habit_are_right(form: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_zoo_prompts_are_those_of_jinja2(shared: Path) -> None:
+def test_zoo_prompts_equal_jinja2(shared: Path) -> None:
     """`Renderer.prompts`, batched or one by one, gives what the template prints, or its refusal.
 
     Of the templates that `test_zoo_masks_are_right` leaves out.
@@ -83,15 +83,15 @@ def test_zoo_prompts_are_those_of_jinja2(shared: Path) -> None:
     for number, (name, source) in list(enumerate(zoo(shared).items()))[1::2]:
         template = oracle(name, source)
         talks = [
-            Asked(job.messages, job.tools)
+            PromptRequest(job.messages, job.tools)
             for row in share(rows, number, SHARE).values()
-            for job in wanted(row, SPECS["stop"])
+            for job in expected_samples(row, SPECS["stop"])
         ]
         expected: list[str | None] = []
         for messages, tools, _ in talks:
             try:
                 expected.append(template.plain(messages, tools, add_generation_prompt=True))
-            except Refused:
+            except TemplateRaised:
                 expected.append(None)
         for renderer in ("auto", "jinja2"):
             maker = Renderer(ChatSpec(date=DATE), source, template.given, renderer=renderer)

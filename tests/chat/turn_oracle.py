@@ -1,4 +1,4 @@
-"""What an assistant said, and where its turns begin and end in a render.
+"""Content of assistant messages, and where their turns begin and end in a render.
 
 The *header* of a turn is what the generation prompt of that very prefix holds; the rest is the
 model's own, with what closes the turn at its end.
@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from tests.chat.loop_oracle import NOBODY, REASONING, Message, OracleTemplate, Owned, Refused, Span
+from tests.chat.loop_oracle import (
+    NO_OWNER,
+    REASONING,
+    Message,
+    OracleTemplate,
+    Owned,
+    Span,
+    TemplateRaised,
+)
 
 TAG = re.compile(r"<[^<>\s]{1,60}>|\[/?[A-Z_]{2,40}\]")
 UNIT = re.compile(r"<[^<>\s]{1,60}>|\[/?[A-Z_]{2,40}\]|\w+|\s|.", re.DOTALL)
@@ -78,7 +86,7 @@ def _printed(value: Any) -> Iterator[list[str]]:
 
 
 def lost(messages: list[Message], found: Owned, *, every_thought: bool = True) -> str | None:
-    """The first thing an assistant said that its turn does not print; None: nothing is lost.
+    """Return the first content of an assistant that its turn does not print, or None.
 
     Thinking of turns before the last assistant is history that templates may drop. A last turn that
     thinks in two places and prints one of them has lost something only for `every_thought`.
@@ -101,7 +109,7 @@ def lost(messages: list[Message], found: Owned, *, every_thought: bool = True) -
 
 
 def _adopt(found: Owned, messages: list[Message]) -> None:
-    """Give an ending outside of every loop to the last assistant where it alone is printed there.
+    """Assign an ending outside every loop to the last assistant if only it is printed there.
 
     Some templates take the last message out of their loop and print it by itself.
     """
@@ -192,14 +200,14 @@ class Conversation:
         prefix = self.messages[:count]
         try:
             given = self.template.owned(prefix, self.tools, add_generation_prompt=True)
-        except Refused:
+        except TemplateRaised:
             return []
         if given is None:
             return []
         candidates = [given.text[given.end() :]] if given.end() else []
         try:
             closed = self.template.plain(prefix, self.tools)
-        except Refused:
+        except TemplateRaised:
             closed = None
         if closed is not None and closed != given.text:
             same = len(closed) if given.text.startswith(closed) else common(given.text, closed)
@@ -213,7 +221,7 @@ class Conversation:
             user = [{"role": "user", "content": "Hello."}]
             try:
                 found = Conversation(self.template, user, self.tools).prompts(1)
-            except Refused:
+            except TemplateRaised:
                 found = []
             self.template.usual[key] = found
         return self.template.usual[key]
@@ -247,9 +255,9 @@ class Conversation:
         return Turn(index, start, end, header, opener, start + len(own.rstrip()), closed)
 
     def _header(self, index: int, start: int, end: int) -> int | None:
-        """Where the header of a turn ends; None where no generation prompt explains it."""
+        """Return where the header of a turn ends; None if it is no generation prompt."""
         assert self.found is not None
-        free = [run for run in self.found.runs if run[1] == start and run[2] == NOBODY]
+        free = [run for run in self.found.runs if run[1] == start and run[2] == NO_OWNER]
         before = (free[0][0] if free else start) or start
         # After a message that a template gives no prompt for (a system alone, another assistant)
         # the opener of a turn is still no part of an answer.
@@ -283,22 +291,24 @@ class Conversation:
         ]
 
     def _joined(self, start: int) -> bool:
-        """Whether a turn goes on with another assistant's, as where a template joins the two."""
+        """Whether a turn continues another assistant's, because the template joins the two."""
         assert self.found is not None
         who = self.found.before(start)
         return who >= 0 and self.messages[who].get("role") == "assistant"
 
     def _aligned(self, index: int, prompt: str, before: int, start: int, end: int) -> Iterator[int]:
-        """Where a prompt, laid against the beginning of a turn, stops being the same."""
+        """Yield where a prompt differs from the beginning of a turn."""
         assert self.found is not None
         text = self.found.text
         core = prompt[: thinking_at_end(prompt)].strip()
         if not core:
             return
         bases = {before, start}
-        closer = TAG.match(text, start, end)
-        if closer and ENDING_WORD.search(closer[0]):
-            bases.add(closer.end())  # of the turn before, where a template closes it by the next
+        end_of_turn = TAG.match(text, start, end)
+        if end_of_turn and ENDING_WORD.search(end_of_turn[0]):
+            bases.add(
+                end_of_turn.end()
+            )  # of the turn before, where a template closes it by the next
         for base in bases:
             turn = text[base:end]
             length = common(turn, prompt)

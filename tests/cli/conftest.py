@@ -1,4 +1,4 @@
-"""Sources, and one store that the reading commands share."""
+"""Source files, and one store for all commands that read."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def chat(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def dirty(tmp_path: Path) -> Path:
-    """Seven good rows and three bad ones, each bad in its own way."""
+    """Seven good rows and three bad ones with different reasons."""
     return write_rows(tmp_path / "dirty.jsonl", [*conversations(7), *DIRTY])
 
 
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of 20 rows with a carried column and 3 rejected rows, for commands that read."""
-    room = tmp_path_factory.mktemp("cli")
-    source = write_rows(room / "chat.jsonl", [*conversations(20), *DIRTY])
+    """A store of 20 rows with a kept column, and 3 rejected rows."""
+    directory = tmp_path_factory.mktemp("cli")
+    source = write_rows(directory / "chat.jsonl", [*conversations(20), *DIRTY])
     prepared = run_recipe(
-        str(source), str(TOKENIZER), cache_dir=room / "cache", carry=("id",), **INLINE
+        str(source), str(TOKENIZER), cache_dir=directory / "cache", keep_columns=("id",), **INLINE
     )
     return prepared.path

@@ -1,4 +1,4 @@
-"""One command after another in this process, with what it printed; or in a process of its own."""
+"""Run commands in this process or in a new one, and capture their output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.programs import environment
 from tokenmill.cli import main
 
 ERROR = {"type", "message", "path", "row", "line", "offset"}
-# What `prepare` and `why` need to stay in this process and off transformers.
+# Flags that keep `prepare` and `why` in this process and avoid importing transformers.
 QUICK = ("--tokenizer", str(TOKENIZER), "--tokenizer-backend", "file", "--executor", "inline")
 
 
@@ -28,7 +28,7 @@ class Answer:
 
     @property
     def json(self) -> dict[str, Any]:
-        """The one object on stdout; anything else there fails."""
+        """The JSON object on stdout, which must be the only output."""
         document = json.loads(self.out)
         assert isinstance(document, dict)
         assert self.out.count("\n") == 1, "one object, one line"
@@ -52,11 +52,11 @@ class Shell:
         return Answer(code, printed.out, printed.err)
 
 
-def process(*arguments: str | Path, **more: str) -> Answer:
-    """`python -m tokenmill` in a process of its own."""
+def process(*arguments: str | Path, **variables: str) -> Answer:
+    """Run `python -m tokenmill` in a new process."""
     done = subprocess.run(
         [sys.executable, "-m", "tokenmill", *map(str, arguments)],
-        env=environment(**more),
+        env=environment(**variables),
         capture_output=True,
         text=True,
         timeout=100,

@@ -1,4 +1,4 @@
-"""What people see: tables that add up, and data that cannot steer their terminal."""
+"""Text output: correct tables, and no control characters from data."""
 
 from __future__ import annotations
 
@@ -18,31 +18,32 @@ from tokenmill.store import Store
 HOSTILE = "a\x1b[31mred\x07\x9b2Jgone\u202eback\rover"
 
 
-def steers(text: str) -> list[str]:
-    """Characters that a terminal would obey."""
+def control_characters(text: str) -> list[str]:
     return re.findall("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text)
 
 
-def test_hostile_text_is_shown_and_not_obeyed(shell: Shell, tmp_path: Path) -> None:
+def test_control_characters_of_data_are_escaped(shell: Shell, tmp_path: Path) -> None:
     row = conversations(1)[0]
     row["messages"][1]["content"] = HOSTILE
     row["note"] = HOSTILE
     answer = {"role": "assistant", "content": "y"}
     bad = {"messages": [{"role": f"narrator{HOSTILE[:20]}", "content": "x"}, answer]}
     source = write_rows(tmp_path / "hostile\x1b[2J.jsonl", [row, bad])
-    made = shell("prepare", source, *QUICK, "--carry", "note")
-    assert made.code == 0
-    assert "narrator" in made.err
-    assert not steers(made.err)
-    shown = shell("inspect", made.out.strip())
+    prepared = shell("prepare", source, *QUICK, "--keep-columns", "note")
+    assert prepared.code == 0
+    assert "narrator" in prepared.err
+    assert not control_characters(prepared.err)
+    shown = shell("inspect", prepared.out.strip())
     assert "a␛[31mred␇" in shown.out
-    assert not steers(shown.out)
-    assert not steers(shell("stats", made.out.strip()).out)
-    whole = shell("inspect", made.out.strip(), "--json")
-    assert whole.json["carried"]["note"] == HOSTILE, "a program gets the text itself"
+    assert not control_characters(shown.out)
+    assert not control_characters(shell("stats", prepared.out.strip()).out)
+    whole = shell("inspect", prepared.out.strip(), "--json")
+    assert whole.json["extra"]["note"] == HOSTILE, "--json prints the unchanged text"
 
 
-def test_damaged_store_cannot_steer_the_terminal(shell: Shell, store: Path, tmp_path: Path) -> None:
+def test_control_characters_of_a_damaged_store_are_escaped(
+    shell: Shell, store: Path, tmp_path: Path
+) -> None:
     cache = shutil.copytree(store.parent.parent, tmp_path / "copy")
     manifest = cache / "stores" / store.name / "manifest.json"
     whole = manifest.read_bytes()
@@ -50,7 +51,7 @@ def test_damaged_store_cannot_steer_the_terminal(shell: Shell, store: Path, tmp_
     manifest.write_bytes(whole[:at] + "\x9b2J\u202e".encode() + whole[at:])
     listed = shell("cache", "list", "--cache-dir", cache)
     assert "DAMAGED" in listed.out
-    assert not steers(listed.out)
+    assert not control_characters(listed.out)
     manifest.write_bytes(whole[:-20])
     listed = shell("cache", "list", "--cache-dir", cache)
     assert (listed.code, "not a manifest" in listed.out) == (0, True)
@@ -67,7 +68,7 @@ def test_long_detail_is_cut_to_a_line(shell: Shell, tmp_path: Path) -> None:
     assert lines[3].endswith("…")
 
 
-def test_tables_of_stats_show_the_numbers(shell: Shell, store: Path) -> None:
+def test_stats_tables_show_the_numbers(shell: Shell, store: Path) -> None:
     out, opened = shell("stats", store).out, open_store(store)
     assert f"20 rows, {int(opened.lengths.sum()):,} tokens" in out
     assert "3 rejected" in out
@@ -76,7 +77,7 @@ def test_tables_of_stats_show_the_numbers(shell: Shell, store: Path) -> None:
     assert re.search(r"chat\.jsonl +20 ", out)
 
 
-def test_store_without_rows_can_be_looked_at(shell: Shell, tmp_path: Path) -> None:
+def test_commands_accept_a_store_without_rows(shell: Shell, tmp_path: Path) -> None:
     source = write_rows(tmp_path / "bad.jsonl", ["{"])
     path = shell("prepare", source, *QUICK, "--json").json["path"]
     assert "0 rows, 0 tokens" in shell("stats", path).out
@@ -86,7 +87,7 @@ def test_store_without_rows_can_be_looked_at(shell: Shell, tmp_path: Path) -> No
     assert shell("stats", path, "--pack", "9", "--json").json["packing"][0]["packs"] == 0
 
 
-def test_trimmed_turns_are_told(shell: Shell, tmp_path: Path) -> None:
+def test_prepare_reports_trimmed_turns(shell: Shell, tmp_path: Path) -> None:
     turns = conversations(1)[0]["messages"]
     source = write_rows(tmp_path / "trim.jsonl", [{"messages": [*turns, turns[0]]}])
     trimmed = shell("prepare", source, *QUICK, "--trailing", "trim").err
@@ -96,13 +97,13 @@ def test_trimmed_turns_are_told(shell: Shell, tmp_path: Path) -> None:
     assert "note:" not in rejected
 
 
-def test_derived_and_reused_slices_are_told(shell: Shell, chat: Path) -> None:
+def test_prepare_reports_derived_slices_and_cache_hits(shell: Shell, chat: Path) -> None:
     assert "1 of 1 slices built" in shell("prepare", chat, *QUICK).err
-    found = shell("prepare", chat, *QUICK, "--json")
-    limit = int(Store(found.json["path"]).lengths.max()) - 1
+    hit = shell("prepare", chat, *QUICK, "--json")
+    limit = int(Store(hit.json["path"]).lengths.max()) - 1
     derived = shell("prepare", chat, *QUICK, "--max-length", str(limit)).err
     assert "0 of 1 slices built, 1 derived" in derived
-    assert "found in" in shell("prepare", chat, *QUICK).err
+    assert "cache hit in" in shell("prepare", chat, *QUICK).err
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_derived_and_reused_slices_are_told(shell: Shell, chat: Path) -> None:
         ("tokenmill export --mask la", ["labels"]),
     ],
 )
-def test_shell_completes_commands_options_and_values(
+def test_shell_completion(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, typed: str, offered: Any
 ) -> None:
     monkeypatch.setenv("_TOKENMILL_COMPLETE", "complete_bash")

@@ -1,4 +1,4 @@
-"""What the command line refuses, how it says so, and with which exit code."""
+"""Errors of the command line: messages and exit codes."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ WRONG = {
     "unknown command": ["mill"],
     "no cache command": ["cache"],
     "unknown flag": ["prepare", "SRC", *QUICK, "--no-such-flag"],
+    "column without role": ["prepare", "SRC", *QUICK, "--column", "chat"],
     "no tokenizer": ["prepare", "SRC"],
     "no source": ["prepare", *QUICK],
     "no source for why": ["why", *QUICK],
@@ -31,12 +32,12 @@ WRONG = {
     ],
     "negative workers": ["prepare", "SRC", *QUICK, "--num-workers", "-1"],
     "no date": ["prepare", "SRC", *QUICK, "--date", "tomorrow"],
-    "kwargs no JSON": ["prepare", "SRC", *QUICK, "--template-kwargs", "{"],
-    "kwargs no object": ["prepare", "SRC", *QUICK, "--template-kwargs", "[1]"],
+    "kwargs no JSON": ["prepare", "SRC", *QUICK, "--chat-template-kwargs", "{"],
+    "kwargs no object": ["prepare", "SRC", *QUICK, "--chat-template-kwargs", "[1]"],
     "share no number": ["prepare", "SRC", *QUICK, "--max-rejected", "few"],
     "share over all": ["prepare", "SRC", *QUICK, "--max-rejected", "101%"],
     "count negative": ["prepare", "SRC", *QUICK, "--max-rejected", "-1"],
-    "column twice": ["prepare", "SRC", *QUICK, "--carry", "id", "--carry", "id"],
+    "column twice": ["prepare", "SRC", *QUICK, "--keep-columns", "id", "--keep-columns", "id"],
     "private and gone": ["prepare", "SRC", *QUICK, "--disable-cache"],
     "private and forced": [
         "prepare", "SRC", *QUICK, "--disable-cache", "--force-recache", "--out", "OUT",
@@ -67,44 +68,44 @@ def places(tmp_path: Path, chat: Path, store: Path) -> dict[str, str]:
     empty, blank = tmp_path / "empty.jsonl", tmp_path / "blank.jsonl"
     empty.write_bytes(b"")
     blank.write_bytes(b"\n  \n\t\r\n")
-    found = {"SRC": chat, "STORE": store, "TMP": tmp_path, "OUT": tmp_path / "out",
+    paths = {"SRC": chat, "STORE": store, "TMP": tmp_path, "OUT": tmp_path / "out",
              "EMPTY": empty, "BLANK": blank}  # fmt: skip
-    return {name: str(path) for name, path in found.items()}
+    return {name: str(path) for name, path in paths.items()}
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_call_exits_with_2(shell: Shell, places: dict[str, str], case: str) -> None:
     arguments = [places.get(argument, argument) for argument in WRONG[case]]
-    people = shell(*arguments)
-    assert people.code == 2, people
-    assert people.out == ""
-    assert "tokenmill: " in people.err
-    assert "Traceback" not in people.err
-    program = shell(*arguments, "--json")
-    assert program.code == 2
-    assert program.error["type"] == "UsageError"
+    as_text = shell(*arguments)
+    assert as_text.code == 2, as_text
+    assert as_text.out == ""
+    assert "tokenmill: " in as_text.err
+    assert "Traceback" not in as_text.err
+    as_json = shell(*arguments, "--json")
+    assert as_json.code == 2
+    assert as_json.error["type"] == "UsageError"
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_data_exits_with_1(shell: Shell, places: dict[str, str], case: str) -> None:
-    wanted, kind, path = BAD[case]
-    arguments = [places.get(argument, argument) for argument in wanted]
-    people = shell(*arguments)
-    assert people.code == 1, people
-    assert "Traceback" not in people.err
-    program = shell(*arguments, "--json")
-    assert program.code == 1
-    assert program.error["type"] == kind
-    assert program.error["path"] == places.get(path, path)
+    command, kind, path = BAD[case]
+    arguments = [places.get(argument, argument) for argument in command]
+    as_text = shell(*arguments)
+    assert as_text.code == 1, as_text
+    assert "Traceback" not in as_text.err
+    as_json = shell(*arguments, "--json")
+    assert as_json.code == 1
+    assert as_json.error["type"] == kind
+    assert as_json.error["path"] == places.get(path, path)
 
 
-def test_max_rejected_judges_build_and_hit_alike(shell: Shell, dirty: Path, tmp_path: Path) -> None:
+def test_max_rejected_applies_to_builds_and_hits(shell: Shell, dirty: Path, tmp_path: Path) -> None:
     for attempt in ("build", "hit"):
         refused = shell("prepare", dirty, *QUICK, "--max-rejected", "29%", "--json")
         assert refused.code == 1, attempt
         assert refused.error["type"] == "SourceError"
-        assert "3 of 10 rows rejected" in refused.error["message"]
-        # What is known stands beside the error, and people get the summary all the same.
+        assert "3 of 10 rows were rejected" in refused.error["message"]
+        # The results so far are printed with the error, and the summary on stderr.
         assert refused.json["rejected"] == {"bad_json": 1, "bad_shape": 1, "trailing_user": 1}
         assert refused.json["hit"] == (attempt == "hit")
         assert "dirty.jsonl:8" in refused.err
@@ -115,9 +116,9 @@ def test_max_rejected_judges_build_and_hit_alike(shell: Shell, dirty: Path, tmp_
     assert shell("prepare", dirty, *QUICK, "--max-rejected", "30%", "--json").code == 0
 
 
-def test_on_bad_row_raise_names_the_first_bad_row(shell: Shell, dirty: Path) -> None:
+def test_max_rejected_0_names_the_first_rejected_row(shell: Shell, dirty: Path) -> None:
     for _ in ("build", "hit"):
-        refused = shell("prepare", dirty, *QUICK, "--on-bad-row", "raise", "--json")
+        refused = shell("prepare", dirty, *QUICK, "--max-rejected", "0", "--json")
         assert refused.code == 1
         error = refused.error
         assert (error["type"], error["path"]) == ("RowError", str(dirty))
@@ -143,7 +144,7 @@ def test_summary_groups_by_reason_with_example_and_hint(shell: Shell, tmp_path: 
     lines = shell("prepare", source, *QUICK).err.splitlines()
     assert "4 of 6 rows rejected (66.7%)" in lines[1]
     assert lines[2].split()[:2] == ["3", "bad_shape"]
-    assert "--messages-key" in lines[2]
+    assert "--column messages=NAME" in lines[2]
     assert f"{source}:3: " in lines[3]
     assert lines[4].split()[:2] == ["1", "bad_json"]
     assert f"{source}:6: " in lines[5]
@@ -163,27 +164,29 @@ def test_flag_overrides_recipe_even_with_the_default(
     assert of_recipe == shell("prepare", chat, *QUICK, "--turn-end", "turn", "--json").json["key"]
     assert overridden == shell("prepare", chat, *QUICK, "--json").json["key"]
     assert shell("why", "--config", config, "--json").json["key"] == of_recipe
-    assert shell("why", config, "--json").json["key"] == of_recipe, "alone, it is a recipe too"
+    assert shell("why", config, "--json").json["key"] == of_recipe, (
+        "a recipe may be the only source"
+    )
     config.write_text(config.read_text().replace("chat.jsonl", "nothing.jsonl"))
     assert shell("prepare", chat, "--config", config, "--json").json["key"] == of_recipe
 
 
-def test_lint_leaves_the_engine_of_a_recipe(
+def test_lint_leaves_the_options_of_a_recipe(
     shell: Shell, chat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    calls = []
 
-    def lint(sources: str, **given: Any) -> None:
-        asked.append((sources, given.get("engine"), given.get("renderer")))
+    def lint(sources: str, **options: Any) -> None:
+        calls.append((sources, options.get("reference")))
         raise UsageError("seen")
 
     monkeypatch.setattr("tokenmill.inspect.lint.run.lint", lint)
     assert shell("lint", "recipe.yaml").code == 2
-    assert shell("lint", "recipe.yaml", "--engine", "auto").code == 2
-    assert asked == [("recipe.yaml", None, None), ("recipe.yaml", "auto", None)]
+    assert shell("lint", "recipe.yaml", "--reference").code == 2
+    assert calls == [("recipe.yaml", None), ("recipe.yaml", True)]
 
 
-def test_verify_names_what_is_corrupt_and_exits_with_1(
+def test_verify_names_corrupt_files_and_exits_with_1(
     shell: Shell, store: Path, tmp_path: Path
 ) -> None:
     cache = shutil.copytree(store.parent.parent, tmp_path / "copy")
@@ -206,11 +209,11 @@ def test_verify_names_what_is_corrupt_and_exits_with_1(
     assert tokens.name in people.err
 
 
-def test_defect_of_our_own_is_still_one_json_object(
+def test_bug_prints_one_json_object(
     shell: Shell, store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(self: object) -> None:
-        raise ZeroDivisionError("our own fault")
+        raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr("tokenmill.store.Store.check_everything", broken)
     with pytest.raises(ZeroDivisionError):
@@ -221,12 +224,12 @@ def test_defect_of_our_own_is_still_one_json_object(
 PACKED = ("export", "STORE", "--format", "packed-parquet", "--out", "OUT", "--length")
 NAMED = {
     "row too long to pack": (
-        ["stats", "STORE", "--pack", "9", "--oversize", "error"], "choose --oversize drop | trunc",
+        ["stats", "STORE", "--pack", "9", "--oversize", "error"], "set --oversize drop | trunc",
     ),
     "row too long to export": (
-        [*PACKED, "9"], "choose --oversize drop | truncate | split or a larger length",
+        [*PACKED, "9"], "set --oversize drop | truncate | split or a larger length",
     ),
-    "field of a pack": ([*PACKED, "0"], "--length is 0; it is a positive"),
+    "field of a pack": ([*PACKED, "0"], "--length must be a positive integer, got 0"),
     "choice of a pack": (
         ["stats", "STORE", "--pack", "9", "--oversize", "x"],
         "'--oversize': 'x' is not one of 'error', 'drop', 'truncate', 'split'",
@@ -237,30 +240,36 @@ NAMED = {
     ),
     "number of a recipe": (
         ["prepare", "SRC", *QUICK, "--max-length", "0"],
-        "--max-length is 0; it is a positive whole number",
+        "--max-length must be a positive integer, got 0",
     ),
-    "name of one word": (["prepare", "SRC", *QUICK, "--date", "today"], "--date is 'today'; write"),
+    "role twice": (
+        ["prepare", "SRC", *QUICK, "--column", "text=a", "--column", "text=b"],
+        "--column must be ROLE=COLUMN, each role once, got text=a, text=b",
+    ),
+    "name of one word": (["prepare", "SRC", *QUICK, "--date", "today"], "--date must be like"),
     "two of a recipe": (
         ["prepare", "SRC", *QUICK, "--disable-cache", "--force-recache", "--out", "OUT"],
-        "--disable-cache and --force-recache exclude each other",
+        "--disable-cache and --force-recache cannot be combined",
     ),
     "prompts": (
         ["prompts", "SRC", *QUICK, "--multimodal-keys", '{"smell": "x"}'],
-        "--multimodal-keys is {'smell': 'x'}; it is a mapping of image, video or audio",
+        "--multimodal-keys must be a mapping of image, video or audio",
     ),
     "number": (
         [*PACKED, "600", "--layout", "megatron-bridge", "--pad-multiple", "7"],
-        "no multiple of --pad-multiple 7",
+        "must be a multiple of --pad-multiple 7",
     ),
     "argument of a recipe": (
         ["prepare", "SRC", *QUICK, "--format", "text", "--train-on", "completion"],
-        "--train-on completion has no meaning",
+        "--train-on completion cannot be used",
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", NAMED)
-def test_refusal_names_flags_and_no_python(shell: Shell, places: dict[str, str], case: str) -> None:
+def test_messages_name_flags_instead_of_arguments(
+    shell: Shell, places: dict[str, str], case: str
+) -> None:
     call, message = NAMED[case]
     refused = shell(*[places.get(argument, argument) for argument in call], "--json")
     assert refused.code == 2

@@ -1,4 +1,4 @@
-"""Groups on the command line: shown side by side, counted, accounted for."""
+"""Groups in `inspect` and `stats`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def store(tmp_path: Path) -> Store:
     return tm.prepare(str(source), str(TOKENIZER), cache_dir=tmp_path / "cache", **INLINE)
 
 
-def test_answers_stand_side_by_side_from_where_they_part(shell: Shell, store: Store) -> None:
+def test_answers_are_shown_side_by_side(shell: Shell, store: Store) -> None:
     group = store.groups[-1]
-    found = shell("inspect", store.path, "--group", "-1", "--json").json
-    assert found["group"] == 3
-    assert [row["ids"] for row in found["rows"]] == [r.input_ids.tolist() for r in group.rows]
-    assert (found["prompt_tokens"], found["margin"]) == (group.prompt_tokens, group.margin)
+    document = shell("inspect", store.path, "--group", "-1", "--json").json
+    assert document["group"] == 3
+    assert [row["ids"] for row in document["rows"]] == [r.input_ids.tolist() for r in group.rows]
+    assert (document["prompt_tokens"], document["margin"]) == (group.prompt_tokens, group.margin)
     shown = shell("inspect", store.path, "--group", "3").out
     line = next(line for line in shown.splitlines() if "chosen, row" in line)
     assert line.index("chosen, row") < line.index("rejected, row")

@@ -1,10 +1,10 @@
-"""`--json`: exactly one object on stdout, with the contract's keys."""
+"""`--json` prints exactly one object on stdout."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tests.build.making import write_rows
+from tests.build.making import conversations, write_rows
 from tests.cli.harness import QUICK, Shell
 from tokenmill import open_store
 
@@ -13,7 +13,7 @@ PREPARE = {"path", "key", "hit", "source_rows", "rows_in", "rows_out", "rejected
            "renderer", "audited_rows", "audit_mismatches"}  # fmt: skip
 
 
-def test_prepare_json_tells_build_then_hit(shell: Shell, dirty: Path) -> None:
+def test_prepare_json_of_build_and_hit(shell: Shell, dirty: Path) -> None:
     built = shell("prepare", dirty, *QUICK, "--json").json
     assert set(built) == PREPARE
     assert (built["hit"], built["slices"], built["slices_built"]) == (False, 1, 1)
@@ -26,22 +26,30 @@ def test_prepare_json_tells_build_then_hit(shell: Shell, dirty: Path) -> None:
     assert (len(store), store.key) == (7, built["key"])
     assert built["tokens"] == int(store.lengths.sum())
     assert built["trained_tokens"] == int(store.trained.sum())
-    found = shell("prepare", dirty, *QUICK, "--json")
-    assert found.code == 0
-    assert found.json["hit"]
-    assert found.json["slices_built"] == found.json["slices_derived"] == 0
+    hit = shell("prepare", dirty, *QUICK, "--json")
+    assert hit.code == 0
+    assert hit.json["hit"]
+    assert hit.json["slices_built"] == hit.json["slices_derived"] == 0
     same = PREPARE - {"hit", "slices_built", "seconds"}
-    assert {name: found.json[name] for name in same} == {name: built[name] for name in same}
+    assert {name: hit.json[name] for name in same} == {name: built[name] for name in same}
 
 
-def test_prepare_prints_the_path_alone_on_stdout(shell: Shell, chat: Path) -> None:
+def test_prepare_prints_only_the_path_on_stdout(shell: Shell, chat: Path) -> None:
     answer = shell("prepare", chat, *QUICK)
     assert answer.code == 0
     assert len(open_store(answer.out.strip())) == 20
     assert "20 rows" in answer.err
 
 
-def test_inspect_json_shows_the_asked_row(shell: Shell, store: Path) -> None:
+def test_column_flags_map_roles_to_columns(shell: Shell, tmp_path: Path) -> None:
+    rows = [{"chat": row["messages"], "tools": 7} for row in conversations(3)]
+    source = write_rows(tmp_path / "chat.jsonl", rows)
+    flags = ("--column", "messages=chat", "--column", "tools=")
+    assert shell("prepare", source, *QUICK, *flags, "--json").json["rows_out"] == 3
+    assert shell("prepare", source, *QUICK, *flags[:2], "--json").code == 1
+
+
+def test_inspect_json_shows_the_requested_row(shell: Shell, store: Path) -> None:
     shown, row = shell("inspect", store, "--row", "3", "--json").json, open_store(store)[3]
     assert shown["ids"] == row.input_ids.tolist()
     assert shown["mask"] == row.loss_mask.tolist()
@@ -49,10 +57,10 @@ def test_inspect_json_shows_the_asked_row(shell: Shell, store: Path) -> None:
     assert shown["turns"] == [list(turn) for turn in row.turns]
     assert "".join(shown["pieces"]).count("<|im_end|>") == 2
     assert shell("inspect", store, "--row", "-17", "--json").json == shown
-    assert shown["carried"] == {"id": 3}
+    assert shown["extra"] == {"id": 3}
 
 
-def test_stats_json_adds_up(shell: Shell, store: Path) -> None:
+def test_stats_json_counts(shell: Shell, store: Path) -> None:
     stats, opened = shell("stats", store, "--json").json, open_store(store)
     assert (stats["rows"], stats["trained_tokens"]) == (20, int(opened.trained.sum()))
     assert stats["tokens"] == int(opened.lengths.sum())
@@ -61,7 +69,7 @@ def test_stats_json_adds_up(shell: Shell, store: Path) -> None:
     assert sum(source["rows"] for source in stats["sources"]) == 20
 
 
-def test_rows_json_counts_and_shows(shell: Shell, dirty: Path) -> None:
+def test_rows_json_counts_rows_and_shows_one(shell: Shell, dirty: Path) -> None:
     counted = shell("rows", dirty, "--json").json
     assert set(counted) == {"rows", "bytes", "files", "seconds"}
     assert (counted["rows"], counted["files"]) == (10, 1)
@@ -84,25 +92,25 @@ def test_rows_shows_the_bytes_of_a_bad_row(shell: Shell, dirty: Path) -> None:
 
 
 def test_cache_json_lists_and_collects(shell: Shell, chat: Path, own_cache: Path) -> None:
-    made = shell("prepare", chat, *QUICK, "--json").json
+    prepared = shell("prepare", chat, *QUICK, "--json").json
     listed = shell("cache", "list", "--json").json
     assert {"entries", "bytes"} <= set(listed)
     [entry] = listed["entries"]
-    assert (entry["key"], entry["rows"]) == (made["key"], 20)
+    assert (entry["key"], entry["rows"]) == (prepared["key"], 20)
     size = sum(path.stat().st_size for path in own_cache.rglob("*") if path.is_file())
     assert 0 < listed["bytes"] <= size
-    marked = shell("cache", "gc", "--store", made["key"], "--json").json
+    marked = shell("cache", "gc", "--store", prepared["key"], "--json").json
     assert {"entries", "bytes"} <= set(marked)
     assert marked["entries"] == []
-    assert f"stores/{made['key']}" in marked["marked"]
-    assert Path(made["path"]).exists()
-    removed = shell("cache", "gc", "--store", made["key"], "--grace", "0s", "--json").json
-    assert f"stores/{made['key']}" in removed["entries"]
+    assert f"stores/{prepared['key']}" in marked["marked"]
+    assert Path(prepared["path"]).exists()
+    removed = shell("cache", "gc", "--store", prepared["key"], "--grace", "0s", "--json").json
+    assert f"stores/{prepared['key']}" in removed["entries"]
     assert removed["bytes"] > 0
-    assert not Path(made["path"]).exists()
+    assert not Path(prepared["path"]).exists()
 
 
-def test_why_json_names_the_field_that_differs_and_builds_nothing(
+def test_why_json_names_the_different_field_and_builds_nothing(
     shell: Shell, chat: Path, tmp_path: Path, own_cache: Path
 ) -> None:
     alone = shell("why", chat, *QUICK, "--json").json
@@ -122,15 +130,17 @@ def test_why_json_names_the_field_that_differs_and_builds_nothing(
     assert "recipe.turn_end" in shell("why", chat, *QUICK, "--turn-end", "turn").err
 
 
-def test_stats_pack_counts_the_loaders_packs(shell: Shell, store: Path) -> None:
+def test_stats_pack_counts_the_packs_of_the_loader(shell: Shell, store: Path) -> None:
     from tokenmill import Loader, Pack
 
     opened = open_store(store)
     longest = int(opened.lengths.max())
     for method in ("best_fit", "sequential"):
-        wish = ("--pack", str(2 * longest), "--method", method, "--window", "3")
-        [told] = shell("stats", store, *wish, "--json").json["packing"]
-        assert told["packs"] == len(Loader(opened, batch_size=1, pack=Pack(2 * longest, method, 3)))
+        flags = ("--pack", str(2 * longest), "--method", method, "--window", "3")
+        [detail] = shell("stats", store, *flags, "--json").json["packing"]
+        assert detail["packs"] == len(
+            Loader(opened, batch_size=1, pack=Pack(2 * longest, method, 3))
+        )
     refused = shell("stats", store, "--pack", "8", "--oversize", "error", "--json")
     assert refused.code == 2
     assert "oversize" in refused.error["message"]
@@ -147,9 +157,15 @@ def test_demo_json_is_the_second_prepare(shell: Shell, own_cache: Path) -> None:
     assert answer.json["rejected"]
 
 
-def test_prompts_json_tells_build_then_hit_then_what_a_limit_leaves(
-    shell: Shell, tmp_path: Path
-) -> None:
+def test_demo_writes_its_files_to_a_new_directory(shell: Shell, tmp_path: Path) -> None:
+    sample = tmp_path / "sample"
+    assert shell("demo", "--files", sample, "--json").json == {"path": str(sample)}
+    assert shell("lint", sample / "chat.jsonl", "--tokenizer", sample / "tokenizer").code == 0
+    again = shell("demo", "--files", sample)
+    assert (again.code, "--files" in again.err) == (2, True)
+
+
+def test_prompts_json_of_build_hit_and_limit(shell: Shell, tmp_path: Path) -> None:
     rows = tmp_path / "prompts.jsonl"
     rows.write_text('{"q": "one"}\n{"q": "' + "many words " * 30 + '"}\nbad\n')
     flags = ("prompts", rows, *QUICK, "--prompt-key", "q", "--json")
@@ -157,13 +173,13 @@ def test_prompts_json_tells_build_then_hit_then_what_a_limit_leaves(
     assert {"rows", "kept", "rejected", "seconds", "hit"} <= set(built)
     assert (built["rows"], built["kept"], built["hit"]) == (3, 2, False)
     assert built["rejected"] == {"bad_json": 1}
-    found = shell(*flags, "--max-length", "20").json
-    assert (found["kept"], found["hit"]) == (1, True)
-    assert found["rejected"] == {"bad_json": 1, "overlong": 1}
-    assert Path(found["path"]).is_dir()
+    limited = shell(*flags, "--max-length", "20").json
+    assert (limited["kept"], limited["hit"]) == (1, True)
+    assert limited["rejected"] == {"bad_json": 1, "overlong": 1}
+    assert Path(limited["path"]).is_dir()
 
 
-def test_prompts_without_any_left_is_exit_code_one(shell: Shell, tmp_path: Path) -> None:
+def test_no_prompt_left_exits_with_1(shell: Shell, tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "prompts.jsonl", ["", '{"text": "far too long"}', "nonsense"])
     answer = shell("prompts", rows, *QUICK, "--max-length", "1", "--json")
     assert answer.code == 1

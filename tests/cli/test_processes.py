@@ -1,4 +1,4 @@
-"""The command as a process: start, colours, pipes, Ctrl-C."""
+"""Commands as processes: start, colours, pipes, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.programs import environment, python
 from tokenmill import open_store
 from tokenmill.cli import main
 
-HEAVY = ("pyarrow", "transformers", "torch", "tokenizers", "jinja2", "numpy", "rich", "fastokens",
+HEAVY = ("pyarrow", "transformers", "torch", "tokenizers", "jinja2", "numpy", "fastokens",
          "datasets", "ray", "pandas", "trl")  # fmt: skip
 ESCAPE = "\x1b["
 
-# Slices of 8 KiB and slow enough to be interrupted: the parent cuts, a worker only reads.
+# Slices of 8 KiB, so that the build takes long enough to be interrupted.
 SMALL_SLICES = """
 import sys
 from tests.build.making import small_cuts
@@ -47,13 +47,13 @@ def test_help_imports_nothing_heavy() -> None:
     assert "prepare" in done.stdout
 
 
-def test_module_is_the_command() -> None:
+def test_python_m_tokenmill_runs_the_command() -> None:
     answer = process("--version")
     assert answer.code == 0
     assert re.fullmatch(r"tokenmill \d+\.\d+\.\d+\S*\n", answer.out)
 
 
-def test_pipe_gets_marks_instead_of_colours(shell: Shell, store: Path) -> None:
+def test_output_to_a_pipe_has_marks_instead_of_colours(shell: Shell, store: Path) -> None:
     answer = shell("inspect", store, "--row", "2")
     assert ESCAPE not in answer.out + answer.err
     trained = "".join(re.findall(r"⟦(.+?)⟧(?!:)", answer.out, re.DOTALL))
@@ -66,7 +66,7 @@ def test_pipe_gets_marks_instead_of_colours(shell: Shell, store: Path) -> None:
 
 
 def on_terminal(*arguments: str | Path, **more: str) -> tuple[int, str]:
-    """Run a command on a terminal of its own; exit code and what appeared there."""
+    """Run a command on a new terminal; return the exit code and the output."""
     parent, child = pty.openpty()
     running = subprocess.Popen(
         [sys.executable, "-m", "tokenmill", *map(str, arguments)],
@@ -74,48 +74,50 @@ def on_terminal(*arguments: str | Path, **more: str) -> tuple[int, str]:
         stdin=child, stdout=child, stderr=child,
     )  # fmt: skip
     os.close(child)
-    seen = b""
+    output = b""
     while True:
         try:
             piece = os.read(parent, 1 << 16)
-        except OSError:  # the terminal is gone with its last process
+        except OSError:  # the last process has closed the terminal
             break
         if not piece:
             break
-        seen += piece
+        output += piece
     os.close(parent)
-    return running.wait(timeout=60), seen.decode()
+    return running.wait(timeout=60), output.decode()
 
 
 @pytest.mark.parametrize("more", [{}, {"NO_COLOR": "1"}], ids=["colour", "NO_COLOR"])
-def test_terminal_gets_colours_unless_told_otherwise(store: Path, more: dict[str, str]) -> None:
-    code, seen = on_terminal("inspect", store, "--row", "2", **more)
+def test_output_to_a_terminal_has_colours_without_no_color(
+    store: Path, more: dict[str, str]
+) -> None:
+    code, output = on_terminal("inspect", store, "--row", "2", **more)
     assert code == 0
     if more:
-        assert not re.search(r"\x1b\[[0-9;]*3\dm", seen), "a colour in spite of NO_COLOR"
-        assert "⟦" in seen
+        assert not re.search(r"\x1b\[[0-9;]*3\dm", output), "a colour despite NO_COLOR"
+        assert "⟦" in output
     else:
-        assert "\x1b[32m" in seen
-        assert "⟦" not in seen
+        assert "\x1b[32m" in output
+        assert "⟦" not in output
 
 
-def test_row_cannot_steer_the_terminal_and_a_pipe_gets_its_bytes(
+def test_rows_are_escaped_on_a_terminal_and_unchanged_in_a_pipe(
     tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     source = tmp_path / "bad.jsonl"
     bad = b'{"a": \x1b]0;title\x07\x1b[2J\xff\xc2\x9b31m \xe2\x80\xaeback'
-    good = '{"a": "\x9b2J \u202eback"}'.encode()  # JSON allows these as they stand
+    good = '{"a": "\x9b2J \u202eback"}'.encode()  # allowed in JSON
     source.write_bytes(bad + b"\n" + good + b"\n")
     for row, raw, code in ((0, bad, 1), (1, good, 0)):
-        exit_code, seen = on_terminal("rows", source, "--row", str(row), NO_COLOR="1")
+        exit_code, output = on_terminal("rows", source, "--row", str(row), NO_COLOR="1")
         assert exit_code == code
-        assert '{"a": ' in seen
-        assert not re.findall("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e]", seen)
+        assert '{"a": ' in output
+        assert not re.findall("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e]", output)
         main(["rows", str(source), "--row", str(row)])
         assert capsysbinary.readouterr().out == raw + b"\n"
 
 
-def test_reader_that_goes_away_ends_the_command_quietly(store: Path) -> None:
+def test_closed_pipe_ends_the_command_quietly(store: Path) -> None:
     command = f"'{sys.executable}' -m tokenmill inspect '{store}' --row 0 --json | head -c 1"
     for piped in (command, f"'{sys.executable}' -m tokenmill stats '{store}' | head -1"):
         done = subprocess.run(
@@ -126,7 +128,7 @@ def test_reader_that_goes_away_ends_the_command_quietly(store: Path) -> None:
         assert "BrokenPipe" not in done.stderr
 
 
-def test_interrupt_leaves_finished_slices_and_no_process(
+def test_interrupt_keeps_finished_slices_and_stops_workers(
     shell: Shell, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write_rows(tmp_path / "long.jsonl", conversations(4_000, words=8))
@@ -142,20 +144,20 @@ def test_interrupt_leaves_finished_slices_and_no_process(
         assert time.monotonic() < deadline
         time.sleep(0.005)
     children = psutil.Process(running.pid).children(recursive=True)
-    assert children, "nothing to be left behind"
+    assert children, "no worker processes"
     running.send_signal(signal.SIGINT)
     out, err = running.communicate(timeout=30)
     assert running.returncode == 130, err
     assert "Traceback" not in err
-    assert "finished work is kept" in err
+    assert "to continue from finished work" in err
     assert json.loads(out)["error"]["type"] == "KeyboardInterrupt"
     _, alive = psutil.wait_procs(children, timeout=5)
     assert not alive
     finished = len(list(own_cache.glob("slices/*/*.json")))
     assert not (own_cache / "stores").exists()
     small_cuts(monkeypatch)
-    told = shell("prepare", source, *QUICK, "--json").json
-    assert told["rows_out"] == 4_000
-    assert 0 < finished < told["slices"]
-    assert told["slices_built"] == told["slices"] - finished
-    assert len(open_store(told["path"])) == 4_000
+    detail = shell("prepare", source, *QUICK, "--json").json
+    assert detail["rows_out"] == 4_000
+    assert 0 < finished < detail["slices"]
+    assert detail["slices_built"] == detail["slices"] - finished
+    assert len(open_store(detail["path"])) == 4_000

@@ -1,4 +1,4 @@
-"""Drivers keep one contract, stand-ins give way, pytest's reports are counted."""
+"""Drivers, stand-ins, the trainers' own tests, and golden files."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 from conformance.__main__ import run_driver
-from conformance.hosts import DRIVERS, driver, from_labels, in_halves, one_by_one
 from conformance.own_tests import FILES, File, run_file, run_own_tests
 from conformance.page import OwnTests, render
 from conformance.stand_ins import stand_in
+from conformance.trainers import DRIVERS, driver, from_labels, in_halves, one_by_one
 
 from conformance import child, goldens, own_tests
 from tests.data.making import TOKENIZER, write_rows
@@ -28,19 +28,19 @@ from tests.data.making import TOKENIZER, write_rows
 NAMES = ("NAME", "CHECKOUT", "PATHS", "PACKAGE", "STAND_INS", "TRAINS", "HOW", "prepare")
 
 
-def test_every_driver_keeps_the_contract_and_imports_no_host(tmp_path: Path) -> None:
+def test_every_driver_has_all_constants_and_imports_no_trainer(tmp_path: Path) -> None:
     before = set(sys.modules)
     for name in DRIVERS:
         module = driver(name)
-        assert all(hasattr(module, wanted) for wanted in NAMES), name
+        assert all(hasattr(module, expected) for expected in NAMES), name
         assert module.TRAINS in ("every", "last")
-    hosts = {"verl", "skyrl", "swift", "slime", "miles", "axolotl", "nemo_rl", "openrlhf", "trl"}
-    assert not (set(sys.modules) - before) & hosts
-    place = Path(importlib.import_module("conformance.hosts").__path__[0])
-    assert set(DRIVERS) == {path.stem for path in place.glob("*.py")} - {"__init__"}
+    trainers = {"verl", "skyrl", "swift", "slime", "miles", "axolotl", "nemo_rl", "openrlhf", "trl"}
+    assert not (set(sys.modules) - before) & trainers
+    directory = Path(importlib.import_module("conformance.trainers").__path__[0])
+    assert set(DRIVERS) == {path.stem for path in directory.glob("*.py")} - {"__init__"}
     assert len({driver(name).NAME for name in DRIVERS}) == len(DRIVERS)
     answer = run_driver("skyrl_last", tmp_path, {"templates": [], "timing": {}})
-    assert answer == {"not_run": "no directory SkyRL under HOSTS"}
+    assert answer == {"not_run": "no directory SkyRL under TRAINERS"}
 
 
 def refuse(row: dict[str, Any]) -> tuple[list[int], list[int]]:
@@ -49,25 +49,27 @@ def refuse(row: dict[str, Any]) -> tuple[list[int], list[int]]:
     return [row["n"]], [1]
 
 
-def test_raising_rows_are_told_apart_from_the_others() -> None:
+def test_errors_are_assigned_to_the_rows_that_raise_them() -> None:
     rows = [{"n": n} for n in range(5)]
-    wanted = [([0], [1]), ([1], [1]), "KeyError: 'content'", ([3], [1]), ([4], [1])]
-    assert one_by_one(rows, refuse) == wanted
-    assert in_halves(rows, lambda some: [refuse(row) for row in some]) == wanted
+    expected = [([0], [1]), ([1], [1]), "KeyError: 'content'", ([3], [1]), ([4], [1])]
+    assert one_by_one(rows, refuse) == expected
+    assert in_halves(rows, lambda some: [refuse(row) for row in some]) == expected
 
 
-def test_stand_ins_are_empty_and_never_hide_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stand_ins_are_empty_and_never_hide_installed_modules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
     stand_in(["no_such_gpu_library", "colorsys"])
-    made: Any = importlib.import_module("no_such_gpu_library.deep.inside")
-    assert isinstance(made.Thing, type)
+    module: Any = importlib.import_module("no_such_gpu_library.deep.inside")
+    assert isinstance(module.Thing, type)
 
-    @made.decorate
+    @module.decorate
     def function() -> int:
         return 7
 
-    class Child(made.Thing):
+    class Child(module.Thing):
         pass
 
     assert function() == 7
@@ -79,18 +81,18 @@ def test_stand_ins_are_empty_and_never_hide_what_is_there(monkeypatch: pytest.Mo
         del sys.modules[name]
 
 
-def test_replacements_are_there() -> None:
+def test_replacements_exist() -> None:
     source = Path(importlib.import_module("conformance").__path__[0]) / "replacements.py"
     text = source.read_text(encoding="utf-8")
-    wanted = {name for file in FILES for name in (file.by, file.prepare) if name}
-    assert [name for name in wanted if f"def {name}() -> None:" not in text] == []
+    expected = {name for file in FILES for name in (file.by, file.prepare) if name}
+    assert [name for name in expected if f"def {name}() -> None:" not in text] == []
 
 
 CLASSES = "class RolloutDataSource:\n    pass\nclass RolloutDataSourceWithBuffer:\n    pass\n"
 
 
-def write_host(hosts: Path, **files: str) -> None:
-    checkout = hosts / "host"
+def write_trainer(trainers: Path, **files: str) -> None:
+    checkout = trainers / "trainer"
     empty = ("slime/__init__", "slime/rollout/__init__", "transformers/__init__",
              "transformers/utils/__init__", "transformers/utils/import_utils")  # fmt: skip
     files = {**dict.fromkeys(empty, ""), "slime/rollout/data_source": CLASSES, **files}
@@ -100,19 +102,21 @@ def write_host(hosts: Path, **files: str) -> None:
         path.write_text(text)
 
 
-def run_host(hosts: Path, path: str, *, replace: bool = True, **chosen: Any) -> dict[str, set[str]]:
-    file = File("host", "host", path, "", "slime_data_source", **chosen)
-    found = run_file(file, hosts, hosts, replace=replace)
+def run_trainer(
+    trainers: Path, path: str, *, replace: bool = True, **chosen: Any
+) -> dict[str, set[str]]:
+    file = File("trainer", "trainer", path, "", "slime_data_source", **chosen)
+    found = run_file(file, trainers, trainers, replace=replace)
     assert isinstance(found, dict)
     return {kind: {name.rpartition("::")[2] for name in names} for kind, names in found.items()}
 
 
-def test_replacement_comes_before_conftest_and_tests_that_reach_it_are_known(
+def test_replacement_precedes_conftest_and_its_users_are_reported(
     tmp_path: Path,
 ) -> None:
     tests = (
         "import pytest\n"
-        "import tests.helpers_of_the_host\n"
+        "import tests.helpers_of_the_trainer\n"
         "from conftest import RolloutDataSource\n"
         "def test_of_something_else():\n    pass\n"
         "def test_for_later():\n    pytest.skip()\n"
@@ -122,12 +126,12 @@ def test_replacement_comes_before_conftest_and_tests_that_reach_it_are_known(
         "        RolloutDataSource(None)\n"
         "def test_of_their_own():\n    RolloutDataSource()\n"
     )
-    taken = "from slime.rollout.data_source import RolloutDataSource"
-    # `tests` is no package there: a package of that name elsewhere would hide it.
-    files = {"conftest": taken, "test_host": tests, "tests/helpers_of_the_host": ""}
-    write_host(tmp_path, **files)
-    alone = run_host(tmp_path, "test_host.py", replace=False)
-    ours = run_host(tmp_path, "test_host.py")
+    conftest = "from slime.rollout.data_source import RolloutDataSource"
+    # `tests` has no __init__.py there, so an installed package of that name would hide it.
+    files = {"conftest": conftest, "test_trainer": tests, "tests/helpers_of_the_trainer": ""}
+    write_trainer(tmp_path, **files)
+    alone = run_trainer(tmp_path, "test_trainer.py", replace=False)
+    ours = run_trainer(tmp_path, "test_trainer.py")
     always = {"test_of_something_else"}
     assert alone["passed"] == always | {"test_of_their_own"}
     assert alone["failed"] == {"test_of_the_class"}
@@ -152,52 +156,58 @@ def test_chosen_tests_run_with_a_temporary_directory_of_their_own(tmp_path: Path
         "    worker.start()\n"
         "    worker.join()\n"
     )
-    write_host(tmp_path, test_broken="import no_such_library\n", test_host=tests)
-    ours = run_host(tmp_path, ".", keywords="chosen")
+    write_trainer(tmp_path, test_broken="import no_such_library\n", test_trainer=tests)
+    ours = run_trainer(tmp_path, ".", keywords="chosen")
     assert ours["passed"] == {"test_chosen_place", "test_chosen_worker"}
     assert ours["reached"] == {"test_chosen_worker"}
-    assert len(ours["failed"]) == 1  # a file that cannot be imported keeps no other from running
+    assert len(ours["failed"]) == 1  # a file that cannot be imported does not stop the others
 
 
-def keep(path: Path, *known: OwnTests) -> Path:
-    kept = path / "own_tests.json"
-    kept.write_text(json.dumps([dataclasses.asdict(one) for one in known]))
-    return kept
+def store_results(directory: Path, *known: OwnTests) -> Path:
+    path = directory / "own_tests.json"
+    path.write_text(json.dumps([dataclasses.asdict(one) for one in known]))
+    return path
 
 
-def test_failures_of_a_kept_run_are_explained_anew(tmp_path: Path) -> None:
+def test_failures_of_a_stored_run_get_the_current_explanation(tmp_path: Path) -> None:
     file = next(file for file in FILES if file.why)
     part, why = next(iter(file.why.items()))
-    kept = keep(
+    path = store_results(
         tmp_path,
-        OwnTests(file.host, file.path, "", failures=[(f"a::{part}_more", "not looked at")]),
-        OwnTests("other", file.path, "", failures=[(f"a::{part}", "said then")]),
+        OwnTests(file.trainer, file.path, "", failures=[(f"a::{part}_more", "not examined")]),
+        OwnTests("other", file.path, "", failures=[(f"a::{part}", "old reason")]),
     )
-    again = run_own_tests(tmp_path, {}, kept)
+    again = run_own_tests(tmp_path, {}, path)
     assert [one.failures for one in again] == [
-        [(f"a::{part}_more", why)], [[f"a::{part}", "said then"]],
+        [(f"a::{part}_more", why)], [[f"a::{part}", "old reason"]],
     ]  # fmt: skip
 
 
-def test_hosts_that_do_not_run_again_keep_what_was_counted(tmp_path: Path) -> None:
-    first, other = FILES[0], next(file for file in FILES if file.host != FILES[0].host)
-    kept = keep(
+def test_trainers_that_do_not_run_again_keep_their_results(tmp_path: Path) -> None:
+    first, other = FILES[0], next(file for file in FILES if file.trainer != FILES[0].trainer)
+    path = store_results(
         tmp_path,
-        OwnTests(first.host, first.path, "", passed_alone=7),
-        OwnTests(other.host, other.path, "", passed_alone=5),
-        OwnTests(other.host, "a file that is in the list no more", ""),
+        OwnTests(first.trainer, first.path, "", passed_alone=7),
+        OwnTests(other.trainer, other.path, "", passed_alone=5),
+        OwnTests(other.trainer, "a file that is in the list no more", ""),
     )
-    again = run_own_tests(tmp_path / "no hosts", {}, kept, again=[other.host])
-    assert (again[0].host, again[0].file, again[0].passed_alone) == (first.host, first.path, 7)
-    anew = [one for one in again if one.host == other.host]
-    assert [one.file for one in anew] == [one.path for one in FILES if one.host == other.host]
-    assert all(str(one.not_run).startswith("no ") for one in anew)
-    written = {(one["host"], one["file"]): one for one in json.loads(kept.read_text())}
-    assert written[first.host, first.path]["passed_alone"] == 7
-    assert written[other.host, other.path]["passed_alone"] == 0
+    again = run_own_tests(tmp_path / "missing", {}, path, again=[other.trainer])
+    assert (again[0].trainer, again[0].file, again[0].passed_alone) == (
+        first.trainer,
+        first.path,
+        7,
+    )
+    rerun = [one for one in again if one.trainer == other.trainer]
+    assert [one.file for one in rerun] == [
+        one.path for one in FILES if one.trainer == other.trainer
+    ]
+    assert all(str(one.not_run).startswith("no ") for one in rerun)
+    written = {(one["trainer"], one["file"]): one for one in json.loads(path.read_text())}
+    assert written[first.trainer, first.path]["passed_alone"] == 7
+    assert written[other.trainer, other.path]["passed_alone"] == 0
 
 
-def test_models_and_rows_are_where_tests_look_for_them(tmp_path: Path) -> None:
+def test_models_and_rows_are_in_the_home_directory(tmp_path: Path) -> None:
     model = tmp_path / "qwen3"
     model.mkdir()
     (model / "tokenizer.json").write_text("{}")
@@ -215,12 +225,12 @@ def test_models_and_rows_are_where_tests_look_for_them(tmp_path: Path) -> None:
     assert not (model / "config.json").exists()
     assert set(own_tests.MODELS.values()) <= set(own_tests.TYPES)
     table = pyarrow.parquet.read_table(home / "data" / "gsm8k" / "train.parquet")
-    (made,) = table.to_pylist()
-    assert made["prompt"] == [{"role": "user", "content": row["prompt"]}]
-    assert made["reward_model"]["ground_truth"] == "2"
+    (module,) = table.to_pylist()
+    assert module["prompt"] == [{"role": "user", "content": row["prompt"]}]
+    assert module["reward_model"]["ground_truth"] == "2"
 
 
-def test_answers_are_given_in_the_context_of_the_driver_and_times_are_not(
+def test_untimed_context_is_used_except_for_timing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("transformers")
@@ -247,7 +257,7 @@ def test_answers_are_given_in_the_context_of_the_driver_and_times_are_not(
     assert set(seen) == {("answered", True), ("timed", False)}
 
 
-def write_corpus(hosts: Path, **config: Any) -> None:
+def write_corpus(trainers: Path, **config: Any) -> None:
     def scenario(answer: str) -> dict[str, Any]:
         messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": answer}]
         return {"messages": messages, "append": [{"role": "user", "content": "And?"}]}
@@ -263,7 +273,7 @@ def write_corpus(hosts: Path, **config: Any) -> None:
             for name in ("thinking", "plain")
         ],
     }  # fmt: skip
-    path = hosts / goldens.CORPUS
+    path = trainers / goldens.CORPUS
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(corpus))
 
@@ -275,28 +285,29 @@ DROPS_THINKING = (
 )
 
 
-def test_goldens_of_others_are_held_against_ours(
+def test_golden_file_is_compared_with_bridge(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tmp_path / "tokenizers" / "ours"
     shutil.copytree(TOKENIZER, model)
     (model / "chat_template.jinja").write_text(DROPS_THINKING)
     monkeypatch.setattr(goldens, "TEMPLATES", {"ours": "tokenizers/ours"})
-    assert goldens.hold(tmp_path, tmp_path) == f"no {goldens.CORPUS} under HOSTS"
+    assert goldens.run_goldens(tmp_path, tmp_path) == f"no {goldens.CORPUS} under TRAINERS"
     write_corpus(tmp_path)
-    found = goldens.hold(tmp_path, tmp_path)
-    assert not isinstance(found, str)
-    assert [(one.case, one.found) for one in found] == [("thinking", False), ("plain", True)]
-    assert "Hm." in found[0].detail
-    section = render([], [], 1, goldens=found).split("## Goldens")[1]
-    assert "1 answers are the same, 0 conversations are refused here, 1 answers differ" in section
-    assert "| thinking | stands | is rewritten |" in section
+    results = goldens.run_goldens(tmp_path, tmp_path)
+    assert not isinstance(results, str)
+    assert [(one.case, one.actual) for one in results] == [("thinking", False), ("plain", True)]
+    assert "Hm." in results[0].detail
+    section = render([], [], 1, goldens=results).split("### Golden files")[1]
+    text = " ".join(section.split())
+    assert "1 results are equal, 0 conversations are refused here, 1 results differ" in text
+    assert "| thinking | kept | rewritten |" in section
     assert "| plain |" not in section
-    write_corpus(tmp_path, thinking_retention="all")  # a setting that no template knows
-    assert goldens.hold(tmp_path, tmp_path) == []
+    write_corpus(tmp_path, thinking_retention="all")  # not a setting of a template
+    assert goldens.run_goldens(tmp_path, tmp_path) == []
 
 
-def test_swift_rows_have_calls_as_turns_of_their_own() -> None:
+def test_swift_rows_have_calls_as_separate_turns() -> None:
     call = {"function": {"name": "f", "arguments": {"a": 1}}}
     messages = [
         {"role": "user", "content": "Hi"},
@@ -308,8 +319,8 @@ def test_swift_rows_have_calls_as_turns_of_their_own() -> None:
     assert (roles, row["tools"]) == (["user", "tool_call", "tool_response"], [1])
 
 
-def test_masks_of_hosts_say_which_tokens_are_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Labels become a mask; OpenRLHF says at each token whether the *next* one is trained."""
+def test_masks_of_trainers_mark_the_trained_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels become a mask; OpenRLHF's mask is shifted by one token."""
     assert from_labels([5, 6, 7], [-100, 6, 0]) == ([5, 6, 7], [0, 1, 1])
     torch = pytest.importorskip("torch")
     mask = torch.tensor([[0.0, 1.0, 1.0, 0.0]])

@@ -1,1 +1,1 @@
-"""The data-consistency suite: docs/resume.md says what each module shows."""
+"""The data-consistency suite: docs/internals/consistency.md says what each module shows."""

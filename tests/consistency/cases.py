@@ -1,25 +1,26 @@
-"""Every kind of stream, described as plain values that travel to other processes."""
+"""Every kind of stream, described by plain values that other processes can read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 from tests.consistency.corpus import Corpus
 from tokenmill.data.loader import Loader
 from tokenmill.data.mixture import Mixture, mix
 from tokenmill.data.packs import Pack
-from tokenmill.data.stream import LengthGrouped
 from tokenmill.data.view import View, as_view
 
 WEIGHTS = {"one": 0.6, "two": 0.4}
+LENGTH_WINDOW, LENGTH_GROUP = 16, 4  # smaller than the corpus
 
 CASES: dict[str, dict[str, Any]] = {
     "rows": {},
     "rows_keep": {"last": "keep"},
     "rows_drop": {"last": "drop"},
     "sequential": {"shuffle": False, "last": "keep"},
-    "grouped": {"grouped": [16, 4], "last": "keep"},
+    "grouped": {"group_by_length": True, "last": "keep"},
     "packed": {"pack": {"length": 64, "window": 20}},
     "packed_keep": {"pack": {"length": 64, "window": 20}, "last": "keep"},
     "packed_first_fit": {"pack": {"length": 64, "window": 33, "method": "first_fit"}},
@@ -50,17 +51,21 @@ def data_of(corpus: Corpus, name: str) -> View | Mixture:
 
 
 def arguments_of(name: str, **more: Any) -> dict[str, Any]:
-    case = {key: value for key, value in CASES[name].items() if key in ("shuffle", "pack")}
+    case = {key: value for key, value in CASES[name].items() if key not in ("mix", "last")}
     if "pack" in case:
         case["pack"] = Pack(**case["pack"])
-    if "grouped" in CASES[name]:
-        case["group_by_length"] = LengthGrouped(*CASES[name]["grouped"])
     case["drop_last"] = CASES[name].get("last") == "drop"
     return {"batch_size": 6, "seed": 11, **case, **more}
 
 
 def loader_of(corpus: Corpus, name: str, **more: Any) -> Loader:
-    return Loader(data_of(corpus, name), **arguments_of(name, **more))
+    return make_loader(data_of(corpus, name), name, **more)
+
+
+def make_loader(data: View | Mixture, name: str, **more: Any) -> Loader:
+    groups = {"LENGTH_WINDOW": LENGTH_WINDOW, "LENGTH_GROUP": LENGTH_GROUP}
+    with mock.patch.multiple("tokenmill.data.stream", **groups):
+        return Loader(data, **arguments_of(name, **more))
 
 
 def run_of(loader: Any, name: str, epochs: int | None = None) -> Iterator[Any]:

@@ -60,7 +60,7 @@ def print_report(job: dict[str, Any]) -> int:
 def in_new_process(zygote: Zygote, job: dict[str, Any]) -> dict[str, Any]:
     (done,) = zygote.run({"call": "tests.consistency.child:print_report", "argument": job})
     assert done.exit == 0, done
-    return dict(done.said)
+    return dict(done.result)
 
 
 def in_fresh_interpreter(job: dict[str, Any], **more: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.consistency.cases import CASES, WEIGHTS
+from tests.consistency.cases import CASES, LENGTH_GROUP, LENGTH_WINDOW, WEIGHTS
 from tests.consistency.corpus import SIZES, Corpus, Sample
 from tests.data.scalar import drawn, permuted
 from tokenmill.data.order import derive_key
@@ -92,7 +92,7 @@ class Model:
                     own_epoch, position = divmod(draw, sizes[source])
                 own = self._own(sizes[source], own_epoch, source + 1)
                 rows.append(begins[source] + own[position])
-        if "grouped" in self.case:
+        if "group_by_length" in self.case:
             rows = self._grouped(rows, epoch)
         return rows
 
@@ -101,7 +101,7 @@ class Model:
         return lru_cache(maxsize=None)(self.own_order)
 
     def _grouped(self, rows: list[int], epoch: int) -> list[int]:
-        window, group = self.case["grouped"]
+        window, group = LENGTH_WINDOW, LENGTH_GROUP
         found = []
         for number, start in enumerate(range(0, len(rows), window)):
             ordered = sorted(rows[start : start + window], key=lambda row: self.lengths[row])

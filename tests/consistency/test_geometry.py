@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.consistency.cases import CASES, RANK_FREE, arguments_of, data_of, run_of
+from tests.consistency.cases import CASES, RANK_FREE, data_of, make_loader, run_of
 from tests.consistency.corpus import SIZES, Corpus, Sample
 from tests.consistency.model import Model
 from tokenmill.data.loader import Loader
@@ -20,7 +20,7 @@ def ranks_of(corpus: Corpus, name: str, world: int, state: Any, **more: Any) -> 
     loaders = []
     for rank in range(world):
         size = {"batch_size": GLOBAL // world, **more}
-        loader = Loader(data, **arguments_of(name, rank=rank, world_size=world, **size))
+        loader = make_loader(data, name, rank=rank, world_size=world, **size)
         if state is not None:
             loader.load_state_dict(state)
         loaders.append(loader)

@@ -19,10 +19,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.consistency.cases import RANK_FREE, arguments_of, data_of
+from tests.consistency.cases import RANK_FREE, data_of, make_loader
 from tests.consistency.corpus import Corpus
 from tests.consistency.model import Model
-from tokenmill.data.loader import Loader
 
 GLOBAL = 6
 SPLITS = {1: 6, 2: 3, 3: 2, 6: 1}  # ranks → samples per rank
@@ -44,8 +43,8 @@ class Trainer(RuleBasedStateMachine):
         data = data_of(self.corpus, self.name)
         self.world = world
         self.loaders = [
-            Loader(data, **arguments_of(self.name, rank=rank, world_size=world,
-                                        batch_size=SPLITS[world], prefetch=prefetch))
+            make_loader(data, self.name, rank=rank, world_size=world,
+                        batch_size=SPLITS[world], prefetch=prefetch)
             for rank in range(world)
         ]  # fmt: skip
         if state is not None:

@@ -31,7 +31,7 @@ def test_stream_three_epochs_equal_the_eager_reference(corpus: Corpus, name: str
 @pytest.mark.parametrize(
     "name", ["rows", "grouped", "packed", *(name for name in CASES if "mix" in CASES[name])]
 )
-def test_served_account_equals_counting_along(corpus: Corpus, name: str) -> None:
+def test_served_counts_equal_counting_batches(corpus: Corpus, name: str) -> None:
     """From the position alone, at every step, and the same after a resume."""
     loader = loader_of(corpus, name)
     sizes = SIZES if "mix" in CASES[name] else {"data": SIZES["one"]}

@@ -1,4 +1,4 @@
-"""What travels is small: states under 1 KB, everything a worker is sent under 16 KiB."""
+"""States are smaller than 1 KB, pickles for workers smaller than 16 KiB."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from tests.consistency.cases import CASES, data_of, loader_of
 from tests.consistency.corpus import Corpus
 from tests.store.making import make_columns, make_store
-from tokenmill.data.choices import filtered, split
 from tokenmill.data.cursor import Cursor
 from tokenmill.data.loader import Loader
 from tokenmill.data.mixture import mix
@@ -35,8 +34,8 @@ def test_state_is_under_1_kb_and_everything_sent_to_workers_under_16_kib(
 
 def test_sizes_do_not_grow_with_rows_or_sources(tmp_path: Path) -> None:
     store = make_store(tmp_path, [make_columns([4] * 100_000)])
-    kept = filtered(store, "length == 4")
-    train, _ = split(kept, {"train": 0.9, "val": 0.1})
+    kept = store.filter("length == 4")
+    train = kept.split({"train": 0.9, "val": 0.1})["train"]
     mixture = mix({f"source {n}": train[n * 1000 :] for n in range(30)})
     for value in (store, kept, train, concat([kept, train]), mixture):
         assert len(pickle.dumps(value)) < 16 << 10

@@ -1,1 +1,1 @@
-"""Tests of the only writer of files."""
+"""Tests of `tokenmill._core`."""

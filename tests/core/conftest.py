@@ -1,4 +1,4 @@
-"""The room that makes bytes durable is tried with the real `fsync`."""
+"""Tests of `_core` use the real `fsync`."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def waiting_for_disks(sync_to_disk: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def real_fsync(sync_to_disk: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", sync_to_disk)

@@ -1,4 +1,4 @@
-"""Many processes publish one name at the same moment: one wins, all know who."""
+"""Many processes publish one name at the same time: one wins, and every process gets the result."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if way == "rename":
     os.link = refuse
 with Staging(root) as staging:
     print("ready", flush=True)
-    for line in sys.stdin:  # the parent's word starts each round for everybody at once
+    for line in sys.stdin:  # a line from the parent starts a round in all processes at once
         number = int(line)
         if way == "directory":
             staging.write(f"{number}/owner", name)
             staged = staging.path / str(number)
         else:
             staged = staging.write(f"{number}", name)
-        print(int(staging.publish(staged, root / "shelf" / f"{number}")), flush=True)
+        print(int(staging.publish(staged, root / "published" / f"{number}")), flush=True)
 """
 
 
@@ -53,7 +53,7 @@ def test_concurrent_publishers_agree_on_one_winner(way: str, tmp_path: Path) -> 
                 assert writer.stdin is not None
                 writer.stdin.write(f"{round_number}\n")
             answers = [writer.stdout.readline() for writer in writers if writer.stdout]
-            published = tmp_path / "shelf" / str(round_number)
+            published = tmp_path / "published" / str(round_number)
             owner = published / "owner" if way == "directory" else published
             assert answers.count("1\n") == 1, answers
             assert answers.count("0\n") == WRITERS - 1

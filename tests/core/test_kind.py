@@ -1,4 +1,4 @@
-"""Which file system a path lives on, read from tables of mounts made for the purpose."""
+"""Tests of the file system kind of a path, with a table of mounts."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_kind_without_a_table_is_unknown_and_local(mounts: Path) -> None:
     assert is_network("/mnt/data") is False
 
 
-def test_kind_looks_behind_symbolic_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kind_follows_symbolic_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os.path, "realpath", lambda path: "/mnt/data/behind")
     assert filesystem_kind(tmp_path / "link") == "nfs4"
 

@@ -1,4 +1,4 @@
-"""Optional libraries: what is said where one is missing, or there and broken."""
+"""Tests of the errors for missing and broken optional libraries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def fail_for(package: str, error: ImportError) -> None:
 
 
 @pytest.mark.parametrize("package", LIBRARIES)
-def test_missing_library_is_refused_with_its_install_line(package: str) -> None:
+def test_missing_library_is_an_error_with_the_pip_command(package: str) -> None:
     missing = ModuleNotFoundError(f"No module named {package!r}", name=f"{package}.part")
     with pytest.raises(TokenizerError, match=r"^here: the thing needs ") as caught:
         fail_for(package, missing)
@@ -28,12 +28,12 @@ def test_missing_library_is_refused_with_its_install_line(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", LIBRARIES)
-def test_library_that_is_there_and_broken_says_what_broke(package: str) -> None:
+def test_broken_library_is_an_error_with_the_cause(package: str) -> None:
     with pytest.raises(TokenizerError, match=r"which cannot be imported \(libcudart"):
         fail_for(package, ImportError("libcudart.so.12: cannot open"))
 
 
-def test_every_install_line_names_an_extra_that_there_is() -> None:
+def test_every_pip_command_names_an_existing_extra() -> None:
     import tomllib
     from pathlib import Path
 
@@ -43,27 +43,27 @@ def test_every_install_line_names_an_extra_that_there_is() -> None:
     assert named <= set(extras)
 
 
-def test_other_errors_pass_as_they_are() -> None:
+def test_other_errors_are_not_translated() -> None:
     with pytest.raises(KeyError), optional("torch"):
         raise KeyError("x")
     with pytest.raises(UsageError, match="this needs PyTorch: pip install"), optional("torch"):
         raise ModuleNotFoundError(name="torch")
 
 
-PUT_OFF = ("tokenmill.chat", "tokenmill.media")
+LAZY = ("tokenmill.chat", "tokenmill.media")
 
 
-@pytest.mark.parametrize("package", [importlib.import_module(name) for name in PUT_OFF])
-def test_name_that_is_put_off_is_found_once_and_an_unknown_one_is_an_attribute_error(
+@pytest.mark.parametrize("package", [importlib.import_module(name) for name in LAZY])
+def test_lazy_exports_are_resolved_once_and_unknown_names_are_attribute_errors(
     package: types.ModuleType,
 ) -> None:
     for name in package.__all__:
-        found = getattr(package, name)
-        assert vars(package)[name] is found  # the next use is a plain look-up
+        value = getattr(package, name)
+        assert vars(package)[name] is value
     with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no .*'nonsense'"):
         _ = package.nonsense
 
 
-def test_installed_version_is_what_the_package_says_of_itself() -> None:
+def test_installed_version_equals_the_version_of_the_package() -> None:
     assert installed_version("pytest") == pytest.__version__
     assert installed_version("no-such-package") is None

@@ -1,4 +1,4 @@
-"""Options are declared once: what is refused, and who else must say the same."""
+"""Tests of option declarations: validation, and agreement with signatures and docs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tokenmill as tm
 from tests.build.making import TOKENIZER
 from tokenmill._core import fingerprint
 from tokenmill._core.options import Options, declared
-from tokenmill.build.calls import UNSET
+from tokenmill.build.calls import UNSET, run_part
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.build.tasks import Executor
 from tokenmill.chat import ChatSpec
@@ -57,12 +57,12 @@ def test_wrong_value_is_refused_with_name_value_and_what_is_allowed(
             made = struct(*positional, **given)
         except UsageError as error:
             refused += 1
-            assert re.match(rf"{name} (is|names)\b", error.message), error.message
+            assert re.match(rf"{name} (must|is|names)\b", error.message), error.message
             assert repr(value) in error.message or repr((value,)) in error.message
             assert all(choice in error.message for choice in option.choices)
         else:
             assert not option.choices
-            paths = Path if name in ("sources", "carry", "cache_dir", "media_root") else str
+            paths = Path if name in ("sources", "keep_columns", "cache_dir", "media_root") else str
             assert isinstance(value, str | int | float | bool | paths), f"{made} has {name}"
     assert refused >= 4
 
@@ -80,14 +80,14 @@ def test_signature_of_prepare_is_the_declaration() -> None:
         assert written[name].default is UNSET, name
         assert written[name].kind is inspect.Parameter.KEYWORD_ONLY
         # Any sequence of columns is taken, and a tuple is kept; executors are no matter of options.
-        if name not in ("carry", "executor"):
+        if name not in ("keep_columns", "executor"):
             assert types[name] == declared_types[name], name
 
 
 def test_defaults_of_prompts_are_the_declaration() -> None:
     written = inspect.signature(tm.PromptDataset).parameters
     for name, option in declared(PromptSpec).items():
-        if name != "tool_form":  # found out, not given
+        if name not in ("convention", "tool_form"):  # set by integrations
             assert written[name].default == option.default, name
         assert option.help, name
 
@@ -98,23 +98,23 @@ def test_prepare_refuses_other_names_as_python_does() -> None:
     ):
         tm.prepare("a", "t", overlogn="drop")  # type: ignore[call-arg]
     with pytest.raises(UsageError, match=r"overlogn \(did you mean overlong\?\)"):
-        tm.prepare_part("a", "t", part="1/1", overlogn="drop")
+        run_part("a", "t", part="1/1", overlogn="drop")
 
 
 EVERYTHING: dict[str, Any] = {
-    "format": "messages", "messages_key": "m", "tools_key": "f", "system_key": "s", "text_key": "b",
-    "prompt_key": "q", "completion_key": "a", "template_kwargs": {"x": {"b": 1, "a": 2}},
+    "format": "messages", "columns": {"messages": "m", "tools": "f", "weight": None},
+    "chat_template_kwargs": {"x": {"b": 1, "a": 2}},
     "date": "2026-11-15", "train_on": "last_assistant_message", "turn_end": "turn",
     "thinking_opener": "trained", "expand": "turns", "trailing": "trim", "append_eos": False,
-    "max_length": 64, "overlong": "truncate", "carry": ["id", "t"],
+    "max_length": 64, "overlong": "truncate", "keep_columns": ["id", "t"],
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("given", "key"),
     [
-        ({}, "3443f612c3f1f3837c031bd4eb075689f45e345b"),
-        (EVERYTHING, "4cfd8a7bc6ba26ea9298dc31dc001460621bca2b"),
+        ({}, "cfa35a591cf8e22187a41ca3d9d7595c2b7e9c66"),
+        (EVERYTHING, "bfeeae94765899cffc4decb5f6a2715b443b2268"),
     ],
     ids=["defaults", "everything"],
 )
@@ -127,10 +127,10 @@ def test_document_of_a_recipe_is_what_it_always_was(given: dict[str, Any], key: 
 @pytest.mark.parametrize(
     ("given", "key"),
     [
-        ({}, "5fb99e1bf7b006d1a5c93ff2ed176cf8ca5ba08f"),
+        ({}, "f51000a9e57948405f2057be66ca4ff1911c299e"),
         ({"multimodal_keys": {"video": "v", "image": "i"}, "apply_chat_template": True,
-          "template_kwargs": {"b": {"z": 1, "a": 2}}, "convention": VERBATIM},
-         "b4951599bf3194962224b04894eba0be8326447d"),
+          "apply_chat_template_kwargs": {"b": {"z": 1, "a": 2}}, "convention": VERBATIM},
+         "6717cd6e70d6ee6980dec7a5130795f56ad73d86"),
     ],
     ids=["defaults", "much"],
 )  # fmt: skip
@@ -142,6 +142,6 @@ def test_document_of_prompts_is_what_it_always_was(given: dict[str, Any], key: s
 def test_recipe_takes_options_by_name_and_is_a_key_of_dicts() -> None:
     with pytest.raises(TypeError):
         Recipe("a.jsonl", "t", "auto")  # type: ignore[misc, arg-type]
-    one, same = (Recipe(["a.jsonl"], "t", template_kwargs={"x": [1]}) for _ in range(2))  # type: ignore[arg-type]
+    one, same = (Recipe(["a.jsonl"], "t", chat_template_kwargs={"x": [1]}) for _ in range(2))  # type: ignore[arg-type]
     assert {one: 1}[same] == 1
     assert one != Recipe(["b.jsonl"], "t")  # type: ignore[arg-type]

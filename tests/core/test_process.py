@@ -1,4 +1,4 @@
-"""What a forked child must leave alone: its parent's temporary places and locks (P2, P11)."""
+"""Tests of temporary directories, locks and caches across fork."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ before = sorted(str(p) for p in Path(scratch).rglob("*"))
 assert before, "nothing private was made"
 child = os.fork()
 if child == 0:
-    sys.exit(0)  # an ordinary end: finalizers and atexit run
+    sys.exit(0)  # runs finalizers and atexit handlers
 assert os.waitpid(child, 0)[1] == 0
 assert sorted(str(p) for p in Path(scratch).rglob("*")) == before
 {use}
@@ -61,19 +61,19 @@ CASES = {
     "filter": (
         UNWRITABLE
         + PREPARED.format("cache_dir=scratch + '-cache'")
-        + "; held = tm.filtered(held, 'length > 1')",
+        + "; held = held.filter('length > 1')",
         "assert len(held[0])",
     ),
     "rows": (
-        "from tokenmill.sources.index import private_shelf; held = private_shelf();"
+        "from tokenmill.sources.index import private_index_cache; held = private_index_cache();"
         " (held.root / 'x').write_text('x')",
-        "assert private_shelf().root == held.root",
+        "assert private_index_cache().root == held.root",
     ),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_child_that_ends_removes_nothing_and_its_parent_does(case: str, tmp_path: Path) -> None:
+def test_parent_removes_its_directory_and_a_child_does_not(case: str, tmp_path: Path) -> None:
     source = write_rows(tmp_path / "chat.jsonl", conversations(20))
     (tmp_path / "scratch").mkdir()
     make, use = CASES[case]
@@ -84,7 +84,7 @@ def test_child_that_ends_removes_nothing_and_its_parent_does(case: str, tmp_path
 
 
 def in_child(work: Callable[[], None], seconds: int = 20) -> int:
-    """The exit status of a forked child that does some work; a hanging one is killed."""
+    """Run work in a forked child and return its exit status; kill it if it hangs."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -97,7 +97,7 @@ def in_child(work: Callable[[], None], seconds: int = 20) -> int:
     return os.waitpid(child, 0)[1]
 
 
-def test_private_directory_goes_with_its_owner_in_its_process_only() -> None:
+def test_private_directory_is_removed_with_its_owner_in_its_process_only() -> None:
     held = [PrivateDirectory()]
     path = held[0].path
     assert in_child(lambda: (held.clear(), gc.collect())[0]) == 0
@@ -121,7 +121,7 @@ def test_process_directory_is_one_per_process(tmp_path: Path) -> None:
     Path((tmp_path / "its").read_text()).rmdir()  # this child ended without its finalizers
 
 
-def test_staging_left_by_a_child_stays_for_its_parent(tmp_path: Path) -> None:
+def test_staging_directory_survives_a_child_that_leaves_it(tmp_path: Path) -> None:
     def leave() -> None:
         staging.__exit__(None, None, None)
 
@@ -132,7 +132,7 @@ def test_staging_left_by_a_child_stays_for_its_parent(tmp_path: Path) -> None:
     assert not staging.path.exists()
 
 
-def test_wish_is_called_once_in_its_own_process(tmp_path: Path) -> None:
+def test_at_end_calls_once_in_its_own_process(tmp_path: Path) -> None:
     class Owner:
         pass
 
@@ -174,16 +174,16 @@ def test_locks_that_a_thread_holds_are_free_in_a_child(tmp_path: Path) -> None:
             over.set()
             thread.join()
         with lock:
-            pass  # and the parent's is its own
+            pass
 
 
 steps = st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 140)), max_size=60)
 
 
 @given(steps)
-def test_what_was_used_last_is_kept_within_the_bound(made: list[tuple[bool, int, int]]) -> None:
+def test_recent_values_evict_the_least_recently_used(made: list[tuple[bool, int, int]]) -> None:
     values = RecentValues(100)
-    model: dict[int, int] = {}  # key → size, the longest unused first
+    model: dict[int, int] = {}  # key → size, least recently used first
     for is_put, key, size in made:
         if is_put:
             model.pop(key, None)
@@ -199,7 +199,7 @@ def test_what_was_used_last_is_kept_within_the_bound(made: list[tuple[bool, int,
         assert values.bytes == sum(model.values())
 
 
-def test_prefetching_iterator_goes_on_in_a_child(tmp_path: Path) -> None:
+def test_prefetching_iterator_continues_in_a_child(tmp_path: Path) -> None:
     store = make_store(tmp_path, [make_columns([3] * 40)])
     batches = iter(Loader(store, batch_size=2, prefetch=2))
     next(batches)
@@ -211,8 +211,8 @@ def test_prefetching_iterator_goes_on_in_a_child(tmp_path: Path) -> None:
     assert sum(1 for _ in batches) == 19
 
 
-def test_nothing_is_removed_at_the_end_or_locked_by_any_other_way() -> None:
-    """One place knows of processes; whoever goes round it meets the next fork."""
+def test_finalizers_and_locks_are_used_only_through_this_module() -> None:
+    """Other finalizers and locks would not be safe across fork."""
     pattern = re.compile(r"weakref\.finalize|\batexit\b|mkdtemp|mkstemp|TemporaryDirectory")
     found = {
         str(path.relative_to(PACKAGE))

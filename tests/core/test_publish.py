@@ -22,7 +22,7 @@ WAYS = ("link", "guarded rename", "plain rename")
 
 
 def refusing(code: int) -> Callable[..., Any]:
-    """A system call that fails."""
+    """Return a system call that fails."""
 
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError(code, os.strerror(code))
@@ -30,8 +30,8 @@ def refusing(code: int) -> Callable[..., Any]:
     return refuse
 
 
-def carried_out_then(code: int, real: Callable[..., Any]) -> Callable[..., Any]:
-    """A system call that is carried out, but whose reply is a failure: the request came twice."""
+def succeed_then_fail(code: int, real: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a system call that succeeds but reports an error, like a repeated request."""
 
     def lose_reply(*arguments: Any, **more: Any) -> None:
         real(*arguments, **more)
@@ -57,7 +57,7 @@ def staged(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("way")
-def test_publish_file_takes_a_free_name_and_leaves_a_taken_one(tmp_path: Path) -> None:
+def test_publish_file_uses_a_free_name_and_never_replaces(tmp_path: Path) -> None:
     target = tmp_path / "target"
     for name in ("first", "second"):
         (tmp_path / name).write_text(name)
@@ -73,20 +73,20 @@ def test_publish_file_with_a_lost_reply_is_ours(
     way: str, code: int, tmp_path: Path, staged: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if way == "link":
-        # A link leaves the staged name where it was, so its repetition can only find the target.
-        monkeypatch.setattr(os, "link", carried_out_then(errno.EEXIST, os.link))
+        # A link keeps the staged name, so its repetition fails only because the target exists.
+        monkeypatch.setattr(os, "link", succeed_then_fail(errno.EEXIST, os.link))
     elif way == "guarded rename":
         real = module._rename_without_replacing
-        monkeypatch.setattr(module, "_rename_without_replacing", carried_out_then(code, real))
+        monkeypatch.setattr(module, "_rename_without_replacing", succeed_then_fail(code, real))
     else:
-        monkeypatch.setattr(os, "rename", carried_out_then(code, os.rename))
+        monkeypatch.setattr(os, "rename", succeed_then_fail(code, os.rename))
     target = tmp_path / "target"
     assert publish_file(staged, target) is True
     assert target.read_bytes() == b"ours"
 
 
 @pytest.mark.usefixtures("way")
-def test_publish_file_from_or_into_nothing_is_an_error(tmp_path: Path, staged: Path) -> None:
+def test_publish_file_without_source_or_directory_is_an_error(tmp_path: Path, staged: Path) -> None:
     target = tmp_path / "target"
     target.write_bytes(b"theirs")
     for source, name in ((tmp_path / "absent", target), (staged, tmp_path / "none" / "target")):
@@ -96,10 +96,10 @@ def test_publish_file_from_or_into_nothing_is_an_error(tmp_path: Path, staged: P
 
 
 @pytest.mark.parametrize("kind", ["file", "directory"])
-def test_publish_of_something_cleared_away_meanwhile_is_an_error(
+def test_publish_of_a_removed_staged_file_is_an_error(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No such file is not a lost reply when what is visible is somebody else's."""
+    """A missing staged file is not a lost reply if another process published the target."""
     staged, target = tmp_path / "staged", tmp_path / "target"
     for path in (staged, target):
         if kind == "directory":
@@ -139,12 +139,12 @@ def test_publish_file_syncs_the_directory_for_winner_and_loser(
     synced: list[Path] = []
     real = module.sync_directory
     monkeypatch.setattr(module, "sync_directory", lambda path: (synced.append(path), real(path))[1])
-    (tmp_path / "shelf").mkdir()
+    (tmp_path / "published").mkdir()
     for turn in (1, 2):
         source = tmp_path / f"staged-{turn}"
         source.write_bytes(b"x")
-        assert publish_file(source, tmp_path / "shelf" / "target") is (turn == 1), way
-        assert synced == [tmp_path / "shelf"] * turn
+        assert publish_file(source, tmp_path / "published" / "target") is (turn == 1), way
+        assert synced == [tmp_path / "published"] * turn
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def staged_directory(tmp_path: Path) -> Path:
     return path
 
 
-def test_publish_directory_appears_whole_where_nothing_is(
+def test_publish_directory_is_complete_at_a_free_name(
     tmp_path: Path, staged_directory: Path
 ) -> None:
     target, taken = tmp_path / "target", tmp_path / "taken"
@@ -174,12 +174,12 @@ def test_publish_directory_appears_whole_where_nothing_is(
 def test_publish_directory_with_a_lost_reply_is_ours(
     code: int, tmp_path: Path, staged_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "rename", carried_out_then(code, os.rename))
+    monkeypatch.setattr(os, "rename", succeed_then_fail(code, os.rename))
     assert publish_directory(staged_directory, tmp_path / "target") is True
     assert (tmp_path / "target" / "manifest").read_bytes() == b"ours"
 
 
-def test_publish_directory_syncs_what_is_in_it_before_and_its_name_after(
+def test_publish_directory_syncs_content_before_and_name_after(
     tmp_path: Path, staged_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
@@ -200,7 +200,7 @@ def test_publish_directory_over_a_file_is_an_error(tmp_path: Path, staged_direct
     assert (tmp_path / "target").read_bytes() == b"a file"
 
 
-def test_staging_publish_that_fails_says_what_to_do(
+def test_failed_staging_publish_has_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Staging(tmp_path) as staging:

@@ -1,4 +1,4 @@
-"""Staging: whole files or errors, modes from the root, nothing left behind."""
+"""Tests of staging: complete files or errors, modes of the root, no files left over."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def mode(path: Path) -> int:
 
 @pytest.fixture
 def umask() -> Iterator[Any]:
-    """Set the process's umask; it is put back afterwards."""
+    """Set the umask of the process; restore it afterwards."""
     before = os.umask(0o022)
     yield os.umask
     os.umask(before)
 
 
 @given(chunks=st.lists(st.binary(max_size=40), max_size=6), most=st.integers(1, 9))
-def test_write_file_with_short_writes_is_whole(
+def test_write_file_with_short_writes_is_complete(
     tmp_path_factory: pytest.TempPathFactory, chunks: list[bytes], most: int
 ) -> None:
     path = tmp_path_factory.mktemp("short") / "file"
@@ -48,7 +48,7 @@ def test_write_file_with_short_writes_is_whole(
     assert path.read_bytes() == b"".join(chunks)
 
 
-def test_write_file_takes_one_buffer_of_any_kind_and_replaces_nothing(tmp_path: Path) -> None:
+def test_write_file_accepts_any_buffer_and_never_replaces(tmp_path: Path) -> None:
     numbers = memoryview(array.array("i", [1, 2, 3]))
     buffers: list[Any] = [b"xyz", bytearray(b"xyz"), numbers]
     for number, buffer in enumerate(buffers):
@@ -60,9 +60,9 @@ def test_write_file_takes_one_buffer_of_any_kind_and_replaces_nothing(tmp_path: 
 
 
 @pytest.mark.parametrize("below", [".", "cache"])
-def test_a_file_in_place_of_the_cache_is_named_as_such(below: str, tmp_path: Path) -> None:
+def test_file_in_place_of_the_cache_is_a_clear_error(below: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(CacheError, match="a file stands where a directory is needed; choose"):
+    with pytest.raises(CacheError, match="a file is in place of a directory; choose"):
         Staging(tmp_path / "file" / below).write("a", b"data")
 
 
@@ -93,17 +93,15 @@ def test_write_file_failing_at_any_call_is_a_cache_error(
     assert not staging.path.exists()
 
 
-def test_write_file_that_takes_no_bytes_ends(
+def test_write_file_ends_if_no_bytes_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "write", lambda descriptor, view: 0)
-    with pytest.raises(CacheError, match="no more bytes"):
+    with pytest.raises(CacheError, match="no bytes were written"):
         write_file(tmp_path / "a", b"data")
 
 
-def test_write_file_that_ends_up_shorter_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_write_file_detects_a_short_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fsync = os.fsync
 
     def lose(descriptor: int) -> None:
@@ -116,7 +114,7 @@ def test_write_file_that_ends_up_shorter_is_noticed(
 
 
 def test_write_file_beyond_a_real_limit_is_a_cache_error(tmp_path: Path) -> None:
-    """The kernel's own short write and error, not a stand-in for them."""
+    """With a real short write and a real error of the kernel."""
     program = """
 import resource, sys
 from pathlib import Path
@@ -169,7 +167,7 @@ def test_modes_come_from_the_root_not_from_the_umask(
 
 
 def test_modes_beside_a_target_come_from_the_umask(tmp_path: Path, umask: Any) -> None:
-    tmp_path.chmod(0o1777)  # like /tmp: anybody may make a directory, none may touch another's
+    tmp_path.chmod(0o1777)  # like /tmp
     umask(0o027)
     target = tmp_path / "out"
     with Staging(target.parent, beside=target) as staging:
@@ -180,7 +178,7 @@ def test_modes_beside_a_target_come_from_the_umask(tmp_path: Path, umask: Any) -
     assert found == {"out": "0o750", "out/inner": "0o750", "out/inner/a": "0o640"}
 
 
-def test_make_directory_made_by_another_meanwhile_is_fine(
+def test_make_directory_tolerates_a_concurrent_mkdir(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Path.mkdir
@@ -196,21 +194,21 @@ def test_make_directory_made_by_another_meanwhile_is_fine(
 
 
 def test_make_directory_through_a_link_out_of_the_cache_is_refused(tmp_path: Path) -> None:
-    root, elsewhere = tmp_path / "cache", tmp_path / "elsewhere"
+    root, outside = tmp_path / "cache", tmp_path / "outside"
     (root / "inside").mkdir(parents=True)
-    (elsewhere / "ab").mkdir(parents=True)
-    (root / "slices").symlink_to(elsewhere)
+    (outside / "ab").mkdir(parents=True)
+    (root / "slices").symlink_to(outside)
     (root / "stores").symlink_to(root / "inside")
     with Staging(root) as staging:
         staged = staging.write("a", b"x")
-        for place in ("slices/a", "slices/ab/a", "slices/new/a"):
+        for target in ("slices/a", "slices/ab/a", "slices/new/a"):
             with pytest.raises(CacheError, match="leads out of the cache"):
-                staging.publish(staged, root / place)
+                staging.publish(staged, root / target)
         assert staging.publish(staged, root / "stores" / "a")
-    assert [path.name for path in elsewhere.rglob("*")] == ["ab"]
+    assert [path.name for path in outside.rglob("*")] == ["ab"]
 
 
-def test_root_behind_a_link_is_the_owners_choice(tmp_path: Path) -> None:
+def test_root_may_be_a_symbolic_link(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "cache").symlink_to(tmp_path / "disk")
     with Staging(tmp_path / "cache") as staging:

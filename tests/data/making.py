@@ -9,6 +9,8 @@ from typing import Any
 
 import tokenmill
 from tokenmill import PromptDataset
+from tokenmill.data import prompts
+from tokenmill.data.prompts import PromptSettings
 
 EXAMPLES = Path(tokenmill.__file__).parent / "examples"
 TOKENIZER = EXAMPLES / "tokenizer"
@@ -22,8 +24,8 @@ def write_rows(path: Path, rows: Iterable[Any]) -> Path:
     return path
 
 
-def open_prompts(source: Any, **arguments: Any) -> PromptDataset:
-    """A prompt dataset over the bundled tokenizer, measured in this process."""
-    stated: dict[str, Any] = {"tokenizer": TOKENIZER, "tokenizer_backend": "file", "num_workers": 0}
-    stated.update(arguments)
-    return PromptDataset(source, **stated)
+def open_prompts(path: Any, **arguments: Any) -> PromptDataset:
+    """Open prompts with the bundled tokenizer and measure them in this process."""
+    settings = {name: arguments.pop(name) for name in PromptSettings._fields if name in arguments}
+    defaults = {"tokenizer": TOKENIZER, "tokenizer_backend": "file", "num_workers": 0}
+    return prompts.open_prompts(PromptSettings(**settings), path, **(defaults | arguments))

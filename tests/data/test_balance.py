@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tokenmill.data.micro import MicroBatches, cut, level
+from tokenmill.data.micro import MicroBatches, balance_groups, partition_by_width
 from tokenmill.data.packs import Packs
 
 Plan = Callable[..., tuple[Any, int]]
@@ -44,17 +44,17 @@ units = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 1000)), max_size=6
 
 @settings(max_examples=200, deadline=None)
 @given(units=units, ranks=st.integers(1, 7), spare=st.integers(0, 100))
-def test_level_keeps_the_budget_for_any_units(
+def test_balance_groups_keeps_the_budget(
     units: list[tuple[int, int]], ranks: int, spare: int
 ) -> None:
     tokens, cost = array([t for t, _ in units]), array([c for _, c in units])
     budget = max(int(tokens.max(initial=0)) + spare, 1)
-    numbers, each = level(tokens, cost, ranks, budget)
+    numbers, each = balance_groups(tokens, cost, ranks, budget)
     assert numbers.size == len(units)
     assert set(numbers.tolist()) <= set(range(ranks * each))
     assert np.bincount(numbers, tokens, ranks * each).max() <= budget
     assert each == 1 or (each - 1) * ranks < max(len(units), 1)
-    again, same = level(tokens.copy(), cost.copy(), ranks, budget)
+    again, same = balance_groups(tokens.copy(), cost.copy(), ranks, budget)
     assert (again.tolist(), same) == (numbers.tolist(), each)
 
 
@@ -65,16 +65,18 @@ def test_level_keeps_the_budget_for_any_units(
     ),
     ranks=st.integers(1, 7),
     spare=st.integers(0, 100),
-    adds_up=st.booleans(),
+    additive=st.booleans(),
 )
-@example(units=[(10, 10, 1)] * 4, ranks=3, spare=90, adds_up=True)  # the best cut has two stretches
-def test_cut_keeps_the_budget_for_any_units(
-    units: list[tuple[int, int, int]], ranks: int, spare: int, adds_up: bool
+@example(
+    units=[(10, 10, 1)] * 4, ranks=3, spare=90, additive=True
+)  # the best cut has two stretches
+def test_partition_by_width_keeps_the_budget(
+    units: list[tuple[int, int, int]], ranks: int, spare: int, additive: bool
 ) -> None:
     widths, lines = array([w for w, _, _ in units]), array([n for _, _, n in units])
-    cost = array([c for _, c, _ in units]) if adds_up else widths * 3 + widths * widths
+    cost = array([c for _, c, _ in units]) if additive else widths * 3 + widths * widths
     budget = max(int((widths * lines).max(initial=0)) + spare, 1)
-    numbers, each = cut(widths, lines, cost, ranks, budget, adds_up=adds_up)
+    numbers, each = partition_by_width(widths, lines, cost, ranks, budget, additive=additive)
     assert set(numbers.tolist()) <= set(range(ranks * each))
     assert max(area(widths, numbers, ranks * each, lines)) <= budget
     assert each == 1 or (each - 1) * ranks < max(len(units), 1)
@@ -83,11 +85,11 @@ def test_cut_keeps_the_budget_for_any_units(
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_level_is_near_the_best_of_all_plans(ranks: int) -> None:
+def test_balance_groups_is_close_to_the_best_plan(ranks: int) -> None:
     """Against every assignment there is, of few units: within a tenth of the best."""
     for seed in range(12):
         tokens = array(np.random.default_rng(seed).integers(5, 60, 8))
-        numbers, each = level(tokens, tokens, ranks, 10_000)
+        numbers, each = balance_groups(tokens, tokens, ranks, 10_000)
         assert each == 1
         best = min(
             max(np.bincount(plan, tokens, ranks)) for plan in product(range(ranks), repeat=8)
@@ -95,10 +97,10 @@ def test_level_is_near_the_best_of_all_plans(ranks: int) -> None:
         assert np.bincount(numbers, tokens, ranks).max() <= 1.1 * best
 
 
-def test_cut_is_the_best_of_all_cuts_of_the_sorted_rows() -> None:
+def test_partition_by_width_is_the_best_of_all_partitions() -> None:
     for seed in range(20):
         widths = np.sort(array(np.random.default_rng(seed).integers(1, 50, 7)))[::-1]
-        numbers, each = cut(widths, ones(widths), widths, 3, 10_000)
+        numbers, each = partition_by_width(widths, ones(widths), widths, 3, 10_000)
         assert each == 1
         best = min(
             max(a * widths[0], (b - a) * widths[a], (7 - b) * widths[b])
@@ -108,10 +110,10 @@ def test_cut_is_the_best_of_all_cuts_of_the_sorted_rows() -> None:
         assert max(area(widths, numbers, 3)) == best
 
 
-def test_stretches_are_dealt_so_that_ranks_come_out_even() -> None:
+def test_ranges_are_distributed_evenly_over_ranks() -> None:
     """Padded rows are cut, not levelled: dealing them is all that makes ranks even."""
     widths = lognormal(512)
-    numbers, each = cut(widths, ones(widths), widths, 8, 16384)
+    numbers, each = partition_by_width(widths, ones(widths), widths, 8, 16384)
     ranks = np.asarray(area(widths, numbers, 8 * each)).reshape(8, each).sum(axis=1)
     assert ranks.max() <= 1.04 * ranks.mean()
 
@@ -135,7 +137,7 @@ def test_lognormal_rows_are_balanced_within_two_percent(
     assert each <= -(-lengths.sum() // (16384 * ranks)) + 1
 
 
-def test_units_of_several_sequences_stay_whole() -> None:
+def test_units_of_several_rows_stay_together() -> None:
     """A group of rows is a unit: its tokens and its squares add up."""
     lengths, bounds = array([3, 4, 5, 6, 2, 2]), array([0, 2, 4, 6])
     packs = Packs(np.arange(6), np.zeros(6, np.int64), lengths, bounds)

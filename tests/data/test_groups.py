@@ -81,7 +81,7 @@ def apply(view: View, model: Model, step: tuple[str, Any], stores: dict[str, Sto
         kept = [group for group, counts in zip(model, trained, strict=True) if min(counts) > wish]
         return view.filter(lambda trained: trained > wish, columns=["trained"]), kept
     if name == "split":
-        sides = view.split({"a": 0.5, "b": 0.5}, seed=3)
+        sides = list(view.split({"a": 0.5, "b": 0.5}, seed=3).values())
         assert sorted(shown(sides[0]) + shown(sides[1])) == sorted(model)
         return sides[wish], shown(sides[wish])
     if name == "shuffle":
@@ -116,13 +116,13 @@ def test_views_keep_groups_whole(
     assert [[tuple(r.input_ids.tolist()) for r in g.rows] for g in view.groups] == model
 
 
-def test_what_would_part_a_group_is_refused(stores: dict[str, Store]) -> None:
+def test_splitting_a_group_is_rejected(stores: dict[str, Store]) -> None:
     pairs = stores["pairs"]
     for rows in ([0], [1, 0], [0, 2, 1, 3], [0, 1, 2], [1]):
         with pytest.raises(UsageError, match=r"data\.groups\.select"):
             pairs.select(rows)
     for cut in (slice(1, 5), slice(0, 3), slice(None, None, 2), slice(None, None, -1)):
-        with pytest.raises(UsageError, match="part a group"):
+        with pytest.raises(UsageError, match="split a group"):
             pairs[cut]
     assert len(pairs[2:8].groups) == 3
     assert len(pairs[4:4]) == 0

@@ -14,7 +14,6 @@ import pytest
 
 from tests.data.making import PROMPTS, TOKENIZER, open_prompts, write_rows
 from tests.programs import python
-from tokenmill import CacheError, CorruptionError, NonDeterminismError
 from tokenmill.data.prompt_lengths import (
     NO_LENGTH,
     PAGE,
@@ -24,6 +23,7 @@ from tokenmill.data.prompt_lengths import (
     Measurer,
     publish_lengths,
 )
+from tokenmill.errors import CacheError, CorruptionError, NonDeterminismError
 from tokenmill.integrations.miles import MilesOrder
 from tokenmill.integrations.trainers import VERBATIM
 
@@ -92,30 +92,28 @@ CHANGES: dict[str, dict[str, Any]] = {
     "template": {"chat_template": "{{ messages[0].content }}"},
     "date": {"date": "2026-11-15"},
     "convention": {"convention": VERBATIM},
-    "slice": {"source": f"{PROMPTS}@[1:]"},
+    "slice": {"path": f"{PROMPTS}@[1:]"},
 }
 SAME: dict[str, dict[str, Any]] = {
     "limit": {"max_length": 7},
     "seed": {"seed": 7},
     "order": {"order": MilesOrder},
-    "alias": {"template_kwargs": {}},
     "workers": {"num_workers": 1},
-    "bad rows": {"on_bad_row": "raise"},
 }
 
 
 def test_key_changes_with_whatever_changes_a_length_and_with_nothing_else(tmp_path: Path) -> None:
-    base: dict[str, Any] = {"source": PROMPTS, "apply_chat_template": True}
+    base: dict[str, Any] = {"path": PROMPTS, "apply_chat_template": True}
     key = open_prompts(**base).key
     keys = {name: open_prompts(**{**base, **change}).key for name, change in CHANGES.items()}
     assert key not in keys.values()
     assert len(set(keys.values())) == len(keys)
-    copied = tmp_path / "elsewhere.jsonl"
+    copied = tmp_path / "other.jsonl"
     copied.write_bytes(PROMPTS.read_bytes())
-    for name, change in {**SAME, "path": {"source": copied}}.items():
+    for name, change in {**SAME, "path": {"path": copied}}.items():
         assert open_prompts(**{**base, **change}).key == key, name
     copied.write_bytes(PROMPTS.read_bytes().replace(b"apples", b"plums_", 1))
-    assert open_prompts(**{**base, "source": copied}).key != key
+    assert open_prompts(**{**base, "path": copied}).key != key
 
 
 def test_template_is_no_part_of_a_key_without_one_being_applied() -> None:
@@ -139,7 +137,7 @@ def test_index_of_other_rows_under_a_key_is_refused(tmp_path: Path) -> None:
     one, other = open_prompts(f"{PROMPTS}@[:5]").path, open_prompts(f"{PROMPTS}@[5:10]").path
     for path in one.iterdir():
         path.write_bytes((other / path.name).read_bytes())
-    with pytest.raises(CorruptionError, match="something else"):
+    with pytest.raises(CorruptionError, match="this key holds another"):
         open_prompts(f"{PROMPTS}@[:5]")
 
 
@@ -155,7 +153,7 @@ def test_damaged_part_is_measured_again(tmp_path: Path, counted: list[int]) -> N
     assert sum(counted) == 40
 
 
-def test_builders_with_different_bytes_are_told(tmp_path: Path) -> None:
+def test_builders_with_different_bytes_get_an_error(tmp_path: Path) -> None:
     def publish(*lengths: int) -> Path:
         return publish_lengths(tmp_path, {"a": 1}, [(np.array(lengths, np.int32), [])])
 
@@ -215,7 +213,7 @@ def test_cache_that_cannot_be_written_is_worked_around(tmp_path: Path) -> None:
     assert not home.exists()
 
 
-def test_kept_rows_equal_a_plain_compare() -> None:
+def test_selected_rows_equal_a_plain_comparison() -> None:
     random = np.random.default_rng(1)
     for size in (0, 1, PAGE - 1, PAGE, 3 * PAGE + 5):
         lengths = random.integers(REJECTED, 50, size).astype(np.int32)

@@ -16,12 +16,11 @@ import pytest
 
 from tests.programs import python
 from tests.store.making import damage_slice, make_columns, make_store
-from tokenmill.data.choices import filtered
 from tokenmill.data.cursor import Cursor
 from tokenmill.data.loader import Loader
 from tokenmill.data.mixture import mix
 from tokenmill.data.packs import Pack
-from tokenmill.data.stream import LengthGrouped
+from tokenmill.data.stream import Stream
 from tokenmill.data.view import as_view
 from tokenmill.errors import CorruptionError, StateError, UsageError
 from tokenmill.store import Row, Store
@@ -30,7 +29,7 @@ from tokenmill.store import Row, Store
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     lengths = np.random.default_rng(0).integers(1, 30, 50).tolist()
-    return make_store(tmp_path_factory.mktemp("cache"), [make_columns(lengths)], pad_id=9)
+    return make_store(tmp_path_factory.mktemp("cache"), [make_columns(lengths)], pad_token_id=9)
 
 
 def numbers(loader: Iterable[dict[str, Any]]) -> list[list[int]]:
@@ -41,24 +40,24 @@ def numbers(loader: Iterable[dict[str, Any]]) -> list[list[int]]:
 
 
 def test_padding_side_multiple_and_pad_id_are_followed(store: Store) -> None:
-    batch = next(iter(Loader(store, batch_size=5, pad_side="left", pad_to_multiple_of=16)))
+    batch = next(iter(Loader(store, batch_size=5, padding_side="left", pad_to_multiple_of=16)))
     assert batch["input_ids"].shape[1] % 16 == 0
     padding = batch["attention_mask"] == 0
     assert set(batch["input_ids"][padding].tolist()) == {9}
     assert not padding[:, -1].any()
-    other = next(iter(Loader(store, batch_size=5, pad_id=77)))
+    other = next(iter(Loader(store, batch_size=5, pad_token_id=77)))
     assert set(other["input_ids"][other["attention_mask"] == 0].tolist()) == {77}
 
 
 def test_pad_id_is_taken_only_where_stores_agree(tmp_path: Path) -> None:
-    one = make_store(tmp_path / "a", [make_columns([3])], name="a", pad_id=3)
-    two = make_store(tmp_path / "b", [make_columns([3])], name="b", pad_id=4)
-    none = make_store(tmp_path / "c", [make_columns([5])], name="none", pad_id=None)
-    assert as_view(one).pad_id == 3
-    assert as_view(none).pad_id == 1  # the end-of-sequence token
-    with pytest.raises(UsageError, match="say pad_id"):
+    one = make_store(tmp_path / "a", [make_columns([3])], name="a", pad_token_id=3)
+    two = make_store(tmp_path / "b", [make_columns([3])], name="b", pad_token_id=4)
+    none = make_store(tmp_path / "c", [make_columns([5])], name="none", pad_token_id=None)
+    assert as_view(one).pad_token_id == 3
+    assert as_view(none).pad_token_id == 1  # the end-of-sequence token
+    with pytest.raises(UsageError, match="set pad_token_id"):
         Loader(mix({"a": one, "b": two}))
-    assert len(list(Loader(mix({"a": one, "b": two}), pad_id=0))) == 1
+    assert len(list(Loader(mix({"a": one, "b": two}), pad_token_id=0))) == 1
 
 
 def test_short_last_batch_is_shared_evenly_and_idle_ranks_get_padding(store: Store) -> None:
@@ -160,9 +159,9 @@ def test_error_inside_a_batch_is_raised_again_and_loses_nothing(
 
 
 OTHER_STREAMS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({}, {"seed": 1}, r"another seed \(the state's: 42, this loader's: 1\)"),
-    ({}, {"shuffle": False}, r"order \(the state's: 'feistel', this loader's: 'sequential'\)"),
-    ({}, {"group_by_length": LengthGrouped(64, 8)}, "length_grouped/64/8"),
+    ({}, {"seed": 1}, r"another seed \(state: 42, this loader: 1\)"),
+    ({}, {"shuffle": False}, r"order \(state: 'feistel', this loader: 'sequential'\)"),
+    ({}, {"group_by_length": True}, "length_grouped/8192/64"),
     ({}, {"pack": Pack(64)}, "another packing.*None.*64"),
     *(
         ({"pack": Pack(64)}, {"pack": pack}, "another packing")
@@ -177,7 +176,7 @@ OTHER_STREAMS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("saved", "changed", "message"), OTHER_STREAMS)
-def test_state_of_another_stream_is_refused_saying_which(
+def test_state_of_another_stream_is_rejected_with_both_values(
     store: Store, saved: dict[str, Any], changed: dict[str, Any], message: str
 ) -> None:
     state = Loader(store, **saved).state_dict()
@@ -186,7 +185,7 @@ def test_state_of_another_stream_is_refused_saying_which(
 
 
 def test_state_of_another_dataset_names_both_keys(store: Store) -> None:
-    view = filtered(store, "length > 5")
+    view = store.filter("length > 5")
     with pytest.raises(StateError, match=f"dataset.*{store.key}.*{view.key}"):
         Loader(view).load_state_dict(Loader(store).state_dict())
     both = mix({"a": store, "b": view}, {"a": 1, "b": 1})
@@ -196,15 +195,15 @@ def test_state_of_another_dataset_names_both_keys(store: Store) -> None:
 
 
 @pytest.mark.parametrize("state", [None, [], {}, {"epoch": 0, "position": 0}, "state"])
-def test_state_that_is_none_is_refused(store: Store, state: Any) -> None:
-    with pytest.raises(StateError, match="not a state"):
+def test_other_objects_are_rejected_as_state(store: Store, state: Any) -> None:
+    with pytest.raises(StateError, match="not the state"):
         Loader(store).load_state_dict(state)
 
 
 def test_packed_state_outside_of_its_window_is_refused(store: Store) -> None:
     loader = Loader(store, pack=Pack(64, window=20), batch_size=1)
     state = loader.state_dict()
-    with pytest.raises(StateError, match="window is 3"):
+    with pytest.raises(StateError, match="window in the state is 3"):
         loader.load_state_dict({**state, "window": 3})
     with pytest.raises(StateError, match="packs_before=3 exceeds"):
         loader.load_state_dict({**state, "packs_before": 3})
@@ -241,12 +240,12 @@ def test_prefetch_error_reaches_the_trainer_with_its_type(tmp_path: Path) -> Non
 
 def test_reading_imports_no_heavy_library_and_a_prefetching_process_exits(store: Store) -> None:
     program = (
-        "import sys\nfrom tokenmill import Loader, Pack, mix, open_store, split\n"
+        "import sys\nfrom tokenmill import Loader, Pack, mix, open_store\n"
         f"store = open_store({str(store.path)!r})\n"
         "iterator = iter(Loader(store, prefetch=3, pack=Pack(64)))\n"
         "next(iterator)\n"
-        "train, val = split(store, {'train': 0.5, 'val': 0.5})\n"
-        "next(iter(Loader(mix({'a': train, 'b': val}))))\n"
+        "views = store.split({'train': 0.5, 'val': 0.5})\n"
+        "next(iter(Loader(mix(views))))\n"
         "heavy = {'pyarrow', 'jinja2', 'tokenizers', 'fastokens', 'transformers',\n"
         "         'datasets', 'torch', 'ray', 'fsspec', 'zstandard', 'typer', 'rich'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
@@ -262,26 +261,26 @@ def test_reading_imports_no_heavy_library_and_a_prefetching_process_exits(store:
     ("wrong", "message"),
     [
         ({"batch_size": 0}, "batch_size"), ({"batch_size": 2.0}, "batch_size"),
-        ({"rank": 2, "world_size": 2}, "rank 2 of 2"), ({"rank": -1}, "rank"),
+        ({"rank": 2, "world_size": 2}, "less than world_size=2, got 2"), ({"rank": -1}, "rank"),
         ({"world_size": 0}, "world_size"), ({"drop_last": "yes"}, "drop_last"),
-        ({"pad_side": "top"}, "pad_side"), ({"seed": -1}, "seed"),
+        ({"padding_side": "top"}, "padding_side"), ({"seed": -1}, "seed"),
         ({"pad_to_multiple_of": 0}, "pad_to_multiple_of"),
-        ({"prefetch": -1}, "prefetch"),
-        ({"pack": 64}, "tm.Pack"),
-        ({"pack": Pack(64), "pad_side": "left"}, "tail"),
-        ({"pack": Pack(60), "pad_to_multiple_of": 8}, "no multiple"),
-        ({"pack": Pack(8)}, r"row \d+ has .* pack only 8"),
-        ({"shuffle": False, "group_by_length": True}, "shuffle=False"),
+        ({"prefetch": -1}, "prefetch"), ({"group_by_length": (8, 2)}, "group_by_length"),
+        ({"pack": 64}, "tm.Pack"), ({"pad_token_id": 2.9}, "pad_token_id"),
+        ({"pad_token_id": "3"}, "pad_token_id"), ({"pad_token_id": True}, "pad_token_id"),
+        ({"pad_token_id": -1}, "pad_token_id"), ({"pad_token_id": 2**70}, "pad_token_id"),
+        ({"pack": Pack(64), "padding_side": "left"}, "requires padding_side='right'"),
+        ({"pack": Pack(60), "pad_to_multiple_of": 8}, "must be a multiple of"),
+        ({"pack": Pack(8)}, r"row \d+ has .* pack has 8"),
+        ({"shuffle": False, "group_by_length": True}, "requires shuffle=True"),
     ],
 )  # fmt: skip
-def test_loader_impossible_wish_is_refused_at_once(
-    store: Store, wrong: dict[str, Any], message: str
-) -> None:
+def test_loader_rejects_wrong_arguments(store: Store, wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Loader(store, **wrong)
 
 
-def test_loader_data_that_is_none_is_refused(store: Store) -> None:
+def test_loader_rejects_other_data(store: Store) -> None:
     with pytest.raises(UsageError, match="expected a store"):
         Loader([1, 2, 3])  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="no rows"):
@@ -302,6 +301,47 @@ def test_global_batch_larger_than_an_epoch_is_refused_where_it_cannot_be_served(
 
 
 def test_packs_that_drop_everything_are_an_error_not_an_endless_search(store: Store) -> None:
-    view = filtered(store, "length > 20")
+    view = store.filter("length > 20")
     with pytest.raises(UsageError, match="no samples"):
         next(iter(Loader(view, pack=Pack(10, oversize="drop"))))
+
+
+@pytest.mark.parametrize("length", [2**31, 2**70])
+def test_pack_of_an_absurd_length_is_refused(length: int) -> None:
+    with pytest.raises(UsageError, match=f"length must be at most 2147483647, got {length}"):
+        Pack(length)
+
+
+def test_longest_pack_takes_no_more_memory_than_its_rows(store: Store) -> None:
+    units = Stream(store, pack=Pack(2**31 - 1)).samples.take(Cursor(), 2)[0]
+    assert len(units) == 1
+    assert units.tokens == int(store.lengths.sum())
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_later_epoch_that_is_one_pack_short_does_not_end_the_run(
+    store: Store, prefetch: int
+) -> None:
+    def make() -> Loader:
+        return Loader(store, size, pack=pack, drop_last=True, prefetch=prefetch, indices=True)
+
+    pack = Pack(64, method="sequential")
+    packs = Stream(store, pack=pack).samples
+    counts = [packs.count(epoch) for epoch in range(40)]
+    size = counts[0]
+    short = next(epoch for epoch, count in enumerate(counts) if count < size)
+    loader = make()
+    for epoch in range(short):
+        assert len(list(loader)) == 1, epoch
+    with pytest.warns(UserWarning, match=f"epoch {short}, which has {size - 1} packs"):
+        assert list(loader) == []
+    assert loader.epoch == short + 1
+    # Continuous batches lose no pack, also where a run starts at the short epoch.
+    loader = make()
+    whole = numbers(loader.repeat(epochs=short + 2))
+    assert len(whole) == -(-sum(counts[: short + 2]) // size)
+    resumed = make()
+    resumed.set_epoch(short)
+    (batch,) = numbers(resumed.repeat(epochs=1))
+    assert set(batch) == set(range(len(store)))
+    assert len(batch) > len(store)  # the last pack is of the next epoch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -54,10 +55,10 @@ def check_row(batch: dict[str, Any], name: str, place: int, row: Any) -> None:
     assert batch[f"{name}labels"][place][seen].tolist() == labels.tolist()
 
 
-@pytest.mark.parametrize("pad_side", ["right", "left"])
-def test_pairs_are_served_by_their_sides(stores: dict[str, Store], pad_side: str) -> None:
+@pytest.mark.parametrize("padding_side", ["right", "left"])
+def test_pairs_are_served_by_their_sides(stores: dict[str, Store], padding_side: str) -> None:
     groups = iter(expected(stores["preference"], 3))
-    loader = tm.Loader(stores["preference"], batch_size=4, pad_side=pad_side)
+    loader = tm.Loader(stores["preference"], batch_size=4, padding_side=padding_side)
     for batch in loader.repeat(2):
         here = list(itertools.islice(groups, len(batch["prompt_tokens"])))
         for side, name in enumerate(("chosen_", "rejected_")):
@@ -89,7 +90,7 @@ def test_groups_are_interleaved(stores: dict[str, Store], kind: str) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 42])
-def test_kto_rows_meet_the_answer_of_a_fixed_other_row(stores: dict[str, Store], seed: int) -> None:
+def test_kto_rows_have_the_answer_of_a_fixed_other_row(stores: dict[str, Store], seed: int) -> None:
     store = stores["kto"]
     shift = 1 + derive_key(PURPOSE_MISMATCH, seed, 0, 0) % (GROUPS - 1)
     batches = list(tm.Loader(store, batch_size=4, seed=seed, indices=True))
@@ -150,13 +151,14 @@ HOW: dict[str, dict[str, Any]] = {
     "sides": {"batch_size": 3},
     "interleaved": {"batch_size": 3, "layout": "interleaved"},
     "packed": {"batch_size": 1, "pack": tm.Pack(length=80, window=8)},
-    "by length": {"batch_size": 3, "group_by_length": tm.LengthGrouped(window=8, group=4)},
+    "by length": {"batch_size": 3, "group_by_length": True},
 }
 
 
+@mock.patch.multiple("tokenmill.data.stream", LENGTH_WINDOW=8, LENGTH_GROUP=4)
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("kind", ["preference", "kto", "ranked"])
-def test_resumed_anywhere_it_goes_on_with_the_next_group(
+def test_resume_at_any_step_continues_with_the_next_group(
     stores: dict[str, Store], kind: str, how: str
 ) -> None:
     whole = tm.Loader(stores[kind], **HOW[how])
@@ -195,12 +197,12 @@ def test_a_mixture_counts_groups(stores: dict[str, Store]) -> None:
     batches = itertools.islice(loader.repeat(), 5)
     sizes = [np.bincount(batch["group_idx"]).tolist() for batch in batches]
     assert [len(each) for each in sizes] == [8] * 5
-    account = loader.served()
-    assert (account["a"]["rows"], account["b"]["rows"]) == (30, 10)
+    build_stats = loader.served()
+    assert (build_stats["a"]["rows"], build_stats["b"]["rows"]) == (30, 10)
     state = loader.state_dict()
     again = tm.Loader(tm.mix(sources, {"a": 0.75, "b": 0.25}), batch_size=8)
     again.load_state_dict(state)
-    assert again.served() == account
+    assert again.served() == build_stats
 
 
 def test_a_mixture_by_tokens_counts_the_tokens_of_groups(stores: dict[str, Store]) -> None:
@@ -224,15 +226,15 @@ def test_rows_are_served_one_by_one_where_asked_for(stores: dict[str, Store]) ->
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"layout": "both"}, r"layout is .*; it is one of"),
-        ({"unit": "pairs"}, r"unit is .*; it is one of"),
-        ({"pack": tm.Pack(length=64, oversize="truncate")}, "a group is not cut"),
-        ({"pack": tm.Pack(length=64, oversize="split")}, "a group is not cut"),
-        ({"pack": tm.Pack(length=12)}, r"group \d+ has \d+ tokens and a pack only 12"),
-        ({"micro_batches": tm.MicroBatches(max_tokens=12)}, r"group \d+ takes \d+ tokens"),
+        ({"layout": "both"}, "layout must be one of"),
+        ({"unit": "pairs"}, "unit must be one of"),
+        ({"pack": tm.Pack(length=64, oversize="truncate")}, "groups cannot be truncated or split"),
+        ({"pack": tm.Pack(length=64, oversize="split")}, "groups cannot be truncated or split"),
+        ({"pack": tm.Pack(length=12)}, r"group \d+ has \d+ tokens, a pack has 12"),
+        ({"micro_batches": tm.MicroBatches(max_tokens=12)}, r"group \d+ has \d+ tokens"),
     ],
 )
-def test_what_has_no_meaning_is_refused(
+def test_invalid_combinations_are_rejected(
     stores: dict[str, Store], given: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
@@ -240,7 +242,7 @@ def test_what_has_no_meaning_is_refused(
 
 
 def test_rows_without_groups_are_not_served_as_groups(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="stand for themselves"):
+    with pytest.raises(UsageError, match="this data has none"):
         tm.Loader(make_store(tmp_path, [make_columns([3, 4])]), unit="groups")
 
 

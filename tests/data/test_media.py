@@ -25,28 +25,28 @@ from tokenmill.build import processor as work_processor
 from tokenmill.build.calls import run_recipe
 from tokenmill.data.batch_media import PlacedMedia
 from tokenmill.data.cursor import Cursor
-from tokenmill.data.pictures import StoredPictures
+from tokenmill.data.images import StoredImages
 from tokenmill.errors import SourceChanged, SourceMissing, UsageError
-from tokenmill.store import Store
+from tokenmill.store import Store, sidecars
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
     pytest.mark.usefixtures("answered"),
 ]
 
-PICTURES = ((0,), (1, 2), (), (3,), (2,), (0, 0, 3), (1,), (), (3, 2), (0,), (2, 1), (3,))
+IMAGES = ((0,), (1, 2), (), (3,), (2,), (0, 0, 3), (1,), (), (3, 2), (0,), (2, 1), (3,))
 
 FAST = ("qwen2_vl", "llava", "llava_next", "pixtral", "idefics3")
 FAMILIES = [
     pytest.param(name, marks=() if name in FAST else pytest.mark.soak)
     for name in processors.FAMILIES
 ]
-BY_ROW = ("idefics3",)  # pixels have one line for every row, with pictures or without
-UNTOLD = ("idefics3",)  # no token types
+BY_ROW = ("idefics3",)  # pixels have one line for every row, with images or without
+UNKNOWN = ("idefics3",)  # no token types
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "padded": {"batch_size": 4},
-    "padded left": {"batch_size": 3, "pad_side": "left", "pad_to_multiple_of": 8},
+    "padded left": {"batch_size": 3, "padding_side": "left", "pad_to_multiple_of": 8},
     "packs": {"batch_size": 1, "pack": {}},
     "slabs": {"batch_size": 6, "micro_batches": {"align": tm.Align(sequence=4)}},
     "micro padded": {"batch_size": 6, "micro_batches": {"layout": "padded"}},
@@ -66,10 +66,10 @@ class Illustrated:
                 [*[{"type": "image"}, text(" and ")] * len(numbers), text(f"What is {row}?")],
                 answer="A cat. " * (1 + row % 3),
             )
-            for row, numbers in enumerate(PICTURES)
+            for row, numbers in enumerate(IMAGES)
         ]
         rows = []
-        for numbers, (question, answer) in zip(PICTURES, self.conversations, strict=True):
+        for numbers, (question, answer) in zip(IMAGES, self.conversations, strict=True):
             parts = iter([part(self.album.name(number)) for number in numbers])
             content = [
                 next(parts) if one["type"] == "image" else one for one in question["content"]
@@ -77,39 +77,39 @@ class Illustrated:
             rows.append({"messages": [{**question, "content": content}, answer]})
         self.source = write_rows(directory / "rows.jsonl", rows)
         self.store = prepare(self.source, self.raw, **{"cache_dir": directory / "cache", **more})
-        assert len(self.store) == len(PICTURES)
+        assert len(self.store) == len(IMAGES)
 
     @property
     def longest(self) -> int:
         return int(self.store.lengths.max())
 
     def wishes(self, layout: str) -> dict[str, Any]:
-        room = self.longest * 2 // 8 * 8
+        capacity_left = self.longest * 2 // 8 * 8
         kinds = {"pack": tm.Pack, "micro_batches": tm.MicroBatches}
         return {
-            name: kinds[name](room, **value) if name in kinds else value
+            name: kinds[name](capacity_left, **value) if name in kinds else value
             for name, value in LAYOUTS[layout].items()
         }
 
     def loader(self, data: Any = None, **more: Any) -> tm.Loader:
-        given = {"media": "pixels", "seed": 5, "pad_id": 0} | more
+        given = {"media": "pixels", "seed": 5, "pad_token_id": 0} | more
         return tm.Loader(self.store if data is None else data, **given)
 
     def oracle(self, rows: list[int]) -> tuple[list[list[int]], list[list[int]], dict[str, Any]]:
         """Ids, token types and features that transformers' processor gives for rows."""
-        shown = [row for row in rows if PICTURES[row] or self.family in BY_ROW]
+        shown = [row for row in rows if IMAGES[row] or self.family in BY_ROW]
         found: dict[str, Any] = {}
         types: dict[int, list[int]] = {}
         ids: dict[int, list[int]] = {}
-        plain = [row for row in rows if row not in shown or not any(PICTURES[one] for one in shown)]
+        plain = [row for row in rows if row not in shown or not any(IMAGES[one] for one in shown)]
         for group in (plain, [row for row in shown if row not in plain]):
             if not group:
                 continue
             chats = [self.conversations[row] for row in group]
-            pictures = [[self.album.open(number) for number in PICTURES[row]] for row in group]
+            images = [[self.album.open(number) for number in IMAGES[row]] for row in group]
             made = self.raw(
                 text=[self.raw.apply_chat_template(chat, tokenize=False) for chat in chats],
-                images=pictures if any(pictures) else None,
+                images=images if any(images) else None,
                 text_kwargs={"add_special_tokens": False, "return_tensors": None,
                              "return_mm_token_type_ids": True},
                 images_kwargs={"return_tensors": "pt"},
@@ -123,7 +123,7 @@ class Illustrated:
 
 
 def prepare(source: Path, raw: Any, **more: Any) -> Store:
-    given = {"executor": "inline", "progress": False, "judge": False}
+    given = {"executor": "inline", "progress": False, "raise_for_rejections": False}
     return run_recipe(str(source), processor=raw, **(given | more)).store
 
 
@@ -180,7 +180,7 @@ def require_right(made: Illustrated, batch: dict[str, Any], *, pixels: bool = Tr
         assert "mm_token_type_ids" not in batch
         assert not names
         return
-    if made.family in UNTOLD:
+    if made.family in UNKNOWN:
         assert "mm_token_type_ids" not in batch
     else:
         assert np.array_equal(batch["mm_token_type_ids"], kinds)
@@ -188,7 +188,7 @@ def require_right(made: Illustrated, batch: dict[str, Any], *, pixels: bool = Tr
     if made.family == "gemma3":
         assert np.array_equal(batch["token_type_ids"], kinds)
     if "seq_idx" in batch and made.family in BY_ROW:
-        _, _, features = made.oracle([row for row in rows if PICTURES[row]])
+        _, _, features = made.oracle([row for row in rows if IMAGES[row]])
     wanted = features if expected else {}
     assert names | (set(wanted) & set(batch)) == set(wanted)
     for name, value in wanted.items():
@@ -213,7 +213,7 @@ def test_every_layout(made: Illustrated, layout: str) -> None:
         for batch in flat(loader):
             require_right(made, batch, pixels=media == "pixels")
             seen |= set(batch["indices"].tolist())
-        assert seen == set(range(len(PICTURES)))
+        assert seen == set(range(len(IMAGES)))
 
 
 # Same batches, whoever serves them
@@ -244,14 +244,16 @@ def test_prefetch_workers_and_resume(made: Illustrated, layout: str) -> None:
     rest = list(resumed)
     assert len(rest) == len(plain) - 1
     assert all(map(equal, plain[1:], rest))
-    tensors = list(made.store.torch(num_workers=2, media="pixels", seed=5, pad_id=0, **wishes))
+    tensors = list(
+        made.store.torch(num_workers=2, media="pixels", seed=5, pad_token_id=0, **wishes)
+    )
     assert len(tensors) == len(plain)
     assert all(map(equal, plain, tensors))
     first = tensors[0][0] if isinstance(tensors[0], list) else tensors[0]
     assert type(first["pixel_values"]).__name__ == type(first["input_ids"]).__name__ == "Tensor"
 
 
-def test_state_knows_nothing_of_media(made: Illustrated) -> None:
+def test_state_does_not_depend_on_media(made: Illustrated) -> None:
     """What is served beside the tokens is part of no state; a pack's second budget is."""
     states = [made.loader(media=media).state_dict() for media in ("pixels", "references")]
     assert states[0] == states[1]
@@ -260,13 +262,13 @@ def test_state_knows_nothing_of_media(made: Illustrated) -> None:
     bounded, free = (
         made.loader(media="references", pack=pack, micro_batches=budget) for budget in budgets
     )
-    with pytest.raises(tm.StateError, match="packing"):
+    with pytest.raises(tm.errors.StateError, match="packing"):
         bounded.load_state_dict(free.state_dict())
     assert "max_patches" not in free.state_dict()["packing"]
 
 
 @pytest.mark.parametrize("made", ["qwen2_vl", "llava_next"], indirect=True)
-def test_a_copy_elsewhere_brings_processor_and_pictures(
+def test_copied_store_contains_processor_and_images(
     made: Illustrated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tm.push(made.store, tmp_path / "copy", embed_media=True)
@@ -279,25 +281,25 @@ def test_a_copy_elsewhere_brings_processor_and_pictures(
         batch = one.fill(step)
         batch["media"] = [
             replace(placed, media=made.store[placed.row].media[placed.number])
-            for placed in batch["media"]  # of the same digests, told by another store
+            for placed in batch["media"]  # the same digests in another store
             if placed.media.digest == made.store[placed.row].media[placed.number].digest
         ]
         require_right(made, batch)
 
 
 @pytest.mark.parametrize("layout", ["padded", "packs", "micro padded"])
-def test_a_rank_opens_the_pictures_of_its_rows(
+def test_a_rank_opens_the_images_of_its_rows(
     made: Illustrated, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And each once per batch (promise P19)."""
     opened: list[str] = []
-    read = StoredPictures.read
+    read = StoredImages.read
 
-    def watched(self: StoredPictures, media: Any) -> bytes:
+    def watched(self: StoredImages, media: Any) -> bytes:
         opened.append(media.digest)
         return read(self, media)
 
-    monkeypatch.setattr(StoredPictures, "read", watched)
+    monkeypatch.setattr(StoredImages, "read", watched)
     for rank in range(2):
         for step in made.loader(rank=rank, world_size=2, indices=True, **made.wishes(layout)):
             batches = step if isinstance(step, list) else [step]
@@ -315,11 +317,11 @@ def test_a_rank_opens_the_pictures_of_its_rows(
 
 @pytest.fixture
 def own(tmp_path: Path) -> Illustrated:
-    """A store whose pictures a test may change."""
+    """A store whose images a test may change."""
     return Illustrated(tmp_path, "llava", cache_dir=tmp_path / "cache")
 
 
-def test_a_picture_that_changed_or_went_is_named(own: Illustrated) -> None:
+def test_changed_or_missing_image_is_reported(own: Illustrated) -> None:
     """Before anything of its batch is served (promise P20); batches without it are."""
     loader = own.loader(batch_size=1, shuffle=False)
     batches = iter(loader)
@@ -338,51 +340,51 @@ def test_a_picture_that_changed_or_went_is_named(own: Illustrated) -> None:
     assert references == ["images/1.png", "images/2.png"]
 
 
-def test_ids_alone_are_told_of(made: Illustrated) -> None:
-    with pytest.warns(UserWarning, match="have pictures, and batches will have their tokens alone"):
-        loader = tm.Loader(made.store, batch_size=2, pad_id=0)
+def test_loader_without_media_warns(made: Illustrated) -> None:
+    with pytest.warns(UserWarning, match="have images, but batches will contain only their tokens"):
+        loader = tm.Loader(made.store, batch_size=2, pad_token_id=0)
     assert {"media", "pixel_values", "mm_token_type_ids"}.isdisjoint(next(iter(loader)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        text_alone = made.store.filter("pictures == 0")
-        assert len(text_alone) == PICTURES.count(())
+        text_alone = made.store.filter("images == 0")
+        assert len(text_alone) == IMAGES.count(())
         made.loader(media="references")
 
 
-def test_wrong_wishes(made: Illustrated) -> None:
+def test_invalid_media_arguments_are_rejected(made: Illustrated) -> None:
     shards = {"micro_batches": tm.MicroBatches(4096, context_parallel=2), "world_size": 2}
     for wish, message in (
-        ({"media": "pixel"}, "media is 'pixel'; it is one of references, pixels"),
-        ({"media": "references", "processor": made.raw}, "say media='pixels'"),
-        (shards, "shards would cut through"),
+        ({"media": "pixel"}, "media must be one of references, pixels, got 'pixel'"),
+        ({"media": "references", "processor": made.raw}, "requires media='pixels'"),
+        (shards, "context_parallel would split"),
     ):
         with pytest.raises(UsageError, match=message):
             made.loader(**wish)
 
 
 @pytest.mark.parametrize("oversize", ["truncate", "split"])
-def test_rows_with_pictures_are_not_cut(made: Illustrated, oversize: str) -> None:
-    row = int(np.argmax(made.store.lengths * (made.store.pictures > 0)))
-    with pytest.raises(UsageError, match=f"row {row} has pictures and {made.longest} tokens"):
+def test_rows_with_images_are_not_truncated(made: Illustrated, oversize: str) -> None:
+    row = int(np.argmax(made.store.lengths * (made.store.images > 0)))
+    with pytest.raises(UsageError, match=f"row {row} has images and {made.longest} tokens"):
         made.loader(pack=tm.Pack(made.longest - 1, oversize=oversize))
     fits = made.loader(pack=tm.Pack(made.longest, oversize=oversize), indices=True, batch_size=1)
     for batch in fits:
         require_right(made, batch)
     # Others are: a row of text is cut as ever.
-    plain = made.store.filter("pictures == 0")
+    plain = made.store.filter("images == 0")
     assert list(made.loader(plain, pack=tm.Pack(8, oversize=oversize)))
 
 
 def test_another_processor_is_refused(made: Illustrated, tmp_path: Path) -> None:
     same = made.loader(processor=made.raw, batch_size=2, indices=True)
     require_right(made, next(iter(same)))
-    with pytest.raises(UsageError, match="with: configuration and answers differ"):
+    with pytest.raises(UsageError, match=r"another processor \(configuration and answers differ"):
         made.loader(processor=_smaller())
-    other = Illustrated(tmp_path, "llava")
+    other = prepare(made.source, _smaller(), cache_dir=tmp_path)
     with pytest.raises(UsageError, match="prepared with different processors"):
-        made.loader(tm.concat([made.store, other.store]))
-    both = made.loader(tm.concat([made.store, other.store]), media="references", batch_size=24)
-    assert len(next(iter(both))["media"]) == 2 * sum(map(len, PICTURES))
+        made.loader(tm.concat([made.store, other]))
+    both = made.loader(tm.concat([made.store, other]), media="references", batch_size=24)
+    assert len(next(iter(both))["media"]) == 2 * sum(map(len, IMAGES))
 
 
 def _smaller() -> Any:
@@ -400,14 +402,14 @@ def _smaller() -> Any:
 def test_row_over_the_budget_of_patches_is_refused(made: Illustrated) -> None:
     patches = made.store.patches
     row = int(patches.argmax())
-    with pytest.raises(UsageError, match=rf"row {row} takes {patches[row]} patches .*<= 9'"):
+    with pytest.raises(UsageError, match=rf"row {row} has {patches[row]} patches.*<= 9'"):
         made.loader(micro_batches=tm.MicroBatches(made.longest, max_patches=9))
     assert len(made.store.filter("patches <= 9")) == int((patches <= 9).sum())
 
 
 @pytest.mark.parametrize("layout", ["slabs", "micro padded", "packs in slabs"])
 def test_packs_and_micro_batches_keep_both_budgets(made: Illustrated, layout: str) -> None:
-    many = made.store.select(list(range(len(PICTURES))) * 5)
+    many = made.store.select(list(range(len(IMAGES))) * 5)
     patches = made.store.patches.astype(np.int64)
     wishes = made.wishes(layout)
     most = int(patches.max()) * 5 // 4
@@ -416,7 +418,7 @@ def test_packs_and_micro_batches_keep_both_budgets(made: Illustrated, layout: st
         given = {**wishes, "micro_batches": budget}
         found = list(flat(made.loader(many, media="references", indices=True, **given)))
         rows = [batch["indices"] for batch in found]
-        assert all(patches[own % len(PICTURES)].sum() <= most for own in rows) == kept
+        assert all(patches[own % len(IMAGES)].sum() <= most for own in rows) == kept
         assert all(batch["input_ids"].size <= made.longest * 2 for batch in found)
         assert sorted(np.concatenate(rows).tolist()) == [*range(len(many))]
 
@@ -424,7 +426,9 @@ def test_packs_and_micro_batches_keep_both_budgets(made: Illustrated, layout: st
 # Groups
 
 
-def asking(album: Album, answers: Callable[[int], dict[str, Any]]) -> list[dict[str, Any]]:
+def with_generation_prompt(
+    album: Album, answers: Callable[[int], dict[str, Any]]
+) -> list[dict[str, Any]]:
     return [
         {
             "images": [album.name(number)],
@@ -438,11 +442,15 @@ def asking(album: Album, answers: Callable[[int], dict[str, Any]]) -> list[dict[
 def test_sides_of_pairs_have_their_own_pixels(tmp_path: Path) -> None:
     album = Album(tmp_path)
     raw = processors.make("qwen2_vl")
-    rows = asking(album, lambda _: {"chosen": "A cat.", "rejected": "No idea at all."})
+    rows = with_generation_prompt(
+        album, lambda _: {"chosen": "A cat.", "rejected": "No idea at all."}
+    )
     store = prepare(write_rows(tmp_path / "pairs.jsonl", rows), raw)
-    batch = next(iter(tm.Loader(store, batch_size=4, shuffle=False, media="pixels", pad_id=0)))
-    pictures = [[album.open(number)] for number in range(4)]
-    made = raw(text=[raw.image_token] * 4, images=pictures, images_kwargs={"return_tensors": "pt"})
+    batch = next(
+        iter(tm.Loader(store, batch_size=4, shuffle=False, media="pixels", pad_token_id=0))
+    )
+    images = [[album.open(number)] for number in range(4)]
+    made = raw(text=[raw.image_token] * 4, images=images, images_kwargs={"return_tensors": "pt"})
     for side in ("chosen", "rejected"):
         require_same(batch[f"{side}_pixel_values"], made["pixel_values"])
         require_same(batch[f"{side}_image_grid_thw"], made["image_grid_thw"])
@@ -452,7 +460,7 @@ def test_sides_of_pairs_have_their_own_pixels(tmp_path: Path) -> None:
         assert counts.tolist() == (ids == raw.image_token_id).sum(axis=1).tolist()
     assert "pixel_values" not in batch
     assert "indices" not in batch
-    mixed = tm.Loader(store, batch_size=4, pad_id=0, media="pixels", layout="interleaved")
+    mixed = tm.Loader(store, batch_size=4, pad_token_id=0, media="pixels", layout="interleaved")
     assert len(next(iter(mixed))["image_grid_thw"]) == 8
 
 
@@ -460,17 +468,23 @@ def test_kto_rows_have_references_only(tmp_path: Path) -> None:
     def answers(number: int) -> dict[str, Any]:
         return {"completion": asked("", answer=f"A cat {number}.")[1:], "label": number % 2 == 0}
 
-    rows = asking(Album(tmp_path), answers)
+    rows = with_generation_prompt(Album(tmp_path), answers)
     source = write_rows(tmp_path / "kto.jsonl", rows)
     store = prepare(source, processors.make("llava"), format="kto")
-    with pytest.raises(UsageError, match="mismatched answers of KTO rows come without pixels"):
-        tm.Loader(store, media="pixels", pad_id=0)
-    batch = next(iter(tm.Loader(store, batch_size=4, media="references", pad_id=0)))
+    with pytest.raises(UsageError, match="does not support KTO rows"):
+        tm.Loader(store, media="pixels", pad_token_id=0)
+    batch = next(iter(tm.Loader(store, batch_size=4, media="references", pad_token_id=0)))
     assert [one.line for one in batch["media"]] == [0, 1, 2, 3]
 
 
-def test_a_sidecar_may_not_be_called_like_pixels(own: Illustrated) -> None:
-    own.store.attach("pixel_values", np.zeros(len(own.store)), made_by="t")
+def test_sidecar_named_like_pixels_is_rejected(
+    own: Illustrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in next(iter(own.loader(batch_size=2))):
+        with pytest.raises(UsageError, match=f"'{name}' is reserved"):
+            own.store.attach_writer(name, producer="t")
+    monkeypatch.setattr(sidecars, "RESERVED", frozenset())  # as for a name of another model
+    own.store.attach("pixel_values", np.zeros(len(own.store)), producer="t")
     with pytest.raises(UsageError, match="'pixel_values'"):
         next(iter(own.loader(batch_size=2)))
     assert next(iter(own.loader(batch_size=2, sidecars=())))["pixel_values"].ndim == 4
@@ -480,9 +494,9 @@ WITH_IMAGES = ("TRL", "verl", "SkyRL")  # they serve images, or say what is miss
 
 
 @pytest.mark.parametrize("name", [name for name in HOSTS if name not in WITH_IMAGES])
-def test_readers_of_tokens_alone_are_refused_by_name(made: Illustrated, name: str) -> None:
+def test_readers_without_image_support_are_rejected(made: Illustrated, name: str) -> None:
     for library in ("torch", "datasets"):
         pytest.importorskip(library)
     reader, arguments = HOSTS[name]
-    with pytest.raises(UsageError, match=f"rows of this data have pictures, and {name} would"):
+    with pytest.raises(UsageError, match=f"this data has images, which {name} does not support"):
         pkgutil.resolve_name(f"tokenmill.integrations.{reader}")(*arguments(made.store))

@@ -142,24 +142,27 @@ def test_prefetch_and_torch_hand_out_the_same_lists(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"micro_batches": 4096}, "must be a tm.MicroBatches"),
-        ({"pad_to_multiple_of": 8}, "exclude each other"),
-        ({"pad_side": "left"}, "no meaning"),
-        ({"micro_batches": MicroBatches(64, context_parallel=2)}, "is no multiple of"),
-        ({"micro_batches": MicroBatches(30)}, "row 22 takes 31 tokens"),
-        ({"micro_batches": MicroBatches(31, align=Align(sequence=16))}, "takes 32 tokens"),
+        ({"pad_to_multiple_of": 8}, "cannot be used with micro_batches"),
+        ({"padding_side": "left"}, "requires padding_side='right'"),
+        ({"micro_batches": MicroBatches(64, context_parallel=2)}, "must be a multiple of"),
+        ({"micro_batches": MicroBatches(30)}, "row 22 has 31 tokens"),
+        ({"micro_batches": MicroBatches(31, align=Align(sequence=16))}, "has 32 tokens"),
         ({"pack": Pack(128)}, "at most 64"),
         ({"pack": Pack(40), "micro_batches": MicroBatches(64, align=Align(slab=16))}, "multiple"),
-        ({"pack": Pack(32), "micro_batches": MicroBatches(64, layout="padded")}, "exclude"),
+        (
+            {"pack": Pack(32), "micro_batches": MicroBatches(64, layout="padded")},
+            "requires MicroBatches",
+        ),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(
-    store: Store, arguments: dict[str, Any], said: str
+def test_invalid_arguments_are_rejected(
+    store: Store, arguments: dict[str, Any], message: str
 ) -> None:
     given = {"micro_batches": MicroBatches(64), **arguments}
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         Loader(store, batch_size=4, world_size=3, **given)
 
 
@@ -176,11 +179,11 @@ def test_what_cannot_be_is_refused_by_name(
         *((Align, wrong) for wrong in ({"sequence": 0}, {"slab": 1.5})),
     ],
 )  # fmt: skip
-def test_option_that_means_nothing_is_refused_where_it_is_made(kind: Any, values: Any) -> None:
+def test_invalid_options_are_rejected_when_created(kind: Any, values: Any) -> None:
     with pytest.raises(UsageError, match=f"{list(values)[-1]} (is|must be) "):
         kind(**values)
 
 
-def test_slab_larger_than_the_budget_is_refused() -> None:
+def test_alignment_larger_than_the_budget_is_rejected() -> None:
     with pytest.raises(UsageError, match="max_tokens=8 allows 8"):
         MicroBatches(8, align=Align(slab=16))

@@ -40,7 +40,7 @@ def test_interleave_draws_and_counts_are_those_of_plain_integers(
 
 @settings(max_examples=80, deadline=None)
 @given(rates=weights, position=st.integers(1, 10**9))
-def test_interleave_counts_stay_beside_their_share(rates: list[float], position: int) -> None:
+def test_interleave_counts_stay_close_to_their_share(rates: list[float], position: int) -> None:
     total = sum(Fraction(repr(rate)) for rate in rates)
     for count, rate in zip(Interleave(rates).counts(position), rates, strict=True):
         share = position * Fraction(repr(rate)) / total
@@ -116,6 +116,6 @@ def test_schedule_drop_keeps_proportions_among_those_left() -> None:
         (([10**9, 10], [Fraction(1, 10**17), 1], "repeat"), r"2\*\*62"),  # never searched for
     ],
 )
-def test_schedule_that_cannot_be_is_refused(given: tuple[Any, ...], message: str) -> None:
+def test_invalid_schedule_is_rejected(given: tuple[Any, ...], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Schedule(*given)

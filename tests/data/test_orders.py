@@ -1,4 +1,4 @@
-"""Orders: miles exactly, sequential, grouped by length, and nobody's random generator touched."""
+"""Orders: miles, sequential, grouped by length; global random generators are not used."""
 
 from __future__ import annotations
 

@@ -19,7 +19,6 @@ import tokenmill as tm
 from tests.remote.servers import RangeServer, serving
 from tests.store.making import make_columns, make_store
 from tokenmill._core import ranged
-from tokenmill.data.choices import filtered
 from tokenmill.data.loader import Loader
 from tokenmill.data.micro import Align, MicroBatches
 from tokenmill.data.mixture import Mixture, mix
@@ -61,9 +60,9 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Store]:
     made = []
     for seed, weighted in ((1, True), (2, False)):
         columns = slices(seed, weighted=weighted)
-        store = make_store(root, columns, name=str(seed), pad_id=0)
+        store = make_store(root, columns, name=str(seed), pad_token_id=0)
         expected = [own.mask if own.weights is None else own.weights for own in columns]
-        store.attach("given", np.concatenate(expected), made_by="test", per="token")
+        store.attach("given", np.concatenate(expected), producer="test", per="token")
         made.append(store)
     assert [store.has_weights for store in made] == [True, False]
     return made[0], made[1]
@@ -72,12 +71,12 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Store]:
 DATA: dict[str, Callable[[Store, Store], Data]] = {
     "store": lambda one, two: one,
     "without weights": lambda one, two: two,
-    "filter": lambda one, two: filtered(concat([one, two]), "length > 5"),
+    "filter": lambda one, two: concat([one, two]).filter("length > 5"),
     "mix": lambda one, two: mix({"one": one, "two": two}, {"one": 0.3, "two": 0.7}),
 }
 SHAPES: dict[str, dict[str, Any]] = {
     "padded": {"batch_size": 2},
-    "padded on the left": {"batch_size": 2, "pad_side": "left", "pad_to_multiple_of": 8},
+    "padded on the left": {"batch_size": 2, "padding_side": "left", "pad_to_multiple_of": 8},
     "grouped": {"batch_size": 2, "group_by_length": True},
     "packed": {"batch_size": 1, "pack": Pack(64)},
     "packed and split": {"batch_size": 2, "pack": Pack(16, oversize="split")},
@@ -178,7 +177,7 @@ def test_rank_fetches_no_slice_of_another_ranks_rows(
         there = tm.open_store(web.url("store"), cache_dir=tmp_path / f"blocks-{rank}")
         given = {"rank": rank, "world_size": WORLD, "indices": True, **SHAPES[shape]}
         loader = Loader(there, shuffle=False, **given)
-        web.forget()
+        web.reset()
         wanted = slices_of(store, [next(iter(loader))])
         assert fetched(store, web) == wanted
         assert len(wanted) < 40
@@ -196,7 +195,7 @@ def test_rank_fetches_the_slices_of_its_next_steps_ahead_and_no_others(
     there = tm.open_store(web.url("store"), cache_dir=tmp_path / "blocks")
     ahead = Loader(there, prefetch=2, **given).repeat()
     next(ahead)
-    # Two lie ready; a third may be in the thread's hands, waiting for room.
+    # Two batches are ready, and the thread may hold a third.
     deadline = time.monotonic() + 30
     while not slices_of(store, steps[:3]) <= fetched(store, web) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -222,9 +221,9 @@ def test_function_that_trains_more_gives_it_weight_one(stores: tuple[Store, Stor
 
 
 def test_sidecar_of_the_same_name_is_refused(tmp_path: Path) -> None:
-    store = make_store(tmp_path, slices(3, weighted=True), pad_id=0)
+    store = make_store(tmp_path, slices(3, weighted=True), pad_token_id=0)
     values = np.ones(int(store.lengths.sum()), np.float32)
-    store.attach("loss_weights", values, made_by="test", per="token")
-    with pytest.raises(UsageError, match="weights of its own and a sidecar 'loss_weights'"):
+    store.attach("loss_weights", values, producer="test", per="token")
+    with pytest.raises(UsageError, match="loss weights and a sidecar 'loss_weights'"):
         Loader(store)
     assert "loss_weights" in next(iter(Loader(store, sidecars=())))

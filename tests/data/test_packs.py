@@ -23,11 +23,13 @@ def contents(packs: Packs) -> list[list[int]]:
 def plain_fit(
     lengths: list[int], rows: Iterable[int], choose: Callable[[list[int]], int], capacity: int = 8
 ) -> list[list[int]]:
-    """One row after the other into one of the packs with room: `choose` sees what is free there."""
+    """Add each row to one of the packs where it fits; `choose` gets their free tokens."""
     packs: list[list[int]] = []
     for row in rows:
         free = [capacity - sum(lengths[r] for r in pack) for pack in packs]
-        fitting = [place for place, room in enumerate(free) if room >= lengths[row]]
+        fitting = [
+            place for place, capacity_left in enumerate(free) if capacity_left >= lengths[row]
+        ]
         if fitting:
             packs[fitting[choose([free[place] for place in fitting])]].append(row)
         else:
@@ -131,7 +133,7 @@ def test_oversize_policies_make_the_stated_pieces(
     assert sorted(pieces) == expected
 
 
-def test_rows_without_tokens_take_no_place() -> None:
+def test_rows_without_tokens_are_not_packed() -> None:
     assert contents(packed([3, 0, 4], "best_fit")) == [[0, 2]]
     assert len(pack_window(np.zeros(0, int), np.zeros(0, int), Pack(8))) == 0
 

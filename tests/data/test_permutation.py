@@ -1,4 +1,4 @@
-"""The keyed bijection: golden values, twins, statistics."""
+"""Tests of the keyed permutation: golden values, agreement of both versions, statistics."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_permutation_statistics_look_like_a_shuffle(n: int) -> None:
 
 @pytest.mark.parametrize("n", [-1, 2**62 + 1])
 def test_permutation_impossible_size_is_refused(n: int) -> None:
-    with pytest.raises(UsageError, match="between 0 and"):
+    with pytest.raises(UsageError, match="must have 0 to"):
         Permutation(n, 1)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.data.making import PROMPTS, open_prompts, write_rows
-from tokenmill import RowError, SourceError, TemplateError, UsageError
 from tokenmill.data.prompt_rows import PromptMaker, PromptSpec, shape_row
+from tokenmill.errors import RowError, SourceError, TemplateError, UsageError
 from tokenmill.integrations.miles import MILES, SLIME
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -96,9 +96,6 @@ def test_count_mismatch_of_media_names_both_counts(
 ) -> None:
     rows = write_rows(tmp_path / "r.jsonl", [{"text": text, "images": images}])
     keys = {"image": "images"}
-    with pytest.raises(RowError, match=counts) as caught:
-        open_prompts(rows, multimodal_keys=keys, on_bad_row="raise")
-    assert (caught.value.line, caught.value.row) == (1, 0)
     prompts = open_prompts(rows, multimodal_keys=keys)
     ((origin, reason, detail),) = prompts.rejected_rows()
     assert (origin.line, reason) == (1, "bad_shape")
@@ -205,11 +202,10 @@ def test_miles_convention_tries_bare_functions_where_wrapped_ones_are_refused() 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"order": "random"}, {"max_length": 0}, {"max_length": True}, {"seed": -1},
+        {"max_length": 0}, {"max_length": True}, {"seed": -1},
         {"prompt_key": ""}, {"multimodal_keys": {"smell": "x"}}, {"convention": "verl"},
         {"date": "today"}, {"apply_chat_template_kwargs": {"add_generation_prompt": False}},
-        {"apply_chat_template_kwargs": {"a": 1}, "template_kwargs": {"a": 1}},
-        {"num_workers": -1}, {"executor": "carrier pigeon"}, {"on_bad_row": "ignore"},
+        {"num_workers": -1}, {"executor": "carrier pigeon"},
     ],
     ids=str,
 )  # fmt: skip

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from tests.data.making import PROMPTS, TOKENIZER, open_prompts, write_rows
 from tests.programs import python
-from tokenmill import PromptDataset, StateError, UsageError
+from tokenmill import PromptDataset
 from tokenmill.data.order import FeistelOrder, unroll
+from tokenmill.errors import StateError, UsageError
 from tokenmill.integrations.miles import MilesOrder
 
 
@@ -59,14 +60,14 @@ def stream(prompts: PromptDataset, counts: list[int]) -> list[int]:
 @given(
     counts=st.lists(st.integers(0, 90), max_size=6),
     cut=st.integers(0, 6),
-    order=st.sampled_from(["feistel", MilesOrder, None]),
+    order=st.sampled_from([FeistelOrder, MilesOrder, None]),
 )
 @settings(max_examples=25)
-def test_stream_resumed_anywhere_goes_on_as_if_never_stopped(
+def test_resume_at_any_step_equals_an_uninterrupted_stream(
     cache: Path, counts: list[int], cut: int, order: Any
 ) -> None:
     def start() -> PromptDataset:
-        prompts = fresh(cache, order=order or "feistel")
+        prompts = fresh(cache, order=order or FeistelOrder)
         if order is not None:
             prompts.shuffle(0)
         return prompts
@@ -76,14 +77,13 @@ def test_stream_resumed_anywhere_goes_on_as_if_never_stopped(
     first = start()
     head = stream(first, counts[:cut])
     state = json.loads(json.dumps(first.state_dict()))
-    second = fresh(cache, order=order or "feistel")
+    second = fresh(cache, order=order or FeistelOrder)
     for _ in range(2):
         second.load_state_dict(state)
     assert head + stream(second, counts[cut:]) == uninterrupted
     assert second.state_dict() == whole.state_dict()
     size = len(whole)
-    orders: dict[Any, Any] = {"feistel": FeistelOrder, MilesOrder: MilesOrder}
-    model = orders[order](size, 42) if order else None
+    model = order(size, 42) if order else None
     file_order = rows_of(fresh(cache))
     numbers = np.arange(len(uninterrupted)) % size
     if model is not None:
@@ -105,7 +105,8 @@ def test_state_of_another_stream_is_refused_by_name(cache: Path) -> None:
     for name, other in others.items():
         with pytest.raises(StateError, match=name):
             other.load_state_dict(state)
-    wrong: list[Any] = [{}, {**state, "version": 0}, {**state, "order_version": 99},
+    wrong: list[Any] = [None, 3, "state", [1], [("kind", 1)], {},
+             {**state, "version": 0}, {**state, "order_version": 99},
              {**state, "epoch": -1}, {**state, "position": 10_000}, {**state, "position": True},
              {**state, "shuffled": 1}]  # fmt: skip
     for damaged in wrong:
@@ -134,11 +135,11 @@ def test_pickle_is_small_and_serves_the_same(cache: Path, tmp_path: Path) -> Non
     prompts.take(2)
     pickled = pickle.dumps(prompts)
     assert len(pickled) < 16 * 1024
-    travelled = pickle.loads(pickled)
-    assert [(p.row, p.prompt, p.label) for p in travelled] == [
+    serialized = pickle.loads(pickled)
+    assert [(p.row, p.prompt, p.label) for p in serialized] == [
         (p.row, p.prompt, p.label) for p in prompts
     ]
-    assert travelled.state_dict() == prompts.state_dict()
+    assert serialized.state_dict() == prompts.state_dict()
     large = write_rows(tmp_path / "large.jsonl", ({"text": str(n)} for n in range(5_000)))
     assert len(pickle.dumps(open_prompts(large, cache_dir=cache))) < len(pickled) + 1024
 
@@ -190,7 +191,7 @@ def test_rows_served_as_they_are_need_no_tokenizer(tmp_path: Path) -> None:
     [({"max_length": 5}, "max_length"), ({"apply_chat_template": True}, "apply_chat_template")],
 )
 def test_missing_tokenizer_is_refused_with_what_needs_it(given: dict[str, Any], why: str) -> None:
-    with pytest.raises(UsageError, match=f"no tokenizer, but {why} .*: name a directory"):
+    with pytest.raises(UsageError, match=f"{why} needs tokenizer: pass a directory"):
         PromptDataset(PROMPTS, **given)
 
 

@@ -1,9 +1,12 @@
-"""Sidecars in batches: each value beside its row or token, in every view, layout and rank."""
+"""Sidecars in batches: each value at its row or token, in every view, layout and rank."""
 
 from __future__ import annotations
 
+import keyword
 import pickle
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,11 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.store.making import make_columns, make_store
-from tokenmill import Loader, Mixture, Pack, Store, UsageError, View, concat, mix, open_store
+from tests.store.making import make_columns, make_group_columns, make_store
+from tokenmill import Loader, Mixture, Pack, Store, View, concat, mix, open_store
 from tokenmill.data.micro import Align, MicroBatches
 from tokenmill.data.view import as_view
-from tokenmill.store.sidecars import RESERVED
+from tokenmill.errors import UsageError
+from tokenmill.store.where import NAMES
 
 Batch = dict[str, Any]
 MICRO = MicroBatches(64, layout="padded", align=Align(sequence=4))
@@ -37,9 +41,9 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> list[Store]:
     for number, name in enumerate("ab"):
         lengths = np.random.default_rng(number).integers(1, 30, 40).tolist()
         slices = [make_columns(lengths[:25], seed=1), make_columns(lengths[25:], seed=2)]
-        store = make_store(cache, slices, name=name, pad_id=9)
-        store.attach("ref", per_token(store), made_by="m", per="token")
-        store.attach("reward", [values[0] for values in per_token(store)], made_by="m")
+        store = make_store(cache, slices, name=name, pad_token_id=9)
+        store.attach("ref", per_token(store), producer="m", per="token")
+        store.attach("reward", [values[0] for values in per_token(store)], producer="m")
         made.append(store)
     return made
 
@@ -50,7 +54,7 @@ VIEWS: dict[str, Callable[[list[Store]], Store | View | Mixture]] = {
     "select": lambda s: s[0].select([5, 5, 1, 39, 0]),
     "filter": lambda s: s[0].filter("length > 10"),
     "shuffle": lambda s: s[1].shuffle(3).filter("trained > 2"),
-    "split": lambda s: s[1].split({"a": 0.6, "b": 0.4})[0],
+    "split": lambda s: s[1].split({"a": 0.6, "b": 0.4})["a"],
     "map": lambda s: s[0].map(same),
     "concat": lambda s: concat([s[1][:7], s[0]]),
     "mix": lambda s: mix({"a": s[0], "b": s[1][5:]}, {"a": 0.3, "b": 0.7}),
@@ -119,9 +123,9 @@ def batches_of(loader: Any) -> Iterator[Batch]:
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "padded": {"pad_to_multiple_of": 4},
-    "padded on the left": {"pad_to_multiple_of": 4, "pad_side": "left"},
+    "padded on the left": {"pad_to_multiple_of": 4, "padding_side": "left"},
     "micro-batches": {"micro_batches": MICRO},
-    "micro-batches on the left": {"micro_batches": MICRO, "pad_side": "left"},
+    "micro-batches on the left": {"micro_batches": MICRO, "padding_side": "left"},
     "split packs": {"pack": Pack(16, oversize="split")},
     "truncated packs": {"pack": Pack(16, oversize="truncate")},
 }
@@ -173,11 +177,38 @@ def test_rank_reads_the_values_of_its_own_rows_alone(
     assert sorted(asked) == sorted(2 * batch["indices"].tolist())
 
 
-def test_every_name_of_a_batch_is_reserved(stores: list[Store]) -> None:
-    shards = {"micro_batches": MicroBatches(64, context_parallel=2), "world_size": 2}
-    for more in ({}, {"pack": Pack(64)}, shards):
-        batch = next(batches_of(Loader(stores[0], indices=True, sidecars=(), **more)))
-        assert set(batch) <= RESERVED
+def all_batches(tmp_path: Path, stores: list[Store]) -> Iterator[Batch]:
+    """Yield a batch of every layout, of rows and of all kinds of groups, without sidecars."""
+    columns = make_columns([9, 5, 7, 8])
+    weights = np.where(columns.mask > 0, 0.5, 0).astype(np.float32)
+    data = [stores[0], make_store(tmp_path, [replace(columns, weights=weights)], name="weights")]
+    for number, (sizes, pairs) in enumerate([([2] * 8, True), ([1] * 8, False), ([3] * 8, False)]):
+        groups = make_group_columns(sizes, pairs=pairs)
+        data.append(make_store(tmp_path, [groups], name=f"groups {number}"))
+    options: list[dict[str, Any]] = [
+        {}, {"layout": "interleaved"}, {"pack": Pack(64)}, {"micro_batches": MicroBatches(64)},
+        {"micro_batches": MicroBatches(64, layout="padded")},
+        {"micro_batches": MicroBatches(64, context_parallel=2), "world_size": 2},
+        {"micro_batches": MicroBatches(64, layout="padded", context_parallel=2), "world_size": 2},
+    ]  # fmt: skip
+    for store in data:
+        for chosen in options:
+            is_kto = store.manifest["totals"].get("groups", {}).get("kto")
+            if not (is_kto and "world_size" in chosen):  # not supported
+                yield next(batches_of(Loader(store, indices=True, sidecars=(), **chosen)))
+
+
+def test_every_name_of_a_batch_is_reserved(tmp_path: Path, stores: list[Store]) -> None:
+    names = {name for batch in all_batches(tmp_path, stores) for name in batch}
+    expected = {"margin", "score", "label", "prompt_tokens", "group_idx", "pair_index"}
+    expected |= {"kl_labels", "shift_labels", "weight_sum", "chosen_input_ids", "rejected_score"}
+    assert expected <= names
+    # A sidecar may provide the weights of data without its own.
+    names -= {"loss_weights"}
+    for name in sorted({*names, *NAMES, *keyword.kwlist, "chosen_x", "rejected_x", "media"}):
+        for write in (stores[0].attach_writer, partial(stores[0].attach, values=[1.0])):
+            with pytest.raises(UsageError, match=f"'{name}' is reserved"):
+                write(name, producer="test")
 
 
 @pytest.mark.parametrize(
@@ -190,7 +221,7 @@ def test_every_name_of_a_batch_is_reserved(stores: list[Store]) -> None:
     ],
     ids=["slab", "aligned", "aligned packs", "packs of padding"],
 )
-def test_slabs_hold_every_value_where_its_token_stands(
+def test_padded_packs_have_every_value_at_its_token(
     stores: list[Store], given: dict[str, Any]
 ) -> None:
     """Also in slabs of padding: the last step has one row for thirteen ranks."""
@@ -230,7 +261,7 @@ def test_shards_hold_the_values_of_their_tokens(stores: list[Store]) -> None:
             assert sorted(held) == sorted(v for row in rows for v in expected[row].tolist())
 
 
-def test_which_sidecars_are_served_is_said_or_all(stores: list[Store], tmp_path: Path) -> None:
+def test_sidecars_argument_selects_sidecars(stores: list[Store], tmp_path: Path) -> None:
     def served(data: Any, wanted: Any) -> set[str]:
         return set(next(iter(Loader(data, sidecars=wanted)))) & {"ref", "reward", "late"}
 
@@ -238,35 +269,35 @@ def test_which_sidecars_are_served_is_said_or_all(stores: list[Store], tmp_path:
     assert served(stores[0], ["reward"]) == {"reward"}
     assert served(stores[0], {"ref": "m"}) == {"ref"}
     assert served(stores[0], ()) == set()
-    with pytest.raises(UsageError, match="no sidecar 'x'; attached is: ref, reward"):
+    with pytest.raises(UsageError, match="no sidecar 'x'; attached sidecars: ref, reward"):
         Loader(stores[0], sidecars=["x"])
-    with pytest.raises(UsageError, match="not one text"):
+    with pytest.raises(UsageError, match="must be a list"):
         Loader(stores[0], sidecars="ref")
-    bare = make_store(tmp_path, [make_columns([3, 4])], name="bare", pad_id=9)
+    bare = make_store(tmp_path, [make_columns([3, 4])], name="bare", pad_token_id=9)
     both = concat([bare, stores[0]])
     assert served(both, None) == set(), "one of the stores has none"
-    with pytest.raises(UsageError, match="no sidecar 'reward'; attached is: nothing"):
+    with pytest.raises(UsageError, match="no sidecar 'reward'; attached sidecars: none"):
         Loader(both, sidecars=["reward"])
-    bare.attach("reward", [1, 2], made_by="another")
+    bare.attach("reward", [1, 2], producer="another")
     with pytest.raises(UsageError, match="by 'another' per row and by 'm' per row"):
         Loader(both)
-    bare.attach("reward", [1, 3], made_by="m")
-    with pytest.raises(UsageError, match="say made_by, one of 'another', 'm'"):
+    bare.attach("reward", [1, 3], producer="m")
+    with pytest.raises(UsageError, match="choose producer from 'another', 'm'"):
         Loader(bare)
     assert served(both, {"reward": "m"}) == {"reward"}
     loader = Loader(bare, sidecars={"reward": "another"})
-    bare.attach("late", [5, 6], made_by="m")
+    bare.attach("late", [5, 6], producer="m")
     assert "late" not in next(iter(loader))
 
 
-def test_states_do_not_know_of_sidecars(stores: list[Store]) -> None:
+def test_states_do_not_depend_on_sidecars(stores: list[Store]) -> None:
     plain, more = Loader(stores[0], sidecars=(), indices=True), Loader(stores[0], indices=True)
     next(iter(more))
     plain.load_state_dict(more.state_dict())
     assert next(iter(plain))["indices"].tolist() == next(iter(more))["indices"].tolist()
 
 
-def test_filler_travels_small_and_serves_the_same(stores: list[Store]) -> None:
+def test_pickled_filler_is_small_and_fills_the_same(stores: list[Store]) -> None:
     data = VIEWS["mix"](stores)
     loader = Loader(data, batch_size=4)
     step, _ = next(loader.steps(loader.cursor, None))
@@ -281,7 +312,7 @@ def test_filler_travels_small_and_serves_the_same(stores: list[Store]) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in VIEWS if name != "mix"])
-def test_views_answer_for_their_rows(stores: list[Store], name: str) -> None:
+def test_views_have_the_values_of_their_rows(stores: list[Store], name: str) -> None:
     view = as_view(VIEWS[name](stores))  # type: ignore[arg-type]
     expected = expected_of(view)
     found, flat = view.sidecar("ref"), view.sidecar("reward")
@@ -293,7 +324,7 @@ def test_views_answer_for_their_rows(stores: list[Store], name: str) -> None:
     assert flat[1:3].tolist() == [values[0] for values in expected[1:3]]  # type: ignore[union-attr]
 
 
-def test_filter_asks_for_what_is_attached(stores: list[Store]) -> None:
+def test_filter_by_sidecar(stores: list[Store]) -> None:
     store, rewards = stores[0], stores[0].sidecar("reward").values
     middle = float(np.median(rewards))
     wanted = np.flatnonzero((rewards > middle) & (store.lengths > 5)).tolist()
@@ -308,25 +339,25 @@ def test_filter_asks_for_what_is_attached(stores: list[Store]) -> None:
     assert len(view) > len(wanted) or stores[1].sidecar("reward").values.max() <= middle
 
 
-def test_filter_by_another_maker_is_another_view(tmp_path: Path) -> None:
+def test_filter_by_another_producer_is_another_view(tmp_path: Path) -> None:
     store = make_store(tmp_path, [make_columns([3] * 4)])
-    store.attach("score", [0, 1, 0, 1], made_by="one")
-    first = store.filter("score > 0")
+    store.attach("quality", [0, 1, 0, 1], producer="one")
+    first = store.filter("quality > 0")
     other = make_store(tmp_path / "other", [make_columns([3] * 4)])
-    other.attach("score", [1, 1, 1, 0], made_by="two")
-    second = other.filter("score > 0")
+    other.attach("quality", [1, 1, 1, 0], producer="two")
+    second = other.filter("quality > 0")
     assert (len(first), len(second)) == (2, 3)
     assert first.key != second.key
-    store.attach("score", [1, 1, 1, 0], made_by="two")
-    with pytest.raises(UsageError, match="say made_by"):
-        open_store(store.path).filter("score > 0.5")
-    assert len(pickle.loads(pickle.dumps(first))) == 2, "what it was made with was settled"
+    store.attach("quality", [1, 1, 1, 0], producer="two")
+    with pytest.raises(UsageError, match="choose producer"):
+        open_store(store.path).filter("quality > 0.5")
+    assert len(pickle.loads(pickle.dumps(first))) == 2, "the selection keeps its sidecars"
 
 
-def test_filter_refuses_what_it_cannot_ask(stores: list[Store]) -> None:
-    with pytest.raises(UsageError, match="'ref' has a value per token"):
+def test_filter_rejects_unknown_names_and_values_per_token(stores: list[Store]) -> None:
+    with pytest.raises(UsageError, match="'ref' has values per token"):
         stores[0].filter("ref > 1")
-    with pytest.raises(UsageError, match="knows no name 'reword'"):
+    with pytest.raises(UsageError, match="unknown name 'reword'"):
         stores[0].filter("reword > 1")
-    with pytest.raises(UsageError, match="knows no name 'reword'"):
+    with pytest.raises(UsageError, match="unknown name 'reword'"):
         stores[0].filter(lambda r: r > 1, columns=["reword"])

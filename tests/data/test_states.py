@@ -1,8 +1,9 @@
-"""States that nobody of us saved: each is refused by a StateError, or it is a place in the run."""
+"""Arbitrary states: each raises StateError or is a valid position."""
 
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,15 +12,15 @@ from hypothesis import strategies as st
 
 from tests.store.making import make_columns, make_store
 from tokenmill.data.loader import Loader
-from tokenmill.data.mixture import mix
+from tokenmill.data.mixture import Mixture, mix
 from tokenmill.data.packs import Pack
-from tokenmill.data.stream import LengthGrouped, WholeRun
+from tokenmill.data.stream import RunIndex
 from tokenmill.errors import StateError, UsageError
 from tokenmill.store import Store
 
 KINDS: dict[str, dict[str, Any]] = {
     "rows": {},
-    "grouped": {"group_by_length": LengthGrouped(8, 2)},
+    "grouped": {"group_by_length": True},
     "packs": {"pack": Pack(32, window=10)},
     "dropping": {"pack": Pack(6, window=5, oversize="drop")},
     "mix": {"mix": "repeat"},
@@ -42,10 +43,11 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Store]:
 def loader_of(kind: str, stores: tuple[Store, Store]) -> Loader:
     given = dict(KINDS[kind])
     exhausted = given.pop("mix", None)
-    if exhausted is None:
-        return Loader(stores[0], batch_size=3, **given)
-    data = mix({"a": stores[0], "b": stores[1]}, {"a": 0.3, "b": 0.7}, exhausted=exhausted)
-    return Loader(data, batch_size=3, **given)
+    data: Store | Mixture = stores[0]
+    if exhausted is not None:
+        data = mix({"a": stores[0], "b": stores[1]}, {"a": 0.3, "b": 0.7}, exhausted=exhausted)
+    with mock.patch.multiple("tokenmill.data.stream", LENGTH_WINDOW=8, LENGTH_GROUP=2):
+        return Loader(data, batch_size=3, **given)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -54,7 +56,7 @@ def loader_of(kind: str, stores: tuple[Store, Store]) -> Loader:
     [np.zeros(3), np.asarray([42]), np.asarray(1), np.int64(42), np.str_("feistel"),
      -1, 1.5, True, "0", [], {}],
 )  # fmt: skip
-def test_arrays_and_other_values_in_place_of_plain_ones_are_refused(
+def test_state_with_wrong_types_is_rejected(
     kind: str, wrong: Any, stores: tuple[Store, Store]
 ) -> None:
     loader = loader_of(kind, stores)
@@ -74,7 +76,7 @@ def test_arrays_and_other_values_in_place_of_plain_ones_are_refused(
 )
 @given(data=st.data())
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_numbers_are_a_place_in_the_run_or_refused(
+def test_any_numbers_are_a_valid_position_or_rejected(
     kind: str, data: st.DataObject, stores: tuple[Store, Store]
 ) -> None:
     loader = loader_of(kind, stores)
@@ -97,7 +99,7 @@ def test_any_numbers_are_a_place_in_the_run_or_refused(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_state_behind_the_last_row_or_pack_is_refused(
+def test_state_after_the_last_row_or_pack_is_rejected(
     kind: str, stores: tuple[Store, Store]
 ) -> None:
     loader = loader_of(kind, stores)
@@ -107,7 +109,7 @@ def test_state_behind_the_last_row_or_pack_is_refused(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_epochs_that_nobody_reaches_are_refused(kind: str, stores: tuple[Store, Store]) -> None:
+def test_epochs_out_of_range_are_rejected(kind: str, stores: tuple[Store, Store]) -> None:
     loader = loader_of(kind, stores)
     last = loader.stream.last_epoch
     with pytest.raises(StateError, match="epoch"):
@@ -122,4 +124,4 @@ def test_epochs_that_nobody_reaches_are_refused(kind: str, stores: tuple[Store, 
         with pytest.raises(UsageError, match="epoch"):
             loader.set_epoch(wrong)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="epoch"):
-        WholeRun(given, epochs=1 << 63)
+        RunIndex(given, epochs=1 << 63)

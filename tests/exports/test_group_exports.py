@@ -27,7 +27,9 @@ def prepare(directory: Path, rows: list[dict[str, Any]], **more: Any) -> Store:
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return prepare(tmp_path_factory.mktemp("pairs"), list(map(pair, range(COUNT))), carry=["id"])
+    return prepare(
+        tmp_path_factory.mktemp("pairs"), list(map(pair, range(COUNT))), keep_columns=["id"]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -59,37 +61,39 @@ def test_pair_is_one_record(
 ) -> None:
     monkeypatch.setattr(plans, "BLOCK_TOKENS", 100)
     monkeypatch.setattr(plans, "SHARD_TOKENS", 400)
-    made = tm.export(pairs, "hf", tmp_path / out)
-    assert made.rows == COUNT
-    assert (made.files > 4) == (out == "a")  # several files: no group lies in two
-    assert read(made.path) == records_of(pairs)
+    exported = tm.export(pairs, "hf", tmp_path / out)
+    assert exported.rows == COUNT
+    assert (exported.files > 4) == (out == "a")  # no group is in two files
+    assert read(exported.path) == records_of(pairs)
 
 
-def test_llama_factory_has_its_columns_of_media_empty(pairs: Store, tmp_path: Path) -> None:
+def test_llama_factory_media_columns_are_empty(pairs: Store, tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
-    made = tm.export(pairs, "llama-factory", tmp_path / "a")
-    assert list(datasets.load_from_disk(str(made.path))) == [r | MEDIA for r in records_of(pairs)]
+    exported = tm.export(pairs, "llama-factory", tmp_path / "a")
+    assert list(datasets.load_from_disk(str(exported.path))) == [
+        r | MEDIA for r in records_of(pairs)
+    ]
 
 
-def test_groups_come_in_the_order_of_a_run(pairs: Store, tmp_path: Path) -> None:
-    made = tm.export(pairs, "hf", tmp_path / "a", order="feistel", seed=SEED, epochs=2)
+def test_groups_have_the_order_of_the_loader(pairs: Store, tmp_path: Path) -> None:
+    exported = tm.export(pairs, "hf", tmp_path / "a", order="feistel", seed=SEED, epochs=2)
     loader = tm.Loader(pairs, batch_size=COUNT, seed=SEED, indices=True)
     numbers = [int(first) // 2 for batch in loader.repeat(2) for first in batch["indices"][::2]]
     whole = records_of(pairs)
     assert sorted(numbers[:COUNT]) == list(range(COUNT)) != numbers[:COUNT]
-    assert read(made.path) == [whole[number] for number in numbers]
+    assert read(exported.path) == [whole[number] for number in numbers]
 
 
-def test_mixture_of_pairs_is_written_group_by_group(pairs: Store, tmp_path: Path) -> None:
+def test_mixture_of_pairs_is_exported_by_group(pairs: Store, tmp_path: Path) -> None:
     other = prepare(tmp_path, [pair(100 + number) for number in range(COUNT)])
     mixed = tm.mix({"a": pairs, "b": other}, weights={"a": 2, "b": 1}, exhausted="stop")
-    found = read(tm.export(mixed, "hf", tmp_path / "a").path)
+    records = read(tm.export(mixed, "hf", tmp_path / "a").path)
     sides = [records_of(pairs), records_of(other)]
-    assert all(record in sides[0] or record in sides[1] for record in found)
-    assert sum(record in sides[0] for record in found[:30]) == 20
+    assert all(record in sides[0] or record in sides[1] for record in records)
+    assert sum(record in sides[0] for record in records[:30]) == 20
 
 
-def test_kto_row_brings_its_label_and_a_mismatched_answer(feedback: Store, tmp_path: Path) -> None:
+def test_kto_rows_have_label_and_mismatched_answer(feedback: Store, tmp_path: Path) -> None:
     batch = next(iter(tm.Loader(feedback, batch_size=COUNT, shuffle=False, seed=SEED)))
     expected = []
     for number, row in enumerate(feedback):
@@ -103,26 +107,26 @@ def test_kto_row_brings_its_label_and_a_mismatched_answer(feedback: Store, tmp_p
     assert read(tm.export(feedback, "llama-factory", tmp_path / "b", seed=SEED).path) == expected
 
 
-def test_margins_origins_and_carried_columns_on_wish(pairs: Store, tmp_path: Path) -> None:
-    wanted = ["margin", "id", "origin"]
+def test_groups_have_requested_columns(pairs: Store, tmp_path: Path) -> None:
+    also = ["margin", "id", "origin"]
     for group, record in zip(
-        pairs.groups, read(tm.export(pairs, "hf", tmp_path / "a", also=wanted).path), strict=True
+        pairs.groups, read(tm.export(pairs, "hf", tmp_path / "a", also=also).path), strict=True
     ):
         row = group.rows[0]
-        assert (record["margin"], record["id"]) == (group.margin, row.carried["id"])
+        assert (record["margin"], record["id"]) == (group.margin, row.extra["id"])
         assert record["origin"]["line"] == row.origin.line
 
 
-def test_what_no_host_takes_is_refused(pairs: Store, feedback: Store, tmp_path: Path) -> None:
+def test_unsupported_groups_raise(pairs: Store, feedback: Store, tmp_path: Path) -> None:
     several = prepare(tmp_path, [make(n) for n in range(3) for make in (ranked, pair)])
     only_ranked = prepare(tmp_path / "r", list(map(ranked, range(3))))
     for data, name, more, match in [
-        (pairs, "axolotl", {}, "axolotl takes tokens of rows only.*for_trl"),
-        (feedback, "axolotl", {}, "axolotl takes tokens of rows only"),
-        (only_ranked, "hf", {}, "this has ranked groups"),
+        (pairs, "axolotl", {}, "cannot contain groups.*for_trl"),
+        (feedback, "axolotl", {}, "cannot contain groups"),
+        (only_ranked, "hf", {}, "got ranked groups"),
         (several, "llama-factory", {}, "several kinds of groups"),
-        (pairs, "hf", {"also": ["length"]}, "of origin, margin and what the store carries"),
-        (pairs, "parquet", {"order": "feistel"}, "would be parted"),
+        (pairs, "hf", {"also": ["length"]}, "columns of origin, margin.* got length"),
+        (pairs, "parquet", {"order": "feistel"}, "would split"),
     ]:
         with pytest.raises(UsageError, match=match):
             tm.export(data, name, tmp_path / "a", **more)

@@ -1,4 +1,4 @@
-"""Exports appear whole or not at all, replace nothing, and take no memory that grows with rows."""
+"""Exports are atomic, replace nothing, and use bounded memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tokenmill.store import Store
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    columns = [make_columns([50] * 60, carried={"id": [str(n) for n in range(60)]})]
+    columns = [make_columns([50] * 60, extra={"id": [str(n) for n in range(60)]})]
     return make_store(tmp_path_factory.mktemp("cache"), columns)
 
 
@@ -39,7 +39,7 @@ def options(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("single", [True, False])
-def test_same_export_is_found_and_anything_else_is_left_alone(
+def test_equal_export_is_reused_and_other_files_are_kept(
     store: Store, tmp_path: Path, name: str, single: bool
 ) -> None:
     out = tmp_path / ("out" + SUFFIXES.get(name, "") if single else "directory")
@@ -55,10 +55,10 @@ def test_same_export_is_found_and_anything_else_is_left_alone(
                 tm.export(store, name, out, **options(name))
             assert path.read_bytes() == wrong
         path.write_bytes(content)
-    assert [path.name for path in tmp_path.iterdir()] == [out.name], "no staging is left"
+    assert [path.name for path in tmp_path.iterdir()] == [out.name], "staging directory left"
 
 
-def test_other_things_at_the_target_are_refused(store: Store, tmp_path: Path) -> None:
+def test_other_files_at_the_target_raise(store: Store, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")
@@ -68,16 +68,16 @@ def test_other_things_at_the_target_are_refused(store: Store, tmp_path: Path) ->
     for name in ("full", "file", "a.parquet", "dangling.parquet"):
         with pytest.raises(UsageError, match="not this export"):
             tm.export(store, "parquet", tmp_path / name)
-    made = tm.export(store, "megatron", tmp_path / "megatron")
-    (made.path / "more").write_text("mine")
+    exported = tm.export(store, "megatron", tmp_path / "megatron")
+    (exported.path / "more").write_text("mine")
     with pytest.raises(UsageError, match="not this export"):
-        tm.export(store, "megatron", made.path)
+        tm.export(store, "megatron", exported.path)
     (tmp_path / "empty").mkdir()
     assert tm.export(store, "parquet", tmp_path / "empty").files == 1
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_full_disk_is_an_error_and_leaves_nothing(
+def test_full_disk_raises_and_leaves_nothing(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     real, written = os.write, 0
@@ -110,7 +110,7 @@ tm.export(tm.open_store(sys.argv[1]), "parquet", sys.argv[2])
 """
 
 
-def test_killed_export_is_invisible_and_the_same_call_works(store: Store, tmp_path: Path) -> None:
+def test_killed_export_leaves_no_target_and_can_be_repeated(store: Store, tmp_path: Path) -> None:
     out = tmp_path / "out.parquet"
     done = python(KILLED, store.path, out)
     assert done.returncode == -signal.SIGKILL
@@ -131,7 +131,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["parquet", "megatron"])
 def test_memory_does_not_grow_with_rows(tmp_path: Path, name: str) -> None:
-    # 8 and 32 times a store of 2.5 MB: what is held is a block, not the rows.
+    # 8 and 32 times a store of 2.5 MB; only a block is in memory.
     base = make_store(tmp_path / "cache", [make_columns([500] * 1000)])
     peaks = []
     for times in (8, 32):
@@ -141,47 +141,47 @@ def test_memory_does_not_grow_with_rows(tmp_path: Path, name: str) -> None:
     assert peaks[1] - peaks[0] < 32 << 20
 
 
-def test_command_line_says_path_rows_and_bytes(
+def test_command_prints_path_rows_and_bytes(
     shell: Shell, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in FORMATS:
         more = ("--length", "128") if name == "packed-parquet" else ()
         out = tmp_path / f"out-{name}"
-        made = shell("export", store.path, "--format", name, "--out", out, *more, "--json").json
+        exported = shell("export", store.path, "--format", name, "--out", out, *more, "--json").json
         size = sum(path.stat().st_size for path in out.iterdir())
-        assert (made["path"], made["bytes"]) == (str(out), size)
-        assert made["rows"] == (30 if name == "packed-parquet" else len(store))
+        assert (exported["path"], exported["bytes"]) == (str(out), size)
+        assert exported["rows"] == (30 if name == "packed-parquet" else len(store))
         shown = shell("export", store.path, "--format", name, *more)
         assert shown.code == 0
         default = Path(shown.out.strip())
         assert default.parent == tmp_path
         assert default.name.startswith(store.key[:12])
         assert default.suffix == SUFFIXES.get(name, "")
-        assert "found" in shell("export", store.path, "--format", name, *more).err
+        assert "exist already" in shell("export", store.path, "--format", name, *more).err
 
 
-def test_command_line_makes_splits_columns_and_padded_packs(
+def test_command_writes_splits_columns_and_padded_packs(
     shell: Shell, store: Store, tmp_path: Path
 ) -> None:
     shares = ("--split", "train=0.75", "--split", "validation=0.25", "--split-seed", "3")
     columns = ("--also", "id", "--also", "length")
     call = ("export", store.path, "--format", "hf", "--out", tmp_path / "a", *shares, *columns)
-    made = shell(*call, "--json").json
-    assert made["rows"] == len(store)
-    found = pytest.importorskip("datasets").load_from_disk(str(tmp_path / "a"))
-    train, validation = tm.split(store, {"train": 0.75, "validation": 0.25}, seed=3)
-    for name, view in (("train", train), ("validation", validation)):
-        assert [r["id"] for r in found[name]] == [row.carried["id"] for row in view]
+    exported = shell(*call, "--json").json
+    assert exported["rows"] == len(store)
+    dataset = pytest.importorskip("datasets").load_from_disk(str(tmp_path / "a"))
+    views = store.split({"train": 0.75, "validation": 0.25}, seed=3)
+    for name, view in views.items():
+        assert [r["id"] for r in dataset[name]] == [row.extra["id"] for row in view]
     one = shell("export", store.path, "--format", "hf", "--out", tmp_path / "b", "--split", "train")
     assert (one.code, len(list((tmp_path / "b" / "train").iterdir()))) == (0, 3)
-    for wrong, says in (("train", "NAME=SHARE"), ("train=x", "NAME=SHARE"),
+    for wrong, message in (("train", "NAME=SHARE"), ("train=x", "NAME=SHARE"),
                         ("train=0.5", "add up"), ("train=0.7", "twice")):  # fmt: skip
         both = ("--split", wrong, *(("--split", "train=0.3") if wrong != "train=0.5" else ()))
         out = ("--out", tmp_path / "c", "--json")
         refused = shell("export", store.path, "--format", "hf", *out, *both)
         assert (refused.code, refused.error["type"]) == (2, "UsageError"), wrong
-        assert says in refused.error["message"]
+        assert message in refused.error["message"]
     packs = ("--format", "packed-parquet", "--layout", "megatron-bridge", "--length", "256")
     call = ("export", store.path, *packs, "--pad-multiple", "16", "--out", tmp_path / "p")
     assert shell(*call).code == 0
@@ -189,7 +189,7 @@ def test_command_line_makes_splits_columns_and_padded_packs(
     assert {b - a for row in starts for a, b in pairwise(row)} == {65}
 
 
-def test_command_line_refuses_with_exit_code_2(shell: Shell, store: Store, tmp_path: Path) -> None:
+def test_wrong_command_exits_with_2(shell: Shell, store: Store, tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_text("mine")
     export = ("export", store.path, "--json", "--format")
     refused = shell(*export, "parquet", "--out", tmp_path / "a.parquet")

@@ -1,1 +1,1 @@
-"""Faults: kill, fail and damage what tokenmill stands on, and compare with a clean build."""
+"""Fault injection: kill, fail and damage, and compare with a clean build."""

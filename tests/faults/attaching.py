@@ -1,4 +1,4 @@
-"""Commands that attach values to a store, for processes that die while they do."""
+"""Commands that attach values to a store, for processes that are killed meanwhile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 import tokenmill as tm
 from tokenmill.errors import TokenmillError
-from tokenmill.store import Store
+from tokenmill.store import Store, sidecar_writer
 
 
 def values_of(store: Store) -> list[NDArray[np.float32]]:
@@ -22,22 +22,23 @@ def values_of(store: Store) -> list[NDArray[np.float32]]:
 def attach_whole(argument: str) -> int:
 
     def work(store: Store) -> None:
-        store.attach("ref", values_of(store), made_by="m", per="token")
+        store.attach("ref", values_of(store), producer="m", per="token")
 
-    return _told(work, argument)
+    return _described(work, argument)
 
 
 def attach_share(argument: str) -> int:
     path, number, count = json.loads(argument)
 
     def work(store: Store) -> None:
-        with tm.attach(store, "ref", made_by="m", per="token", flush_seconds=1e9) as writer:
+        sidecar_writer.FLUSH_S = 1e9  # only the explicit flushes
+        with store.attach_writer("ref", producer="m", per="token") as writer:
             for done, row in enumerate(writer.share(number, count).tolist()):
                 writer.write(row, values_of(store)[row])
                 if done % 2:
                     writer.flush()
 
-    return _told(work, path)
+    return _described(work, path)
 
 
 def judge_sidecars(argument: str) -> int:
@@ -47,13 +48,13 @@ def judge_sidecars(argument: str) -> int:
         for sidecar in store.sidecars:
             sidecar.check_all()
             assert sidecar.values.tobytes() == np.concatenate(values_of(store)).tobytes()
-        writer = tm.attach(store, "ref", made_by="m", per="token")
+        writer = store.attach_writer("ref", producer="m", per="token")
         return {"sidecars": len(store.sidecars), "missing": int(writer.missing.size)}
 
-    return _told(work, argument)
+    return _described(work, argument)
 
 
-def _told(work: Callable[[Store], dict[str, int] | None], path: str) -> int:
+def _described(work: Callable[[Store], dict[str, int] | None], path: str) -> int:
     try:
         found = work(tm.open_store(Path(path)))
     except TokenmillError as error:

@@ -9,21 +9,21 @@ from typing import NamedTuple
 import pytest
 
 from tests.faults.tools import Zygote
-from tests.faults.world import FILES, Picture, picture, prepare_arguments, write_sources
+from tests.faults.world import FILES, Image, image, prepare_arguments, write_sources
 
 
 class Clean(NamedTuple):
     sources: Path
     cache: Path
-    picture: Picture
-    said: dict[str, object]
+    image: Image
+    result: dict[str, object]
 
 
 def build_cleanly(zygote: Zygote, directory: Path, files: int = FILES, rows: int = 4) -> Clean:
     sources, cache = write_sources(directory / "sources", files, rows), directory / "cache"
     outcome = zygote.one(prepare_arguments(sources, cache))
     assert outcome.exit == 0, outcome.stderr
-    return Clean(sources, cache, picture(cache), outcome.said)
+    return Clean(sources, cache, image(cache), outcome.result)
 
 
 @pytest.fixture(scope="session")

@@ -164,7 +164,7 @@ int mkdir(const char *path, mode_t mode) {
     return REAL(mkdir)(path, mode);
 }
 
-/* Asked for every lock: a process that was forked may have been told since. */
+/* Checked for every lock, because a forked process may have been configured later. */
 static int no_locks(void) { return getenv("TOKENMILL_NO_LOCKS") != NULL; }
 
 int flock(int descriptor, int operation) {

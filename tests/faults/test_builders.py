@@ -9,7 +9,7 @@ import pytest
 
 from tests.faults.conftest import Clean, build_cleanly
 from tests.faults.tools import EVERY, Outcome, Zygote, fault
-from tests.faults.world import picture, prepare_arguments
+from tests.faults.world import image, prepare_arguments
 
 BUILDERS, MANY = 8, 120
 
@@ -23,9 +23,9 @@ def check_all_succeeded(outcomes: list[Outcome], clean: Clean, cache: Path) -> i
     """Every builder succeeded with the same store; returns the slices that they built in all."""
     for outcome in outcomes:
         assert outcome.exit == 0, outcome.stderr
-        assert outcome.said["key"] == clean.said["key"]
-    assert picture(cache) == clean.picture
-    return sum(outcome.said["slices_built"] for outcome in outcomes)
+        assert outcome.result["key"] == clean.result["key"]
+    assert image(cache) == clean.image
+    return sum(outcome.result["slices_built"] for outcome in outcomes)
 
 
 @pytest.mark.parametrize(("ranks", "most"), [(False, 1.3), (True, 1.2)])
@@ -52,7 +52,7 @@ def test_builders_without_locks_agree(zygote: Zygote, clean: Clean, tmp_path: Pa
         "environment": {"TOKENMILL_NO_LOCKS": "1"},
     }
     built = check_all_succeeded(zygote.run(*[run] * 4), clean, cache)
-    assert built >= clean.said["slices"]  # type: ignore[operator]
+    assert built >= clean.result["slices"]  # type: ignore[operator]
     zygote.judge(cache)
 
 
@@ -65,13 +65,13 @@ def kill_randomly(
         nth = int(rng.paretovariate(0.35)) + rng.randrange(200)
         armed = fault(EVERY, cache, nth, "kill")
         runs.append({"arguments": arguments, "fault": armed, "environment": environment})
-    seen = picture(cache)
+    seen = image(cache)
     for outcome in zygote.run(*runs):
         assert outcome.exit in (0, -9), outcome.stderr
     zygote.judge(cache)
-    after = picture(cache)
+    after = image(cache)
     # A visible digest never changes.
-    assert seen.items() <= after.items() <= clean.picture.items()
+    assert seen.items() <= after.items() <= clean.image.items()
 
 
 @pytest.mark.parametrize("times", [2, pytest.param(100, marks=pytest.mark.soak)])
@@ -86,4 +86,4 @@ def test_random_deaths_of_builders_never_change_a_visible_digest(
             kill_randomly(zygote, clean, cache, rng, environment)
         outcome = zygote.one(prepare_arguments(clean.sources, cache))
         assert outcome.exit == 0, outcome.stderr
-        assert picture(cache) == clean.picture
+        assert image(cache) == clean.image

@@ -96,4 +96,4 @@ def test_edit_right_after_a_build_is_another_key(
     second = prepare(sources, cache)
     assert not second.hit
     assert second.store.key != first.store.key
-    assert second.account.slices_built == 1
+    assert second.build_stats.slices_built == 1

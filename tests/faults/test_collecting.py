@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.faults.conftest import Clean
 from tests.faults.tools import Zygote
-from tests.faults.world import picture, prepare_arguments
+from tests.faults.world import image, prepare_arguments
 from tokenmill.store.collect import collect
 
 
@@ -27,10 +27,10 @@ def test_build_among_rude_collectors_is_whole_or_a_typed_error(
     cache = tmp_path / "cache"
     arguments = prepare_arguments(clean.sources, cache)
     collector = {"call": "tests.faults.test_collecting:collect_often", "argument": str(cache)}
-    builder, told = zygote.run({"arguments": arguments, "delay": 0.2}, collector)
-    assert told.exit == 0, told.stderr
+    builder, detail = zygote.run({"arguments": arguments, "delay": 0.2}, collector)
+    assert detail.exit == 0, detail.stderr
     assert builder.exit == 0 or builder.error in ("CorruptionError", "CacheError"), builder.stderr
     zygote.judge(cache) if builder.exit == 0 else None
     again = zygote.one(prepare_arguments(clean.sources, cache, "--force-recache"))
     assert again.exit == 0, again.stderr
-    assert picture(cache) == clean.picture
+    assert image(cache) == clean.image

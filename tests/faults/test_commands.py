@@ -23,7 +23,7 @@ from tests.faults.tools import (
     require_strace,
     start_command,
 )
-from tests.faults.world import committed, picture, prepare_arguments
+from tests.faults.world import committed, image, prepare_arguments
 
 LOCAL = ("--executor", "local", "--num-workers", "2")
 
@@ -41,12 +41,12 @@ def test_command_killed_at_a_system_call_leaves_miss_or_whole(
     done = subprocess.run(command, capture_output=True, text=True, env=environment())
     assert done.returncode != 0
     zygote.judge(cache)
-    assert picture(cache).items() <= clean.picture.items()
+    assert image(cache).items() <= clean.image.items()
     before = committed(cache)
     again = zygote.one(arguments)
     assert again.exit == 0, again.stderr
-    assert again.said["slices_built"] == clean.said["slices"] - len(before)  # type: ignore[operator]
-    assert picture(cache) == clean.picture
+    assert again.result["slices_built"] == clean.result["slices"] - len(before)  # type: ignore[operator]
+    assert image(cache) == clean.image
 
 
 def workers_of(command: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -116,7 +116,7 @@ def test_lost_worker_costs_its_slice_a_retry_and_no_byte(
     os.kill(workers[0].pid, number)
     outcome = finish(command)
     assert outcome.exit == 0, outcome.stderr
-    assert picture(cache) == larger.picture
+    assert image(cache) == larger.image
 
 
 @pytest.mark.slow
@@ -136,12 +136,12 @@ def test_workers_that_always_die_are_a_typed_error_and_what_is_done_stays(
     # Each life finishes a slice, so the build may get through; else it says who died and how.
     if outcome.exit:
         assert outcome.error == "WorkerError"
-        assert "SIGKILL" in outcome.said["error"]["message"]
+        assert "SIGKILL" in outcome.result["error"]["message"]
     zygote.judge(cache)
     assert committed(cache)
     again = zygote.one(prepare_arguments(clean.sources, cache))
     assert again.exit == 0, again.stderr
-    assert picture(cache) == clean.picture
+    assert image(cache) == clean.image
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=lambda n: n.name)
@@ -161,7 +161,7 @@ def test_workers_of_an_ended_command_are_gone_and_a_rerun_finishes(
     done = committed(cache)
     again = zygote.one(prepare_arguments(larger.sources, cache))
     assert again.exit == 0, again.stderr
-    assert again.said["slices_built"] == larger.said["slices"] - len(done)  # type: ignore[operator]
-    assert picture(cache) == larger.picture
+    assert again.result["slices_built"] == larger.result["slices"] - len(done)  # type: ignore[operator]
+    assert image(cache) == larger.image
     shared = [path for path in Path("/dev/shm").iterdir() if path.is_file()]
     assert not [path for path in shared if "tokenmill" in path.name]

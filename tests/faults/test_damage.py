@@ -1,4 +1,4 @@
-"""T10 at the level of a build: what is corrupt is refused, and `force_recache` mends it (P7)."""
+"""Tests of corrupt caches in builds: an error, and `force_recache` repairs them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from tests.faults.conftest import Clean
 from tests.faults.tools import Zygote
-from tests.faults.world import picture, prepare_arguments
+from tests.faults.world import image, prepare_arguments
 from tokenmill.store.layout import CHECKED_FILES, MANIFEST, TABLE
 
 
@@ -30,10 +30,10 @@ def empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
-def mend(zygote: Zygote, clean: Clean, cache: Path) -> None:
-    mended = zygote.one(prepare_arguments(clean.sources, cache, "--force-recache"))
-    assert mended.exit == 0, mended.stderr
-    assert picture(cache) == clean.picture
+def rebuild(zygote: Zygote, clean: Clean, cache: Path) -> None:
+    rebuilt = zygote.one(prepare_arguments(clean.sources, cache, "--force-recache"))
+    assert rebuilt.exit == 0, rebuilt.stderr
+    assert image(cache) == clean.image
     zygote.judge(cache)
 
 
@@ -48,8 +48,8 @@ def test_corrupt_slices_are_refused_then_quarantined_and_rebuilt(
     # As a slice another store shares: a miss must not take it for good either.
     verified = zygote.one(["verify", str(next((cache / "stores").iterdir())), "--json"])
     assert verified.exit == 1
-    assert len(verified.said["errors"]) == 3
-    mend(zygote, clean, cache)
+    assert len(verified.result["errors"]) == 3
+    rebuild(zygote, clean, cache)
     quarantined = {p.name.partition(".")[0] for p in (cache / "quarantine").iterdir()}
     # Without its record a slice is only missing.
     broken = records[1:3] if damage is Path.unlink else records[:3]
@@ -74,12 +74,12 @@ def test_corrupt_store_directory_is_refused_then_replaced(
     if (name, damage) != (MANIFEST, Path.unlink):  # without a manifest there is no store: a miss
         assert refused.exit == 1
         assert refused.error == "CorruptionError"
-        assert name in refused.said["error"]["path"]
-    mend(zygote, clean, cache)
+        assert name in refused.result["error"]["path"]
+    rebuild(zygote, clean, cache)
     assert [p.name.partition(".")[0] for p in (cache / "quarantine").iterdir()] == [store.name]
 
 
-def test_corrupt_slice_met_while_committing_is_mended_without_asking(
+def test_corrupt_slice_is_rebuilt_while_committing(
     zygote: Zygote, clean: Clean, cache: Path
 ) -> None:
     shutil.rmtree(cache / "stores")
@@ -87,8 +87,8 @@ def test_corrupt_slice_met_while_committing_is_mended_without_asking(
     sorted((cache / "slices").rglob("*.meta.arrow"))[-1].write_bytes(b"short")
     outcome = zygote.one(prepare_arguments(clean.sources, cache))
     assert outcome.exit == 0, outcome.stderr
-    assert outcome.said["slices_built"] == 2
-    assert picture(cache) == clean.picture
+    assert outcome.result["slices_built"] == 2
+    assert image(cache) == clean.image
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
@@ -105,7 +105,7 @@ def test_damaged_copy_of_the_tokenizer_makes_no_wrong_tokens(
     (copy / name).write_text(changed)
     outcome = zygote.one(prepare_arguments(clean.sources, cache))
     assert outcome.exit == 0, outcome.stderr
-    assert picture(cache) == clean.picture
+    assert image(cache) == clean.image
     assert [p.name.partition(".")[0] for p in (cache / "quarantine").iterdir()] == [copy.name]
 
 

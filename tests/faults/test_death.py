@@ -10,14 +10,14 @@ import pytest
 
 from tests.faults.conftest import Clean
 from tests.faults.tools import EVERY, Findings, Zygote, fault
-from tests.faults.world import committed, picture, prepare_arguments
+from tests.faults.world import committed, image, prepare_arguments
 
 
 def steps(zygote: Zygote, clean: Clean, cache: Path, part: str) -> int:
     armed = fault(EVERY, cache / part, 1 << 40, "count")
     outcome = zygote.one(prepare_arguments(clean.sources, cache), fault=armed)
     assert outcome.exit == 0, outcome.stderr
-    assert picture(cache) == clean.picture
+    assert image(cache) == clean.image
     shutil.rmtree(cache)
     return outcome.seen
 
@@ -33,13 +33,13 @@ def die_and_recover(
         return False
     assert died.exit == -9, (nth, died)
     zygote.judge(cache)
-    before, done = picture(cache), committed(cache)
+    before, done = image(cache), committed(cache)
     again = zygote.one(arguments)
     assert again.exit == 0, again.stderr
-    assert picture(cache) == clean.picture
-    assert before.items() <= clean.picture.items()
+    assert image(cache) == clean.image
+    assert before.items() <= clean.image.items()
     # Only what is missing is done again.
-    assert again.said["slices_built"] == clean.said["slices"] - len(done)  # type: ignore[operator]
+    assert again.result["slices_built"] == clean.result["slices"] - len(done)  # type: ignore[operator]
     shutil.rmtree(cache)
     return True
 

@@ -27,11 +27,11 @@ def signed(manifest: Manifest) -> Manifest:
 
 
 HOSTILE: dict[str, Callable[[Manifest], Any]] = {
-    "tokenizer elsewhere": lambda m: m["tokenizer"].update(identity="../../../../etc"),
+    "tokenizer outside": lambda m: m["tokenizer"].update(identity="../../../../etc"),
     "tokenizer absolute": lambda m: m["tokenizer"].update(identity="/etc"),
     "tokenizer a number": lambda m: m["tokenizer"].update(identity=7),
     "no tokenizer": lambda m: m.update(tokenizer=None),
-    "file elsewhere": lambda m: m["files"].update({"../../../etc/passwd": {"size": 1}}),
+    "file outside": lambda m: m["files"].update({"../../../etc/passwd": {"size": 1}}),
     "files a list": lambda m: m.update(files=list(m["files"])),
     "file without a size": lambda m: m["files"].update({"slices.bin": {}}),
     "file of negative size": lambda m: m["files"]["slices.bin"].update(size=-1),
@@ -84,7 +84,7 @@ def read_everything_watched(store: str) -> int:
             assert len(row.input_ids) == len(row.loss_mask)
             assert row.turns
             assert row.origin is not None
-            assert row.carried is not None
+            assert row.extra is not None
         return len(list(opened.rejected_rows())) + len(opened.proof)
 
     read()  # so that nothing is left to be imported
@@ -111,7 +111,7 @@ def read_everything_watched(store: str) -> int:
     return 0
 
 
-def test_reading_a_store_runs_no_code_and_opens_nothing_elsewhere(
+def test_reading_a_store_runs_no_code_and_opens_no_other_files(
     zygote: Zygote, clean: Clean
 ) -> None:
     store = next((clean.cache / "stores").iterdir())

@@ -1,4 +1,4 @@
-"""T06 and T14: one key, one content; who makes other bytes is told so (P2, P6)."""
+"""Tests of non-determinism: other bytes for the same key raise an error."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ import pytest
 
 from tests.faults.conftest import Clean
 from tests.faults.tools import Zygote, finish, start_command
-from tests.faults.world import TOKENIZER, picture, prepare_arguments
+from tests.faults.world import TOKENIZER, image, prepare_arguments
 from tokenmill.build.calls import run_recipe
 from tokenmill.build.pipeline import Pipeline
 from tokenmill.errors import NonDeterminismError
 
 WAYS = [
-    *(("--executor", "inline", "--engine", engine) for engine in ("auto", "hf")),
-    ("--executor", "inline", "--renderer", "jinja2"),
+    *(("--executor", "inline", *flags) for flags in ((), ("--reference",))),
     *(
-        ("--executor", "local", "--num-workers", str(workers), "--engine", engine)
-        for workers, engine in itertools.product((1, 2, 3, 8), ("auto", "hf"))
+        ("--executor", "local", "--num-workers", str(workers), *flags)
+        for workers, flags in itertools.product((1, 2, 3, 8), ((), ("--reference",)))
     ),
 ]
 
@@ -49,31 +48,31 @@ def prepare(clean: Clean, cache: Path, **more: Any) -> Any:
 
 @pytest.mark.usefixtures("counting")
 @pytest.mark.parametrize("recorded", [True, False], ids=["committed", "without records yet"])
-def test_builder_that_counts_is_refused_and_the_winner_untouched(
+def test_nondeterministic_builder_fails_and_published_bytes_stay(
     clean: Clean, tmp_path: Path, recorded: bool
 ) -> None:
     cache = tmp_path / "cache"
     prepare(clean, cache)
     for record in () if recorded else (cache / "slices").rglob("*.json"):
         record.unlink()  # as between publishing the files and publishing the record
-    before = picture(cache)
-    with pytest.raises(NonDeterminismError, match="what is published stays") as caught:
+    before = image(cache)
+    with pytest.raises(NonDeterminismError, match="the published slice is unchanged") as caught:
         prepare(clean, cache, force_recache=True)
     assert caught.value.path is not None
-    assert picture(cache) == before if recorded else before.items() <= picture(cache).items()
+    assert image(cache) == before if recorded else before.items() <= image(cache).items()
     assert not (cache / "quarantine").exists()
 
 
-def test_rebuilding_what_is_there_compares_and_agrees(
+def test_rebuilding_an_existing_store_compares_equal(
     zygote: Zygote, clean: Clean, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
     assert zygote.one(prepare_arguments(clean.sources, cache)).exit == 0
     again = zygote.one(prepare_arguments(clean.sources, cache, "--force-recache"))
     assert again.exit == 0, again.stderr
-    assert again.said["hit"] is False
-    assert again.said["slices_built"] == clean.said["slices"]
-    assert picture(cache) == clean.picture
+    assert again.result["hit"] is False
+    assert again.result["slices_built"] == clean.result["slices"]
+    assert image(cache) == clean.image
 
 
 @pytest.mark.parametrize(
@@ -91,5 +90,5 @@ def test_bytes_are_the_same_whoever_builds(
     command = start_command(prepare_arguments(clean.sources, cache, *way), **surroundings)
     outcome = finish(command)
     assert outcome.exit == 0, outcome.stderr
-    assert outcome.said["slices_built"] == clean.said["slices"]
-    assert picture(cache) == clean.picture
+    assert outcome.result["slices_built"] == clean.result["slices"]
+    assert image(cache) == clean.image

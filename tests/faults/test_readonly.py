@@ -16,7 +16,7 @@ import pytest
 
 from tests.faults.conftest import Clean
 from tests.faults.tools import Outcome, Zygote, fault, require_mounts, run_mounted
-from tests.faults.world import picture, prepare_arguments, write_sources
+from tests.faults.world import image, prepare_arguments, write_sources
 
 
 def run_read_only(zygote: Zygote, cache: Path, arguments: list[str]) -> Outcome:
@@ -30,7 +30,7 @@ def test_hit_on_a_read_only_mount_works_and_a_miss_is_a_clear_error(
     require_mounts()
     hit = run_read_only(zygote, cache, prepare_arguments(clean.sources, cache))
     assert hit.exit == 0, hit.stderr
-    assert hit.said["hit"] is True
+    assert hit.result["hit"] is True
     other = write_sources(tmp_path / "other", files=2, seed=5)
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -38,8 +38,8 @@ def test_hit_on_a_read_only_mount_works_and_a_miss_is_a_clear_error(
         miss = run_read_only(zygote, place, prepare_arguments(other, place))
         assert miss.exit == 1, miss.stderr
         assert miss.error == "CacheError"
-        assert "read-only" in miss.said["error"]["message"]
-        assert "cache_dir" in miss.said["error"]["message"]
+        assert "read-only" in miss.result["error"]["message"]
+        assert "cache_dir" in miss.result["error"]["message"]
 
 
 def test_hit_writes_nothing_at_all(zygote: Zygote, tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_hit_writes_nothing_at_all(zygote: Zygote, tmp_path: Path) -> None:
     calls = "write,fsync,link,rename,mkdir"
     hit = zygote.one(arguments, fault=fault(calls, tmp_path, 1, "kill"))
     assert hit.exit == 0, hit.stderr
-    assert hit.said["hit"] is True
+    assert hit.result["hit"] is True
     assert state_of(tmp_path) == before
 
 
@@ -108,9 +108,9 @@ def test_second_user_of_a_group_builds_on_what_the_first_left(
             }
         )
         assert outcome.exit == 0, outcome.stderr
-        built.append(outcome.said["slices_built"])
+        built.append(outcome.result["slices_built"])
     assert built == [2, 2, 0]
-    assert len(picture(cache)) == 3 * 4 + 2 * 9
+    assert len(image(cache)) == 3 * 4 + 2 * 9
 
 
 @pytest.fixture

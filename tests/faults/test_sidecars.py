@@ -12,14 +12,14 @@ import pytest
 
 from tests.faults.conftest import Clean
 from tests.faults.tools import EVERY, Findings, Outcome, Zygote, fault
-from tests.faults.world import picture
+from tests.faults.world import image
 
 WRITERS = 8
 
 
 @pytest.fixture
 def store(clean: Clean, cache: Path) -> Path:
-    return cache / "stores" / str(clean.said["key"])
+    return cache / "stores" / str(clean.result["key"])
 
 
 def run(zygote: Zygote, function: str, argument: object, **more: str) -> Outcome:
@@ -33,10 +33,10 @@ def run(zygote: Zygote, function: str, argument: object, **more: str) -> Outcome
 def seen(zygote: Zygote, store: Path) -> dict[str, int]:
     outcome = run(zygote, "judge_sidecars", str(store))
     assert outcome.exit == 0, outcome.stdout + outcome.stderr
-    return outcome.said
+    return outcome.result
 
 
-def forget(store: Path) -> None:
+def clear_templates(store: Path) -> None:
     for part in ("sidecars", "staging"):
         shutil.rmtree(store.parent.parent / part, ignore_errors=True)
 
@@ -46,18 +46,18 @@ def die_and_recover(
 ) -> bool:
     """One death; False when the call made fewer steps and so got away."""
     cache = store.parent.parent
-    before = picture(cache)
+    before = image(cache)
     died = run(zygote, function, argument, fault=fault(EVERY, cache, nth, action))
     if died.exit == 0 and died.seen < nth:
-        forget(store)
+        clear_templates(store)
         return False
     assert died.exit == -9, (nth, died)
     assert seen(zygote, store)["sidecars"] in (0, 1)
     again = run(zygote, function, argument)
     assert again.exit == 0, (nth, again.stdout + again.stderr)
     assert seen(zygote, store) == {"sidecars": 1, "missing": 0}
-    assert picture(cache) == before, "the store itself is never touched"
-    forget(store)
+    assert image(cache) == before, "the store itself is never touched"
+    clear_templates(store)
     return True
 
 
@@ -65,7 +65,7 @@ def steps(zygote: Zygote, store: Path, function: str, argument: object) -> int:
     armed = fault(EVERY, store.parent.parent, 1 << 40, "count")
     outcome = run(zygote, function, argument, fault=armed)
     assert outcome.exit == 0, outcome.stdout + outcome.stderr
-    forget(store)
+    clear_templates(store)
     return outcome.seen
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.faults.conftest import Clean
 from tests.faults.tools import CALLS, Findings, Zygote, fault, require_mounts, run_mounted
-from tests.faults.world import picture, prepare_arguments, write_sources
+from tests.faults.world import image, prepare_arguments, write_sources
 
 FAILURES = [
     ("open", errno.ENOSPC), ("write", errno.EIO), ("open", errno.EIO), ("open", errno.EMFILE),
@@ -53,11 +53,11 @@ def fail_and_recover(
     assert failed.stdout, (where, failed.stderr)  # an error that nobody translated is a traceback
     assert failed.exit == 0 or failed.error in ("CacheError", "CorruptionError"), (where, failed)
     zygote.judge(cache)
-    before = picture(cache)
-    assert before.items() <= clean.picture.items(), where
+    before = image(cache)
+    assert before.items() <= clean.image.items(), where
     again = zygote.one(arguments)
     assert again.exit == 0, (where, again.stderr)
-    assert picture(cache) == clean.picture, where
+    assert image(cache) == clean.image, where
     return failed.error
 
 
@@ -104,7 +104,7 @@ def test_writes_that_are_short_or_interrupted_are_finished(
         armed = fault("write", cache, nth, action, code, sticky=action == "short")
         outcome = zygote.one(prepare_arguments(clean.sources, cache), fault=armed)
         assert outcome.exit == 0, outcome.stderr
-        assert picture(cache) == clean.picture
+        assert image(cache) == clean.image
         shutil.rmtree(cache)
 
 
@@ -118,7 +118,7 @@ def test_lost_reply_is_recognised_as_own_success(
         armed = fault(call, cache, nth, "lost", errno.EEXIST)
         outcome = zygote.one(prepare_arguments(clean.sources, cache), fault=armed)
         assert outcome.exit == 0, (nth, outcome.stderr)
-        assert picture(cache) == clean.picture
+        assert image(cache) == clean.image
         assert not list((cache / "quarantine").glob("*"))
         shutil.rmtree(cache)
 
@@ -139,8 +139,8 @@ def test_full_disk_is_a_typed_error_and_other_stores_stay(
     outcome = run_mounted(zygote, mount, arguments, after=f"cp -a {cache} {cache}.after")
     assert outcome.exit == 1, outcome.stderr
     assert outcome.error == "CacheError"
-    assert "disk is full" in outcome.said["error"]["message"]
+    assert "disk is full" in outcome.result["error"]["message"]
     after = tmp_path / "cache.after"
     found = zygote.judge(after)
     assert found["stores"] == 1
-    assert clean.picture.items() <= picture(after).items()
+    assert clean.image.items() <= image(after).items()

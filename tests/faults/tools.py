@@ -32,14 +32,14 @@ class Outcome:
     stderr: str
 
     @property
-    def said(self) -> dict[str, Any]:
+    def result(self) -> dict[str, Any]:
         assert self.stdout, self.stderr
         document: dict[str, Any] = json.loads(self.stdout)
         return document
 
     @property
     def error(self) -> str | None:
-        return self.said["error"]["type"] if self.exit else None
+        return self.result["error"]["type"] if self.exit else None
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -99,7 +99,7 @@ class Zygote:
             pytest.skip("needs gcc, to compile the shim that makes system calls fail")
         self._process.stdin.write(json.dumps({"runs": runs, "timeout": timeout}) + "\n")
         self._process.stdin.flush()
-        outcomes = [Outcome(**told) for told in json.loads(self._process.stdout.readline())]
+        outcomes = [Outcome(**detail) for detail in json.loads(self._process.stdout.readline())]
         assert not any(outcome.late for outcome in outcomes), outcomes
         return outcomes
 
@@ -118,7 +118,7 @@ class Zygote:
         """What a fresh reader sees in a cache; fails when something visible is not whole."""
         (outcome,) = self.run({"call": "tests.faults.world:judged", "argument": str(cache)})
         assert outcome.exit == 0, outcome.stdout + outcome.stderr
-        return outcome.said
+        return outcome.result
 
     def close(self) -> None:
         assert self._process.stdin is not None

@@ -1,7 +1,7 @@
 """A small world: sources, the command that prepares them, and what its cache must hold.
 
-A *picture* is the checksum of every published file of slices and stores, proofs left out. Two
-caches with the same picture are bit-identical in all that was promised (P6).
+A *image* is the checksum of every published file of slices and stores, proofs left out. Two
+caches with the same image are bit-identical in all that was promised (P6).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from tokenmill.store.slices import SliceReader
 TOKENIZER = Path(tokenmill.__file__).parent / "examples" / "tokenizer"
 FILES = 6
 
-Picture = dict[str, str]
+Image = dict[str, str]
 
 
 def conversation(rng: random.Random, turns: int = 1) -> dict[str, object]:
     messages = []
     for turn in range(turns):
-        asked, said = (" ".join(rng.choices(WORDS, k=rng.randrange(3, 12))) for _ in range(2))
-        messages += [{"role": "user", "content": f"{asked} {turn}?"}]
-        messages += [{"role": "assistant", "content": f"{said}."}]
+        question, answer = (" ".join(rng.choices(WORDS, k=rng.randrange(3, 12))) for _ in range(2))
+        messages += [{"role": "user", "content": f"{question} {turn}?"}]
+        messages += [{"role": "assistant", "content": f"{answer}."}]
     return {"messages": messages}
 
 
@@ -55,12 +55,10 @@ def prepare_arguments(sources: Path | Sequence[Path], cache: Path, *more: str) -
     given += ["--tokenizer-backend", "file", "--cache-dir", str(cache)]
     if "--executor" not in more:
         given += ["--executor", "inline"]
-    if "--engine" not in more:  # engines touch no file; comparing two is half of a small run
-        given += ["--engine", "hf"]
     return [*given, *more]
 
 
-def picture(cache: Path) -> Picture:
+def image(cache: Path) -> Image:
     shown = {}
     for part in ("slices", "stores"):
         for path in sorted((cache / part).rglob("*")):

@@ -1,4 +1,4 @@
-"""Rows with one instance of every rule, and a template that misbehaves where they say so."""
+"""Rows that break every rule once, and a template that fails if a row requests it."""
 
 from __future__ import annotations
 
@@ -147,6 +147,6 @@ def tokenizer_with(directory: Path, post: str | None = None, **config: Any) -> P
 
 
 # The same for the rows of `tests.inspect.test_lint_pictures`.
-GOLDEN_OF_PICTURES = {"missing_picture": [2], "bad_media": [3], "large_picture": [4],
-                      "media_mismatch": [5], "repeated_picture": [6],
-                      "duplicate_picture": [7]}  # fmt: skip
+GOLDEN_OF_IMAGES = {"missing_image": [2], "bad_media": [3], "large_image": [4],
+                      "media_mismatch": [5], "repeated_image": [6],
+                      "duplicate_image": [7]}  # fmt: skip

@@ -61,7 +61,7 @@ def test_lint_shows_place_example_and_hint(shell: Shell, tmp_path: Path) -> None
     assert "\x1b[2J" not in answer.out + answer.err
 
 
-def test_lint_says_that_a_sample_was_a_sample(shell: Shell, tmp_path: Path) -> None:
+def test_lint_reports_that_it_used_a_sample(shell: Shell, tmp_path: Path) -> None:
     source = write_rows(tmp_path / "a.jsonl", conversations(30))
     answer = shell("lint", source, *QUICK, "--sample", "10")
     assert "10 of 30 rows" in answer.err

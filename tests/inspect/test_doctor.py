@@ -1,4 +1,4 @@
-"""The doctor under faults: each is seen, named and given a remedy; the other checks still run."""
+"""The doctor: every problem is reported with a remedy, and the other checks still run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tokenmill.inspect.doctor import STATUSES, Check, examine
 
 @pytest.fixture(autouse=True)
 def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading Ray takes seconds; the tests that speak of it bring their own."""
+    """Loading Ray takes seconds; tests about it use a fake."""
     monkeypatch.setitem(sys.modules, "ray", None)
 
 
@@ -66,19 +66,19 @@ def test_engine_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> Non
         return ids, starts
 
     monkeypatch.setattr(engines.FastokensEngine, "encode", wrong)
-    require(look(tokenizer=str(TOKENIZER))["parity"], "note", "other ids")
+    require(look(tokenizer=str(TOKENIZER))["parity"], "note", "different ids")
 
 
-def test_cache_that_cannot_be_written_fails_and_names_another() -> None:
+def test_read_only_cache_fails_with_a_remedy() -> None:
     found = look("nothing.jsonl", cache_dir="/proc/tokenmill-cache")
     assert found["cache"].status == "fail"
     assert "TOKENMILL_CACHE_DIR" in found["cache"].remedy
-    assert found["sources"].status == "note", "not looked at, and said so"
+    assert found["sources"].status == "note", "not checked, and reported"
     assert found["engine hf"].status == "ok", "the other checks still run"
 
 
 @pytest.mark.parametrize("name", ["/no/such/tokenizer", "broken"])
-def test_tokenizer_that_cannot_be_loaded_fails(tmp_path: Path, name: str) -> None:
+def test_invalid_tokenizer_fails(tmp_path: Path, name: str) -> None:
     if name == "broken":
         name = str(tmp_path / "broken")
         shutil.copytree(TOKENIZER, name)
@@ -88,12 +88,12 @@ def test_tokenizer_that_cannot_be_loaded_fails(tmp_path: Path, name: str) -> Non
     assert "parity" not in found
 
 
-def test_missing_source_fails_and_names_it() -> None:
+def test_missing_source_fails() -> None:
     require(look("/no/such.jsonl")["sources"], "fail", "/no/such.jsonl")
 
 
 @pytest.mark.parametrize(("times", "status"), [(0.9, "fail"), (1.5, "warning"), (2.5, "ok")])
-def test_space_is_compared_with_the_plan(
+def test_free_space_is_compared_with_the_estimate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: float, status: str
 ) -> None:
     source = write_rows(tmp_path / "a.jsonl", conversations(10))
@@ -108,7 +108,7 @@ def test_space_is_compared_with_the_plan(
     [("ext4", "ok", "mapped"), ("nfs4", "note", "pread"), ("fuse.s3fs", "note", "pread"),
      ("tmpfs", "warning", "memory"), ("unknown", "note", "local")],
 )  # fmt: skip
-def test_file_system_says_which_access_it_implies(
+def test_file_system_shows_how_stores_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, status: str, word: str
 ) -> None:
     from tokenmill._core import paths as kinds
@@ -118,13 +118,13 @@ def test_file_system_says_which_access_it_implies(
     require(doctor.file_system(tmp_path), status, word)
 
 
-def test_offline_setting_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_setting_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     for value, word in (("1", "HF_HUB_OFFLINE set"), ("0", "not set")):
         monkeypatch.setenv("HF_HUB_OFFLINE", value)
         require(doctor.offline(), "ok", word)
 
 
-def test_ray_that_is_missing_is_a_note_with_the_pip_line() -> None:
+def test_missing_ray_is_a_note_with_the_pip_line() -> None:
     found = doctor.ray(None)
     assert (found.status, found.detail) == ("note", "not installed")
     assert "pip install 'tokenmill[ray]'" in found.remedy
@@ -133,11 +133,11 @@ def test_ray_that_is_missing_is_a_note_with_the_pip_line() -> None:
 @pytest.mark.parametrize(
     ("answer", "status", "word"),
     [({"address": None, "reachable": None}, "ok", "no cluster"),
-     ({"address": "10.0.0.1:6379", "reachable": True}, "ok", "answers"),
-     ({"address": "10.0.0.1:6379", "reachable": False}, "warning", "does not answer"),
-     (None, "note", "cannot be asked")],
+     ({"address": "10.0.0.1:6379", "reachable": True}, "ok", "is reachable"),
+     ({"address": "10.0.0.1:6379", "reachable": False}, "warning", "not reachable"),
+     (None, "note", "cannot be used")],
 )  # fmt: skip
-def test_ray_is_asked_through_its_integration(
+def test_ray_cluster_is_described(
     monkeypatch: pytest.MonkeyPatch, answer: Any, status: str, word: str
 ) -> None:
     from importlib.machinery import ModuleSpec
@@ -165,7 +165,7 @@ def test_ray_is_asked_through_its_integration(
         ({"template": "{% if %}"}, "chat template", "fail", "line 1"),
     ],
 )  # fmt: skip
-def test_special_tokens_and_chat_template_that_surprise_are_told(
+def test_unusual_special_tokens_and_chat_templates_are_reported(
     tmp_path: Path, changes: dict[str, Any], name: str, status: str, word: str
 ) -> None:
     template = changes.get("template")
@@ -175,11 +175,11 @@ def test_special_tokens_and_chat_template_that_surprise_are_told(
     require(look(tokenizer=str(tokenizer))[name], status, word)
 
 
-def test_defect_of_one_check_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_in_one_check_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> Check:
-        raise RuntimeError("for the test's sake")
+        raise RuntimeError("raised by the test")
 
     monkeypatch.setattr(doctor, "cores", broken)
     found = look()
-    require(found["cores"], "fail", "for the test's sake")
+    require(found["cores"], "fail", "raised by the test")
     assert found["cache"].status == "ok"

@@ -1,4 +1,4 @@
-"""Suspicious encodings: damage is found, languages are left alone."""
+"""Broken encodings are found, and ordinary text in any language is not reported."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.inspect.lint.checks import mojibake, suspicions
+from tokenmill.inspect.lint.checks import first_positions, mojibake
 
 HONEST = (
     "CORAÇÃO, AMANHÃ, NÃO, SÃO: «CAFÉ» «THÉ» “AMANHÃ” — État, naïve, Straße, 20 °C, 5 µm, ½",
@@ -19,8 +19,8 @@ HONEST = (
 
 
 @pytest.mark.parametrize("text", HONEST)
-def test_honest_text_is_not_suspicious(text: str) -> None:
-    assert suspicions(text) == {}
+def test_ordinary_text_has_no_findings(text: str) -> None:
+    assert first_positions(text) == {}
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,8 @@ def test_honest_text_is_not_suspicious(text: str) -> None:
         ("a\x85b", "control_character", 1),
     ],
 )
-def test_damage_is_found_at_its_place(text: str, rule: str, at: int) -> None:
-    assert suspicions(text) == {rule: at}
+def test_damage_is_found_at_its_position(text: str, rule: str, at: int) -> None:
+    assert first_positions(text) == {rule: at}
 
 
 @given(st.text(st.characters(min_codepoint=0x3B1, max_codepoint=0x4FF), min_size=4))

@@ -1,4 +1,4 @@
-"""Lint: every rule on its own line, nothing on clean rows, the same by every way of running it."""
+"""Lint: every rule on its own line, nothing on clean rows, the same with workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.build.making import EXAMPLES, TOKENIZER, conversations, small_cuts, w
 from tests.build.making import INLINE as QUICK
 from tests.inspect.crafted import (
     GOLDEN,
-    GOLDEN_OF_PICTURES,
+    GOLDEN_OF_IMAGES,
     MAX_LENGTH,
     clean,
     crafted,
@@ -30,26 +30,26 @@ def lines(report: LintReport) -> dict[str, list[int | None]]:
     return {f.rule: [origin.line for origin in f.places] for f in report.findings}
 
 
-def told(report: LintReport) -> dict[str, Any]:
+def detail(report: LintReport) -> dict[str, Any]:
     document = report.document()
     del document["seconds"]
     return document
 
 
 @pytest.fixture(scope="module")
-def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("lint")
 
 
 @pytest.fixture(scope="module")
-def tokenizer(room: Path) -> str:
-    return str(tokenizer_with(room))
+def tokenizer(directory: Path) -> str:
+    return str(tokenizer_with(directory))
 
 
 @pytest.fixture(scope="module")
-def all_rules(room: Path, tokenizer: str) -> LintReport:
-    given = {**QUICK, "max_length": MAX_LENGTH, "cache_dir": room / "cache"}
-    return tm.lint(str(crafted(room)), tokenizer, **given)
+def all_rules(directory: Path, tokenizer: str) -> LintReport:
+    given = {**QUICK, "max_length": MAX_LENGTH, "cache_dir": directory / "cache"}
+    return tm.lint(str(crafted(directory)), tokenizer, **given)
 
 
 def test_crafted_rows_give_each_rule_on_its_own_line(all_rules: LintReport) -> None:
@@ -57,14 +57,14 @@ def test_crafted_rows_give_each_rule_on_its_own_line(all_rules: LintReport) -> N
 
 
 def test_golden_table_names_every_rule_that_a_row_can_break() -> None:
-    about_no_row = {"pad_is_eos", "no_pad_token", "bos_elsewhere", "label_imbalance", "length_bias",
+    about_no_row = {"pad_is_eos", "no_pad_token", "bos_in_text", "label_imbalance", "length_bias",
                     "generation_header"}  # fmt: skip
-    golden = set(GOLDEN) | set(GOLDEN_OF_PICTURES)
+    golden = set(GOLDEN) | set(GOLDEN_OF_IMAGES)
     assert golden == set(RULES) - about_no_row
     assert set(REASONS) <= golden
 
 
-def test_findings_say_where_how_many_what_and_what_to_do(all_rules: LintReport) -> None:
+def test_findings_have_origin_count_detail_and_hint(all_rules: LintReport) -> None:
     severities = [finding.severity for finding in all_rules.findings]
     assert severities == sorted(severities, key=("error", "warning", "info").index)
     for document in all_rules.document()["findings"]:
@@ -80,8 +80,8 @@ def test_findings_say_where_how_many_what_and_what_to_do(all_rules: LintReport) 
     assert "crafted.jsonl:25" in shown["near_duplicate"].detail
 
 
-def test_control_tokens_are_those_of_the_tokenizer_given(tmp_path: Path) -> None:
-    """The flag is no part of an identity, so one cache keeps one copy of both tokenizers."""
+def test_control_tokens_come_from_the_given_tokenizer(tmp_path: Path) -> None:
+    """The flag is not part of the identity, so the cache has one copy for both tokenizers."""
     flagged, plain = tokenizer_with(tmp_path), tokenizer_with(tmp_path)
     file = flagged / "tokenizer.json"
     document = json.loads(file.read_text(encoding="utf-8"))
@@ -99,33 +99,33 @@ def test_control_tokens_are_those_of_the_tokenizer_given(tmp_path: Path) -> None
         assert len([p for p in (cache / "tokenizers").iterdir() if p.name != "memo"]) == 1
 
 
-def test_clean_rows_have_no_findings(room: Path, tokenizer: str) -> None:
-    report = tm.lint(str(clean(room)), tokenizer, cache_dir=room / "cache", **QUICK)
+def test_clean_rows_have_no_findings(directory: Path, tokenizer: str) -> None:
+    report = tm.lint(str(clean(directory)), tokenizer, cache_dir=directory / "cache", **QUICK)
     assert report.findings == ()
     assert report.rows_checked == report.rows == 40
     assert not report.fails("info")
 
 
-def test_workers_find_what_one_process_finds(
-    all_rules: LintReport, room: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
+def test_workers_and_one_process_give_the_same_findings(
+    all_rules: LintReport, directory: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_cuts(monkeypatch)  # several blocks, so that both workers have something to do
     given = {**QUICK, "executor": "local", "max_length": MAX_LENGTH, "num_workers": 2}
-    source = str(crafted(room))
-    report = tm.lint(source, tokenizer, cache_dir=room / "workers", sample=None, **given)
-    assert told(report) == told(all_rules)
+    source = str(crafted(directory))
+    report = tm.lint(source, tokenizer, cache_dir=directory / "workers", sample=None, **given)
+    assert detail(report) == detail(all_rules)
 
 
-def test_sample_is_stated_and_the_same_every_time(room: Path, tokenizer: str) -> None:
-    source = str(write_rows(room / "many.jsonl", conversations(300)))
-    given = {**QUICK, "cache_dir": room / "cache", "sample": 50}
+def test_sample_is_reported_and_reproducible(directory: Path, tokenizer: str) -> None:
+    source = str(write_rows(directory / "many.jsonl", conversations(300)))
+    given = {**QUICK, "cache_dir": directory / "cache", "sample": 50}
     reports = [tm.lint(source, tokenizer, **given) for _ in range(2)]
-    assert told(reports[0]) == told(reports[1])
+    assert detail(reports[0]) == detail(reports[1])
     assert (reports[0].rows_checked, reports[0].rows) == (50, 300)
     assert reports[0].sample == {"rows": 50, "blocks": 1, "of_blocks": 1, "seed": 0}
 
 
-def test_choice_covers_blocks_and_is_a_function_of_their_rows() -> None:
+def test_choice_of_rows_is_reproducible() -> None:
     counts = [10, 0, 1000, 3, *[20] * 100]
     chosen = choose(counts, 200)
     assert chosen == choose(counts, 200)
@@ -139,7 +139,7 @@ def test_choice_covers_blocks_and_is_a_function_of_their_rows() -> None:
         choose(counts, 0)
 
 
-def test_near_duplicates_are_looked_for_within_the_stated_memory(
+def test_memory_for_near_duplicates_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_cuts(monkeypatch)
@@ -157,7 +157,7 @@ def test_near_duplicates_are_looked_for_within_the_stated_memory(
     assert report.near_duplicates["rows_compared"] == 50
 
 
-def test_parquet_rows_are_named_by_number_and_nothing_is_copied(tmp_path: Path) -> None:
+def test_parquet_rows_have_row_numbers_and_are_not_copied(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -182,9 +182,9 @@ def test_header_in_a_generation_block_is_reported(tmp_path: Path) -> None:
     assert [f.rule for f in report.findings if f.rule == "generation_header"]
 
 
-def test_rules_can_be_chosen_and_depend_on_the_recipe(room: Path, tokenizer: str) -> None:
-    given = {**QUICK, "cache_dir": room / "cache"}
-    source = str(crafted(room))
+def test_rules_can_be_chosen_and_depend_on_the_recipe(directory: Path, tokenizer: str) -> None:
+    given = {**QUICK, "cache_dir": directory / "cache"}
+    source = str(crafted(directory))
     only = tm.lint(source, tokenizer, only=["mojibake", "duplicate"], **given)
     assert set(lines(only)) == {"mojibake", "duplicate"}
     assert only.near_duplicates is None
@@ -194,16 +194,16 @@ def test_rules_can_be_chosen_and_depend_on_the_recipe(room: Path, tokenizer: str
     assert not {"rewrites_history", "history_differs"} & set(lines(expanded))
     with pytest.raises(UsageError, match="no_such_rule"):
         tm.lint(source, tokenizer, ignore=["no_such_rule"], **given)
-    with pytest.raises(UsageError, match="no rule is left"):
+    with pytest.raises(UsageError, match="leave no rule"):
         tm.lint(source, tokenizer, only=["mojibake"], ignore=["mojibake"], **given)
 
 
 @pytest.mark.parametrize(
     ("changes", "rules"),
     [({"pad_token": "<|im_end|>"}, {"pad_is_eos"}), ({"pad_token": None}, {"no_pad_token"}),
-     ({"post": "<|endoftext|>"}, {"bos_elsewhere"})],
+     ({"post": "<|endoftext|>"}, {"bos_in_text"})],
 )  # fmt: skip
-def test_tokenizer_findings_have_no_place(
+def test_tokenizer_findings_have_no_origin(
     tmp_path: Path, changes: dict[str, Any], rules: set[str]
 ) -> None:
     tokenizer = str(tokenizer_with(tmp_path, **changes))
@@ -274,23 +274,25 @@ CASES: dict[str, tuple[list[Any], dict[str, Any], dict[str, list[int]]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_only_what_is_wrong_is_found(tmp_path: Path, name: str) -> None:
+def test_findings_are_exactly_as_expected(tmp_path: Path, name: str) -> None:
     rows, given, expected = CASES[name]
     source = str(write_rows(tmp_path / "a.jsonl", rows))
     assert lines(tm.lint(source, str(TOKENIZER), **given, **QUICK)) == expected
 
 
-def test_bundled_dirty_rows_are_told_apart() -> None:
+def test_findings_of_the_bundled_dirty_rows() -> None:
     report = tm.lint(str(EXAMPLES / "dirty.jsonl"), str(TOKENIZER), **QUICK)
-    wanted = {"bad_json": [5], "bad_shape": [3], "role_order": [4], "trailing_user": [2]}
-    assert lines(report) == {**wanted, "duplicate": [6]}
+    expected = {"bad_json": [5], "bad_shape": [3], "role_order": [4], "trailing_user": [2]}
+    assert lines(report) == {**expected, "duplicate": [6]}
     assert report.fails()
     assert not report.fails("never")
 
 
-def test_rejections_are_those_of_a_build(all_rules: LintReport, room: Path, tokenizer: str) -> None:
-    given = {**QUICK, "max_length": MAX_LENGTH, "cache_dir": room / "cache"}
-    rejected = tm.prepare(str(crafted(room)), tokenizer, **given).rejected
+def test_rejections_equal_those_of_a_build(
+    all_rules: LintReport, directory: Path, tokenizer: str
+) -> None:
+    given = {**QUICK, "max_length": MAX_LENGTH, "cache_dir": directory / "cache"}
+    rejected = tm.prepare(str(crafted(directory)), tokenizer, **given).rejected
     finer = {"role_order": "template_error", "template_drops_tool_calls": "template_drops_content"}
     counts: dict[str, int] = {}
     for finding in all_rules.findings:
@@ -324,7 +326,7 @@ def chosen_longer(longer: int) -> list[dict[str, Any]]:
     ],
     ids=["3 unwanted", "6 unwanted", "45 longer", "44 longer", "10 longer"],
 )
-def test_imbalance_of_labels_and_lengths_is_told(
+def test_imbalance_of_labels_and_lengths_is_reported(
     tmp_path: Path, rows: list[Any], rule: str, detail: str | None
 ) -> None:
     source = write_rows(tmp_path / "rows.jsonl", rows)

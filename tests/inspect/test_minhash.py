@@ -1,4 +1,4 @@
-"""Near-duplicates against brute force: what is reported is exact, what is alike is found."""
+"""Near-duplicates against brute force: reported pairs are exact, and similar rows are found."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def found(rows: list[Row]) -> dict[int, tuple[int, float]]:
 
 
 def changed(row: Row, places: list[int]) -> Row:
-    """The row with other tokens at some places, never the same one twice."""
+    """Return the row with new tokens at some positions, each token once."""
     other = list(row)
     for number, place in enumerate(places):
         other[place % len(row)] = 1_000_000 + 1000 * place + number

@@ -33,7 +33,7 @@ def arrays(rows: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 @given(rows_of_tokens, st.sampled_from([1, 2, 6]))
-def test_length_bins_hold_every_row_once(rows: list[tuple[int, int]], per_doubling: int) -> None:
+def test_length_bins_contain_every_row_once(rows: list[tuple[int, int]], per_doubling: int) -> None:
     lengths, _ = arrays(rows)
     bins = stats.length_histogram(lengths, per_doubling)
     for entry in bins:
@@ -47,7 +47,7 @@ def test_length_bins_hold_every_row_once(rows: list[tuple[int, int]], per_doubli
 
 
 @given(rows_of_tokens, st.sampled_from([10, 20]))
-def test_share_bins_hold_every_row_once(rows: list[tuple[int, int]], bins: int) -> None:
+def test_share_bins_contain_every_row_once(rows: list[tuple[int, int]], bins: int) -> None:
     counts = Counter(min(bins - 1, trained * bins // length) for length, trained in rows)
     lengths, trained = arrays(rows)
     found = stats.share_histogram(trained, lengths, bins)
@@ -56,7 +56,7 @@ def test_share_bins_hold_every_row_once(rows: list[tuple[int, int]], bins: int) 
 
 
 @given(rows_of_tokens, st.integers(1, 50_000))
-def test_limit_drops_what_is_longer(rows: list[tuple[int, int]], limit: int) -> None:
+def test_limit_drops_longer_rows(rows: list[tuple[int, int]], limit: int) -> None:
     longer = [(length, trained) for length, trained in rows if length > limit]
     assert stats.limit_effect(*arrays(rows), limit) == {
         "max_length": limit,
@@ -67,7 +67,7 @@ def test_limit_drops_what_is_longer(rows: list[tuple[int, int]], limit: int) -> 
     }
 
 
-def test_ladder_ends_where_nothing_is_dropped_and_holds_what_was_asked() -> None:
+def test_limits_end_where_nothing_is_dropped_and_include_requested_ones() -> None:
     lengths = np.array([100, 3000], np.int32)
     assert stats.limits_to_try(lengths) == [512, 1024, 2048, 4096]
     assert stats.limits_to_try(lengths, [700, 9999]) == [512, 700, 1024, 2048, 4096, 9999]
@@ -78,18 +78,20 @@ def test_ladder_ends_where_nothing_is_dropped_and_holds_what_was_asked() -> None
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    room = tmp_path_factory.mktemp("stats")
-    one = write_rows(room / "one.jsonl", conversations(40, words=30))
-    two = write_rows(room / "two.jsonl", conversations(25, first=100, words=300))
-    prepared = run_recipe([str(one), str(two)], str(TOKENIZER), cache_dir=room / "cache", **INLINE)
+    directory = tmp_path_factory.mktemp("stats")
+    one = write_rows(directory / "one.jsonl", conversations(40, words=30))
+    two = write_rows(directory / "two.jsonl", conversations(25, first=100, words=300))
+    prepared = run_recipe(
+        [str(one), str(two)], str(TOKENIZER), cache_dir=directory / "cache", **INLINE
+    )
     return open_store(prepared.path)
 
 
 @pytest.mark.parametrize("window", [10, 65536])
-def test_packs_are_those_of_the_loader(store: Store, window: int) -> None:
+def test_packs_equal_those_of_the_loader(store: Store, window: int) -> None:
     for length in (300, 400, 1500, 2048):  # at 1,500 another order gives another number of packs
         pack = Pack(length, window=window, oversize="drop")
-        loader = Loader(store, batch_size=1, pack=pack, pad_id=0)
+        loader = Loader(store, batch_size=1, pack=pack, pad_token_id=0)
         packs = [int((batch["seq_idx"] >= 0).sum()) for batch in loader]
         for windows in (None, 16):
             found = packing_preview(store, pack, windows=windows).document()
@@ -132,7 +134,7 @@ exhausted: {exhausted}
 
 
 @pytest.mark.parametrize("exhausted", ["stop", "repeat", "drop"])
-def test_mixture_counts_what_the_loader_serves(
+def test_mixture_counts_the_rows_that_the_loader_serves(
     tmp_path: Path, shell: Shell, exhausted: str
 ) -> None:
     chat = make_store(tmp_path, [make_columns([5] * 80)], name="chat")
@@ -156,15 +158,15 @@ def test_mixture_counts_what_the_loader_serves(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("weights: {}", "stores by name"),
-        ("sources: [a]", "stores by name"),
+        ("weights: {}", "map names to stores"),
+        ("sources: [a]", "map names to stores"),
         ("sources: {a: x}\nweight: 1", "did you mean weights"),
-        ("sources: {a: x}\nweights: 3", "by the name of a source"),
+        ("sources: {a: x}\nweights: 3", "map the names of sources"),
         ("- a", "mapping"),
         ("a: [", "YAML"),
     ],
 )
-def test_invalid_mixture_recipe_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_mixture_recipe_is_a_usage_error(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "mix.yaml"
     path.write_text(text)
     with pytest.raises(UsageError, match=message):

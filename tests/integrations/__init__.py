@@ -1,1 +1,1 @@
-"""Tests of the adapters to host frameworks."""
+"""Tests of the integrations with trainers."""

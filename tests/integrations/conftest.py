@@ -53,7 +53,14 @@ def typed_parts(text: str, images: list[Any]) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     lengths = np.random.default_rng(1).integers(3, 40, 43).tolist()
-    return make_store(tmp_path_factory.mktemp("cache"), [make_columns(lengths)], pad_id=9)
+    return make_store(tmp_path_factory.mktemp("cache"), [make_columns(lengths)], pad_token_id=9)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Another store of the same tokenizer."""
+    root, columns = tmp_path_factory.mktemp("cache"), make_columns([5, 17, 31, 9, 12], seed=2)
+    return make_store(root, [columns], name="other", pad_token_id=9)
 
 
 @pytest.fixture(scope="module")

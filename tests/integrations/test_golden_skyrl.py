@@ -54,13 +54,13 @@ def test_prepare_agrees_with_skyrl_where_its_ids_are_the_whole_render(
         source,
         tokenizer=shared / "tokenizers" / name,
         date=DATE,
-        carry=["number"],
+        keep_columns=["number"],
         executor="inline",
         max_length=limit,
         overlong="truncate",
         **MODES[mode],  # type: ignore[arg-type]
     )
-    served = {row.carried["number"]: row for row in store}
+    served = {row.extra["number"]: row for row in store}
     refused = {origin.row: why for origin, why, _ in store.rejected_rows()}
     wrong_ids, wrong_masks, compared = [], [], 0
     for number, row in served.items():

@@ -13,11 +13,10 @@ import pytest
 import tokenmill as tm
 from tests.integrations.conftest import labels_of
 from tests.store.making import damage_slice, make_columns, make_store
-from tokenmill.data.choices import filtered
 from tokenmill.data.loader import Loader
 from tokenmill.data.mixture import mix
 from tokenmill.data.packs import Pack
-from tokenmill.data.stream import WholeRun
+from tokenmill.data.stream import RunIndex
 from tokenmill.data.view import concat
 from tokenmill.errors import CorruptionError, UsageError
 from tokenmill.store import Store, open_store
@@ -38,7 +37,7 @@ MASKS = ("labels", "loss_mask", "assistant_masks")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     columns = [make_columns(LENGTHS[:40]), make_columns(LENGTHS[40:], seed=1)]
     columns[0].mask[0] = 1  # a row whose first token is trained
-    return make_store(tmp_path_factory.mktemp("cache"), columns, pad_id=9)
+    return make_store(tmp_path_factory.mktemp("cache"), columns, pad_token_id=9)
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +75,7 @@ def test_stored_columns_are_those_of_load_from_disk(store: Store) -> None:
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_what_datasets_does_with_a_dataset_works(store: Store, tmp_path: Path, mask: str) -> None:
+def test_methods_of_datasets_work(store: Store, tmp_path: Path, mask: str) -> None:
     found, wanted = tm.to_hf(store, mask=mask), [expected(row, mask) for row in store]
     assert list(found.select(range(5, 9))) == wanted[5:9]
     assert list(found.select([9, 3])) == [wanted[9], wanted[3]]
@@ -101,8 +100,8 @@ def test_what_datasets_does_with_a_dataset_works(store: Store, tmp_path: Path, m
     assert found.data.column(0).to_pylist() == [row["input_ids"] for row in wanted]
 
 
-def test_views_and_mixtures_are_taken(store: Store) -> None:
-    long = filtered(store, "length > 9")
+def test_views_and_mixtures_are_accepted(store: Store) -> None:
+    long = store.filter("length > 9")
     assert list(tm.to_hf(long)) == [expected(row, "labels") for row in long]
     assert list(tm.to_hf(concat([long, store])[3:])) == [
         expected(row, "labels") for row in [*long, *store][3:]
@@ -183,7 +182,7 @@ def test_accelerates_shards_are_the_loaders_ranks(store: Store) -> None:
 def test_balanced_packs_without_rows_are_one_untrained_token(store: Store) -> None:
     pack = Pack(40, method="balanced", window=5)
     found, _ = hf.for_trl(store, pack=pack, world_size=4)
-    empty = [n for n, pieces in enumerate(WholeRun(store, pack=pack, world_size=4).pieces(
+    empty = [n for n, pieces in enumerate(RunIndex(store, pack=pack, world_size=4).pieces(
         range(len(found)))) if not pieces]  # fmt: skip
     assert empty
     sample = {name: value.tolist() for name, value in found[empty[0]].items()}

@@ -1,4 +1,4 @@
-"""Samples for Megatron, against a plain model; its own builder where it is installed."""
+"""Samples for Megatron, against a plain model; and its own builder if installed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAD = 9
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     columns = make_columns(LENGTHS)
     columns.mask[0] = 1  # a row whose first token is trained
-    return make_store(tmp_path_factory.mktemp("cache"), [columns], pad_id=PAD)
+    return make_store(tmp_path_factory.mktemp("cache"), [columns], pad_token_id=PAD)
 
 
 def model(rows: list[Row], length: int, multiple: int) -> dict[str, list[int]]:
@@ -84,17 +84,17 @@ def test_epochs_follow_each_other_until_there_are_enough_samples(store: Store) -
     assert np.array_equal(copy[len(many) - 1]["tokens"], many[len(many) - 1]["tokens"])
 
 
-def test_rows_that_do_not_fit_are_refused_cut_or_left_out(store: Store) -> None:
-    with pytest.raises(UsageError, match="tokens and a pack only 16"):
+def test_rows_that_do_not_fit_are_refused_truncated_or_dropped(store: Store) -> None:
+    with pytest.raises(UsageError, match="tokens, a pack has 16"):
         PackedSamples(as_view(store), Pack(16))
     samples = PackedSamples(as_view(store), Pack(16, oversize="truncate"))
     trained = sum(int(samples[number]["loss_mask"].sum()) for number in range(len(samples)))
     assert trained == sum(int(row.loss_mask[1:16].sum()) for row in store)
-    with pytest.raises(UsageError, match="no multiple"):
+    with pytest.raises(UsageError, match="must be a multiple"):
         PackedSamples(as_view(store), Pack(50), context_parallel=4)
 
 
-def test_absence_of_megatron_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_megatron_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     # A test with a stand-in may have imported the class before.
     monkeypatch.delitem(vars(megatron), "SFTDataset", raising=False)
     monkeypatch.delitem(sys.modules, f"{megatron.__name__}.dataset", raising=False)

@@ -18,10 +18,10 @@ import pytest
 import tokenmill
 from tests.data.making import EXAMPLES, PROMPTS, TOKENIZER, write_rows
 from tests.integrations.conftest import stand_in
-from tests.integrations.hosts import EagerSource, Sample, flags, install
+from tests.integrations.stand_in_miles import EagerSource, Sample, flags, install
 from tests.programs import python
-from tokenmill import CorruptionError, SourceError, StateError, UsageError
 from tokenmill._core import fingerprint
+from tokenmill.errors import CorruptionError, SourceError, StateError, UsageError
 from tokenmill.integrations import miles
 from tokenmill.integrations.miles import saved, source
 from tokenmill.tokenizers.loading import identify
@@ -41,14 +41,14 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, cache: Path) -> str:
+def framework(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, cache: Path) -> str:
     name = str(getattr(request, "param", "miles"))
     monkeypatch.setenv("TOKENMILL_CACHE_DIR", str(cache))
     install(monkeypatch, name)
     return name
 
 
-both_hosts = pytest.mark.parametrize("host", ["miles", "slime"], indirect=True)
+both_frameworks = pytest.mark.parametrize("framework", ["miles", "slime"], indirect=True)
 LIMIT = 36
 
 
@@ -79,7 +79,7 @@ def eager_samples(tokenizer: Any) -> list[Sample]:
     return kept
 
 
-def told(groups: list[list[Any]]) -> list[list[dict[str, Any]]]:
+def detail(groups: list[list[Any]]) -> list[list[dict[str, Any]]]:
     return [
         [{k: v for k, v in sample.to_dict().items() if k != source.ROW} for sample in group]
         for group in groups
@@ -98,7 +98,7 @@ def partial(groups: list[list[Any]], step: int) -> list[list[Any]]:
     return unfinished
 
 
-@both_hosts
+@both_frameworks
 @pytest.mark.parametrize("shuffled", [True, False])
 def test_source_over_three_epochs_with_partial_rollouts_equals_the_eager_one(
     tmp_path: Path, tokenizer: Any, shuffled: bool
@@ -112,7 +112,7 @@ def test_source_over_three_epochs_with_partial_rollouts_equals_the_eager_one(
     while theirs.epoch < 3:
         count = (7, 11, 5)[step % 3]
         mine, wanted = ours.get_samples(count), theirs.get_samples(count)
-        assert told(mine) == told(wanted)
+        assert detail(mine) == detail(wanted)
         ours.add_samples(partial(mine, step))
         theirs.add_samples(partial(wanted, step))
         assert ours.get_buffer_length() == len(theirs.buffer) > 0
@@ -126,7 +126,7 @@ def test_source_over_three_epochs_with_partial_rollouts_equals_the_eager_one(
     assert step > 6
 
 
-def test_groups_share_nothing_and_count_on(tokenizer: Any) -> None:
+def test_groups_share_no_data_and_have_increasing_numbers(tokenizer: Any) -> None:
     ours = miles.DataSource(described(n_samples_per_prompt=3))
     first, second = ours.get_samples(2)
     assert [s.index for s in first + second] == list(range(6))
@@ -136,7 +136,7 @@ def test_groups_share_nothing_and_count_on(tokenizer: Any) -> None:
     assert ours.get_samples(0) == []
 
 
-def test_order_of_our_own_is_chosen_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_selects_our_order(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = [group[0].prompt for group in miles.DataSource(described()).get_samples(9)]
     monkeypatch.setenv("TOKENMILL_ORDER", "feistel")
     ours = miles.DataSource(described())
@@ -152,7 +152,7 @@ def test_date_comes_from_the_environment_and_the_refusal_names_it(
     template.write_text("{{ strftime_now('%Y') }}{{ messages[0].content }}")
     args = described(chat_template_path=str(template))
     monkeypatch.delenv("TOKENMILL_DATE", raising=False)
-    with pytest.raises(tokenmill.TemplateError, match="TOKENMILL_DATE"):
+    with pytest.raises(tokenmill.errors.TemplateError, match="TOKENMILL_DATE"):
         miles.DataSource(args)
     monkeypatch.setenv("TOKENMILL_DATE", "2026-11-15")
     assert miles.DataSource(args).get_samples(1)[0][0].prompt.startswith("2026")
@@ -164,7 +164,7 @@ def newest(args: Any, rollout_id: Any, buffer: list[Any], count: int) -> list[An
     return taken
 
 
-def test_buffer_filter_of_the_user_is_asked() -> None:
+def test_custom_buffer_filter_is_called() -> None:
     path = f"{newest.__module__}.newest"
     sys.modules.setdefault(newest.__module__, sys.modules[__name__])
     ours = miles.DataSource(described(buffer_filter_path=path))
@@ -221,7 +221,7 @@ def test_state_that_is_damaged_or_of_other_data_is_refused(tmp_path: Path) -> No
         miles.DataSource(described()).save(4)
 
 
-def test_value_that_would_need_code_is_refused_with_its_place(tmp_path: Path) -> None:
+def test_value_that_would_need_pickle_is_refused_with_its_location(tmp_path: Path) -> None:
     ours = miles.DataSource(described(save=str(tmp_path)))
     groups = ours.get_samples(1)
     groups[0][1].metadata["found"] = [1, Path("x")]
@@ -241,7 +241,7 @@ def forge(args: Any, body: bytes) -> None:
 
 
 class Trap:
-    """Says so when somebody unpickles it."""
+    """Records that it was unpickled."""
 
     def __reduce__(self) -> Any:
         return print, ("unpickled",)
@@ -265,10 +265,10 @@ def tagged(kind: int, value: Any) -> bytes:
         tagged(7, ["load", [1], b"x"]),  # torch.load is no type of numbers
     ],
 )
-def test_sealed_state_of_other_members_is_corrupt_and_runs_nothing(
+def test_checksummed_state_with_other_fields_is_corrupt_and_runs_no_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], body: bytes
 ) -> None:
-    """The seal is no signature: whoever can write a file can seal it."""
+    """A checksum is not a signature: anyone who can write the file can compute it."""
     args = described(save=str(tmp_path), load=str(tmp_path))
     forge(args, body)
     with pytest.raises(CorruptionError):
@@ -276,7 +276,7 @@ def test_sealed_state_of_other_members_is_corrupt_and_runs_nothing(
     assert capsys.readouterr().out == ""
 
 
-def test_state_is_replaced_whole(tmp_path: Path) -> None:
+def test_state_is_replaced_atomically(tmp_path: Path) -> None:
     args = described(save=str(tmp_path), load=str(tmp_path))
     ours = miles.DataSource(args)
     for count in (3, 5):
@@ -290,8 +290,8 @@ def test_state_is_replaced_whole(tmp_path: Path) -> None:
     ]
 
 
-@both_hosts
-def test_state_of_the_hosts_own_source_is_taken_up(tmp_path: Path, tokenizer: Any) -> None:
+@both_frameworks
+def test_state_of_the_frameworks_own_source_is_loaded(tmp_path: Path, tokenizer: Any) -> None:
     torch = pytest.importorskip("torch")
     args = described(load=str(tmp_path))
     theirs = EagerSource(args, eager_samples(tokenizer))
@@ -307,11 +307,11 @@ def test_state_of_the_hosts_own_source_is_taken_up(tmp_path: Path, tokenizer: An
     torch.save(state, tmp_path / "rollout" / "global_dataset_state_dict_3.pt")
     ours = miles.DataSource(args)
     ours.load(3)
-    assert told(ours.get_samples(9)) == told(theirs.get_samples(9))
+    assert detail(ours.get_samples(9)) == detail(theirs.get_samples(9))
     assert ours.metadata == {"a": 1}
 
 
-@both_hosts
+@both_frameworks
 def test_sft_rollout_fills_samples_from_the_store(tmp_path: Path, caplog: Any) -> None:
     lines = (EXAMPLES / "conversations.jsonl").read_text().splitlines()[:30]
     unanswered = {"messages": [{"role": "user", "content": "nobody answered"}]}
@@ -339,7 +339,7 @@ def test_sft_rollout_fills_samples_from_the_store(tmp_path: Path, caplog: Any) -
             seen.append(row.origin.line)
     assert len(seen) == 40
     assert sorted(seen[:30]) == list(range(1, 31))
-    assert "passed over" in caplog.text
+    assert "rows skipped" in caplog.text
 
 
 def trained(rows: Path, tokenizer: Path) -> list[tuple[list[int], list[int]]]:
@@ -356,15 +356,14 @@ def trained(rows: Path, tokenizer: Path) -> list[tuple[list[int], list[int]]]:
 
 
 @pytest.mark.parametrize(("tokenizer", "kind"), [("qwen2.5", "qwen"), ("qwen3", "qwen3")])
-def test_golden_masks_of_the_hosts_are_given_exactly(
+def test_masks_equal_the_frameworks_golden_masks(
     tokenizer: str, kind: str, shared: Path, tmp_path: Path, cache: Path
 ) -> None:
     look_at(shared / "tokenizers" / tokenizer, cache)
     path = shared / "golden" / "miles" / f"mask-{tokenizer}-{kind}.jsonl"
     golden = [json.loads(line) for line in path.read_text().splitlines()]
-    # Elsewhere the host's messages, joined, are another text than the template prints; ours drops
-    # a question that nobody answered; and a token that the header shares with an answer that
-    # begins with a newline is the answer's for us and the header's for the host.
+    # In the other rows, miles' concatenated messages differ from the template's text, tokenmill
+    # removes an unanswered last turn, or a token contains both header and answer.
     whole = [
         one
         for one in golden
@@ -381,7 +380,7 @@ def test_golden_masks_of_the_hosts_are_given_exactly(
         assert mask == [int(bit) for bit in one["loss_mask"]]
 
 
-def test_sft_rollout_trains_what_the_hosts_train_at_the_end_of_a_turn(
+def test_sft_rollout_trains_the_end_of_a_turn_as_the_frameworks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: Any
 ) -> None:
     said = zip(("user", "assistant", "user"), ("one", "two", "three"), strict=True)
@@ -407,11 +406,11 @@ def test_sft_rollout_refuses_what_it_cannot_do(tmp_path: Path, monkeypatch: Any)
         EXAMPLES / "conversations.jsonl", TOKENIZER, tokenizer_backend="file", executor="inline"
     )
     monkeypatch.setenv("TOKENMILL_STORE", str(other.path))
-    with pytest.raises(tokenmill.SourceError, match="other data"):
+    with pytest.raises(tokenmill.errors.SourceError, match="other data"):
         miles.sft_rollout(args, 0, data)
 
 
-def test_import_needs_neither_host_and_construction_says_so(
+def test_import_needs_no_framework_but_construction_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     program = (
@@ -430,11 +429,11 @@ def test_import_needs_neither_host_and_construction_says_so(
 
 
 class HostDataset:
-    """The hosts' own class of evaluation sets, which reads all."""
+    """The frameworks' own class of evaluation sets, which reads all rows."""
 
 
-def evaluation_modules(host: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    names = (f"{host}.utils.data", f"{host}.rollout.sglang_rollout")
+def evaluation_modules(framework: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    names = (f"{framework}.utils.data", f"{framework}.rollout.sglang_rollout")
     return [stand_in(monkeypatch, name, Dataset=HostDataset) for name in names]
 
 
@@ -448,11 +447,11 @@ def evaluated(dataset: Any, times: int) -> list[Any]:
     return made
 
 
-@both_hosts
-def test_evaluation_sets_are_read_by_us_where_that_is_said(
-    host: str, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@both_frameworks
+def test_evaluation_sets_are_served_if_the_environment_requests_it(
+    framework: str, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    modules = evaluation_modules(host, monkeypatch)
+    modules = evaluation_modules(framework, monkeypatch)
     miles.DataSource(described())
     assert [module.Dataset for module in modules] == [HostDataset] * 2
     monkeypatch.setenv("TOKENMILL_EVAL", "1")
@@ -474,5 +473,5 @@ def test_evaluation_sets_are_read_by_us_where_that_is_said(
     with pytest.raises(SourceError, match="no prompt left"):
         modules[1].Dataset(**asked, max_length=1, apply_chat_template=True)
     monkeypatch.setenv("TOKENMILL_EVAL", "yes")
-    with pytest.raises(UsageError, match="TOKENMILL_EVAL is 'yes'"):
+    with pytest.raises(UsageError, match=r"TOKENMILL_EVAL must be .* got 'yes'"):
         miles.DataSource(described())

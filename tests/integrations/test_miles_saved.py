@@ -1,4 +1,4 @@
-"""What the samples of a saved state may hold: plain values and arrays, as they were, no code."""
+"""Saved states of miles and slime restore values and arrays without executing code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill import UsageError
+from tokenmill.errors import UsageError
 from tokenmill.integrations.miles import saved
 
 values = st.recursive(
@@ -30,12 +30,12 @@ values = st.recursive(
 
 
 @given(st.dictionaries(st.text(), values, max_size=3))
-def test_carried_values_come_back_as_they_were(carried: dict[str, Any]) -> None:
-    again = saved.decode_carried(saved.encode_carried(carried))
-    assert repr(again) == repr(carried)  # equal in types and order too
+def test_values_are_restored_unchanged(extra: dict[str, Any]) -> None:
+    again = saved.decode_extra(saved.encode_extra(extra))
+    assert repr(again) == repr(extra)  # equal in types and order too
 
 
-def test_carried_arrays_and_tensors_come_back_as_they_were() -> None:
+def test_arrays_and_tensors_are_restored_unchanged() -> None:
     torch = pytest.importorskip("torch")
     arrays = [
         np.arange(6, dtype="<i2").reshape(2, 3),
@@ -50,7 +50,7 @@ def test_carried_arrays_and_tensors_come_back_as_they_were() -> None:
         torch.tensor([True, False]),
         torch.arange(6).reshape(2, 3).T,
     ]
-    again = saved.decode_carried(saved.encode_carried({"a": arrays, "t": tensors}))
+    again = saved.decode_extra(saved.encode_extra({"a": arrays, "t": tensors}))
     for one, other in zip(arrays, again["a"], strict=True):
         assert type(one) is type(other)
         assert (one.dtype, one.shape) == (other.dtype, other.shape)
@@ -60,9 +60,9 @@ def test_carried_arrays_and_tensors_come_back_as_they_were() -> None:
         assert torch.equal(one, other)
 
 
-def test_carried_pictures_come_back_as_they_were() -> None:
+def test_images_are_restored_unchanged() -> None:
     image = pytest.importorskip("PIL.Image").new("RGB", (3, 2), (1, 2, 3))
-    again = saved.decode_carried(saved.encode_carried({"p": [image]}))["p"][0]
+    again = saved.decode_extra(saved.encode_extra({"p": [image]}))["p"][0]
     assert (again.mode, again.size, again.tobytes()) == ("RGB", (3, 2), image.tobytes())
-    with pytest.raises(UsageError, match="without code"):
-        saved.encode_carried({"p": image.convert("P")})
+    with pytest.raises(UsageError, match="cannot be saved without pickle"):
+        saved.encode_extra({"p": image.convert("P")})

@@ -1,4 +1,4 @@
-"""What of a row's messages and tools reaches a template in miles: its server's class decides."""
+"""How miles and its sglang rewrite messages and tools for a template."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from tests.data.making import open_prompts, write_rows
-from tests.integrations import host_sglang
-from tokenmill import UsageError
+from tests.integrations import stand_in_sglang
 from tokenmill.data.prompt_rows import PromptMaker, PromptSpec, shape_row
-from tokenmill.errors import RowError
+from tokenmill.errors import RowError, UsageError
 from tokenmill.integrations.miles.conventions import MILES, SLIME, ServedTools
 
 FUNCTION = {"parameters": {"b": 1, "a": 2}, "name": "add", "description": "adds", "extra": 1}
@@ -26,10 +25,10 @@ TOOLS: list[Any] = [
 ]
 VERSIONS: dict[str, Any] = {
     "none": None,
-    "2025-06": host_sglang.Tool,
-    "2025-09": host_sglang.NamedTool,
-    "2026-04": host_sglang.DeferredTool,
-    "0.5.23": host_sglang.OrderedTool,
+    "2025-06": stand_in_sglang.Tool,
+    "2025-09": stand_in_sglang.NamedTool,
+    "2026-04": stand_in_sglang.DeferredTool,
+    "0.5.23": stand_in_sglang.OrderedTool,
 }
 SPEC = {"tool_key": "tools", "apply_chat_template": True, "convention": MILES}
 TEMPLATE = "{{ tools | tojson }}"
@@ -44,8 +43,8 @@ def eager_tools(tool_class: Any, tools: list[Any]) -> list[Any]:
 def test_tools_are_what_the_installed_class_makes_of_them(
     version: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    host_sglang.install(monkeypatch, VERSIONS[version])
-    wanted = json.dumps(eager_tools(VERSIONS[version] or host_sglang.Tool, TOOLS))
+    stand_in_sglang.install(monkeypatch, VERSIONS[version])
+    wanted = json.dumps(eager_tools(VERSIONS[version] or stand_in_sglang.Tool, TOOLS))
     assert ("defer_loading" in wanted) == (version in ("2026-04", "0.5.23"))
     rows = write_rows(tmp_path / "rows.jsonl", [{"text": "hi", "tools": TOOLS}])
     (prompt,) = open_prompts(rows, chat_template=TEMPLATE, **SPEC)
@@ -53,11 +52,11 @@ def test_tools_are_what_the_installed_class_makes_of_them(
     assert prompt.tools == prompt.metadata["tools"] == TOOLS  # as the row has them
 
 
-class NameFirst(host_sglang.OrderedTool):
+class NameFirst(stand_in_sglang.OrderedTool):
     """Writes keys in an order of its own, which is the one that most tools have anyway."""
 
     @classmethod
-    def model_validate(cls, tool: Any) -> host_sglang.Tool:
+    def model_validate(cls, tool: Any) -> stand_in_sglang.Tool:
         made = super().model_validate(tool)
         written = made.dumped["function"]
         order = ["name", "description", "parameters", *written]
@@ -65,18 +64,18 @@ class NameFirst(host_sglang.OrderedTool):
         return made
 
 
-def test_what_the_class_does_is_in_the_key_and_its_name_is_not(
+def test_key_depends_on_the_output_of_the_class_not_its_name(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", [{"text": "hi", "tools": TOOLS}])
 
     def opened(tool_class: Any, **other: Any) -> Any:
-        host_sglang.install(monkeypatch, tool_class)
+        stand_in_sglang.install(monkeypatch, tool_class)
         return open_prompts(rows, chat_template=TEMPLATE, **{**SPEC, **other})
 
     keys = {opened(tool_class).key for tool_class in (*VERSIONS.values(), NameFirst)}
     assert len(keys) == len(VERSIONS) + 1
-    alike = type("AnotherName", (host_sglang.DeferredTool,), {})
+    alike = type("AnotherName", (stand_in_sglang.DeferredTool,), {})
     assert opened(alike).hit
     # Where no tool can reach a template, nobody is asked.
     for other in ({"tool_key": None}, {"apply_chat_template": False}, {"convention": SLIME}):
@@ -87,7 +86,7 @@ def test_what_the_class_does_is_in_the_key_and_its_name_is_not(
 def test_tool_that_the_class_refuses_is_a_rejected_row(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    host_sglang.install(monkeypatch, host_sglang.DeferredTool)
+    stand_in_sglang.install(monkeypatch, stand_in_sglang.DeferredTool)
     tools = [[{"function": {"description": "nameless"}}], ["add"], [FUNCTION]]
     rows = write_rows(tmp_path / "rows.jsonl", [{"text": "hi", "tools": one} for one in tools])
     prompts = open_prompts(rows, chat_template=TEMPLATE, **SPEC)
@@ -96,22 +95,22 @@ def test_tool_that_the_class_refuses_is_a_rejected_row(
 
 
 def test_sglang_without_its_class_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    host_sglang.install(monkeypatch, host_sglang.Tool)
-    del sys.modules[host_sglang.PROTOCOL].Tool  # type: ignore[attr-defined]
+    stand_in_sglang.install(monkeypatch, stand_in_sglang.Tool)
+    del sys.modules[stand_in_sglang.PROTOCOL].Tool  # type: ignore[attr-defined]
     with pytest.raises(UsageError, match=r"protocol\.Tool"):
         ServedTools()
-    monkeypatch.delitem(sys.modules, host_sglang.PROTOCOL)
+    monkeypatch.delitem(sys.modules, stand_in_sglang.PROTOCOL)
     with pytest.raises(UsageError, match=r"protocol\.Tool"):
         PromptSpec(**SPEC)  # type: ignore[arg-type]
 
 
-def test_worker_whose_class_does_something_else_measures_nothing(
+def test_worker_with_another_class_raises(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    host_sglang.install(monkeypatch, host_sglang.DeferredTool)
-    travelled = PromptSpec(**SPEC).as_dict()  # type: ignore[arg-type]
-    host_sglang.install(monkeypatch, host_sglang.NamedTool)
-    spec = PromptSpec(**travelled)
+    stand_in_sglang.install(monkeypatch, stand_in_sglang.DeferredTool)
+    serialized = PromptSpec(**SPEC).as_dict()  # type: ignore[arg-type]
+    stand_in_sglang.install(monkeypatch, stand_in_sglang.NamedTool)
+    spec = PromptSpec(**serialized)
     maker = PromptMaker(spec, TEMPLATE, {})
     assert maker.text(shape_row({"text": "hi"}, spec)) == "null"
     with pytest.raises(UsageError, match="same version"):
@@ -162,5 +161,5 @@ def test_arguments_that_miles_would_stop_at_are_a_rejected_row(wrong: str) -> No
     spec = PromptSpec(apply_chat_template=True, convention=MILES)
     call = {"function": {"name": "f", "arguments": wrong}}
     row = shape_row({"text": [{"role": "assistant", "tool_calls": [call]}]}, spec)
-    with pytest.raises(RowError, match="no JSON"):
+    with pytest.raises(RowError, match="not valid JSON"):
         PromptMaker(spec, "{{ messages }}", {}).text(row)

@@ -1,4 +1,4 @@
-"""ms-swift: its templates serve rows of tokens, by a stand-in and by ms-swift where it is."""
+"""ms-swift: its templates serve rows of tokens, with a stand-in and with ms-swift if installed."""
 
 from __future__ import annotations
 
@@ -97,14 +97,14 @@ def test_limits_are_those_of_the_template(template: Any) -> None:
     assert row["labels"] == [-100, 6, 7, 8]
 
 
-def test_what_would_be_trained_otherwise_is_refused(template: Any) -> None:
+def test_rows_that_would_be_trained_wrongly_are_refused(template: Any) -> None:
     row = {"input_ids": [5, 6], "labels": [-100, 6]}
-    with pytest.raises(UsageError, match="would not look at loss_weights"):
+    with pytest.raises(UsageError, match="would ignore loss_weights"):
         template.encode({**row, "loss_weights": [0.0, 0.5]})
-    with pytest.raises(UsageError, match="with input_ids"):
+    with pytest.raises(UsageError, match="columns input_ids"):
         template.encode({"input_ids": [5, 6]})
     template.mode = "rlhf"
-    with pytest.raises(UsageError, match="in mode rlhf"):
+    with pytest.raises(UsageError, match="mode rlhf"):
         template.encode(row)
 
 

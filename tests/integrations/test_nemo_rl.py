@@ -1,4 +1,4 @@
-"""NeMo RL: message logs, the class for its ``dataset_name``, and NeMo RL itself where it is."""
+"""NeMo RL: message logs, the class for its ``dataset_name``, and NeMo RL itself if installed."""
 
 from __future__ import annotations
 
@@ -78,8 +78,10 @@ def test_dataset_of_raw_rows_is_that_of_their_store(cache: str) -> None:
 
 def test_validation_rows_are_held_out_by_content(conversations: Store) -> None:
     made = nemo_rl.SFTDataset(conversations.path, split_validation_size=0.3, seed=7)
-    sides = tm.split(conversations, {"train": 0.7, "validation": 0.3}, seed=7)
-    assert [made.dataset.view.key, made.val_dataset.view.key] == [side.key for side in sides]
+    views = conversations.split({"train": 0.7, "validation": 0.3}, seed=7)
+    assert [made.dataset.view.key, made.val_dataset.view.key] == [
+        view.key for view in views.values()
+    ]
     [first] = made.val_dataset.view[:1]
     assert made.val_dataset[0]["message_log"][0]["token_ids"][0] == first.input_ids[0]
 
@@ -88,14 +90,14 @@ def test_validation_rows_are_held_out_by_content(conversations: Store) -> None:
     ("path", "fields", "match"),
     [
         (CHAT, {}, r"\+data\.train\.tokenizer"),
-        (CHAT, {"tokenizer": "t", "max_lenght": 9}, "unknown names of a dataset: max_lenght"),
-        (CHAT, {"tokenizer": "t", "prompt_file": "p.txt"}, "prompt_file is not applied"),
+        (CHAT, {"tokenizer": "t", "max_lenght": 9}, "Unknown settings of a dataset: max_lenght"),
+        (CHAT, {"tokenizer": "t", "prompt_file": "p.txt"}, "prompt_file is not supported"),
         (CHAT, {"tokenizer": "t", "system_prompt_file": "p.txt"}, "system_prompt_file is not"),
-        (None, {"tokenizer": "t", "turn_end": "stop"}, "take out tokenizer, turn_end"),
-        (None, {"epochs": 0}, "epochs is 0"),
+        (None, {"tokenizer": "t", "turn_end": "stop"}, "Remove tokenizer, turn_end"),
+        (None, {"epochs": 0}, "epochs must be a positive integer, got 0"),
     ],
 )
-def test_what_would_be_ignored_is_refused(
+def test_settings_that_would_be_ignored_are_refused(
     store: Store, path: str | None, fields: dict[str, Any], match: str
 ) -> None:
     with pytest.raises(UsageError, match=match):
@@ -139,7 +141,7 @@ def test_pairs_are_two_logs_in_the_order_of_a_run(pairs: Store, store: Store) ->
         log = nemo_rl.message_log(pairs[2 * number + 1])
         found = item["message_log_rejected"]
         assert [p["token_ids"].tolist() for p in found] == [p["token_ids"].tolist() for p in log]
-    with pytest.raises(UsageError, match="take pairs"):
+    with pytest.raises(UsageError, match="need pairs"):
         nemo_rl.PreferenceLogs(store)
 
 

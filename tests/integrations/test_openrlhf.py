@@ -1,4 +1,4 @@
-"""OpenRLHF's program over stores: its side written out, and OpenRLHF itself where it is."""
+"""OpenRLHF's program over stores: its side written out, and OpenRLHF itself if installed."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_the_name_of_a_split_is_not_compared_with_every_row(
     assert len(run(args, store)) == len(store)
 
 
-def test_what_it_could_not_train_rightly_is_refused(
+def test_data_that_it_would_train_wrongly_is_refused(
     args: Any, chat: Store, pairs: Store, tmp_path: Path
 ) -> None:
     longest = int(max(chat.lengths))
@@ -132,9 +132,9 @@ def test_what_it_could_not_train_rightly_is_refused(
         run(args, chat)
     args.strategy.args.data.max_len = longest
     run(args, chat)
-    with pytest.raises(UsageError, match="takes stores"):
+    with pytest.raises(UsageError, match="Not a store"):
         run(args, chat, str(tmp_path))
-    with pytest.raises(UsageError, match="belong to groups"):
+    with pytest.raises(UsageError, match="contains preference groups"):
         run(args, pairs)
     args.pretrain = True
     with pytest.raises(UsageError, match="--train-on everything"):
@@ -148,7 +148,7 @@ def test_openrlhf_itself_mixes_shards_and_resumes(tmp_path: Path, store: Store) 
     from openrlhf.utils.distributed_sampler import DistributedSampler
 
     ours = importlib.import_module(OURS)
-    other = make_store(tmp_path, [make_columns([6, 7, 8, 9] * 5)], pad_id=9)
+    other = make_store(tmp_path, [make_columns([6, 7, 8, 9] * 5)], pad_token_id=9)
     strategy = SimpleNamespace(
         args=SimpleNamespace(data=SimpleNamespace(max_len=64), use_ms=False),
         print=lambda *said: None, is_rank_0=lambda: False,

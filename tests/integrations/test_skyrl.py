@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("torchdata.stateful_dataloader")
 
 from tests.data.making import write_rows  # noqa: E402
-from tests.integrations import host_skyrl as host  # noqa: E402
+from tests.integrations import stand_in_skyrl  # noqa: E402
 from tests.integrations.conftest import EXAMPLES, stand_in  # noqa: E402
 from tokenmill.integrations import skyrl  # noqa: E402
 
@@ -37,15 +37,17 @@ def numbers_of(store: Store) -> dict[tuple[int, ...], int]:
 
 def test_store_path_is_a_pretokenized_dataset_as_it_is(chat: Store) -> None:
     pytest.importorskip("datasets")
-    dataset = host.checked_pretokenized(str(chat.path))
+    dataset = stand_in_skyrl.checked_pretokenized(str(chat.path))
     assert len(dataset) == len(chat)
     for theirs, ours in zip(dataset, skyrl.SFTDataset(chat), strict=True):
-        assert ours == host.normalised(theirs["input_ids"], theirs["loss_mask"], None)
+        assert ours == stand_in_skyrl.normalised(theirs["input_ids"], theirs["loss_mask"], None)
 
 
 @pytest.mark.parametrize("limit", [None, 1000, 20, 12])
 def test_dataset_rows_are_windows_by_skyrls_definition(store: Store, limit: int | None) -> None:
-    rows = [host.normalised(r.input_ids.tolist(), r.loss_mask.tolist(), limit) for r in store]
+    rows = [
+        stand_in_skyrl.normalised(r.input_ids.tolist(), r.loss_mask.tolist(), limit) for r in store
+    ]
     expected = [row for row in rows if row is not None]
     dataset = skyrl.SFTDataset(store, max_length=limit)
     assert limit != 12 or len(expected) < len(rows)
@@ -60,9 +62,9 @@ def test_dataset_without_a_trained_token_within_the_limit_is_refused(store: Stor
         skyrl.SFTDataset(store, max_length=0)
 
 
-def test_dataset_of_several_sources_counts_each(store: Store, chat: Store) -> None:
-    dataset = skyrl.SFTDataset(store, chat.path, max_length=20)
-    one, two = skyrl.SFTDataset(store, max_length=20), skyrl.SFTDataset(chat, max_length=20)
+def test_dataset_of_several_sources_counts_each(store: Store, other: Store) -> None:
+    dataset = skyrl.SFTDataset(store, other.path, max_length=20)
+    one, two = skyrl.SFTDataset(store, max_length=20), skyrl.SFTDataset(other, max_length=20)
     assert dataset.dataset_lengths == [len(one), len(two)]
     assert list(dataset) == [*one, *two]
     assert list(pickle.loads(pickle.dumps(dataset))) == list(dataset)
@@ -119,14 +121,14 @@ def test_sampler_own_state_resumes_at_every_row(store: Store) -> None:
         assert served == expected, f"stopped after {stop}"
 
 
-def test_sampler_weights_hold_and_equal_a_mixture(store: Store, chat: Store) -> None:
-    dataset = skyrl.SFTDataset(store, chat)
+def test_sampler_weights_hold_and_equal_a_mixture(store: Store, other: Store) -> None:
+    dataset = skyrl.SFTDataset(store, other)
     sampler = skyrl.Sampler(dataset, lengths=dataset.dataset_lengths, weights=[0.7, 0.3])
     found = list(islice(endless(sampler), 300))
     for ten in range(0, 300, 10):
         assert sum(number < 43 for number in found[ten : ten + 10]) == 7
-    both = tm.mix({"a": store, "b": chat}, {"a": 0.7, "b": 0.3})
-    mixed = tm.Loader(both, 50, indices=True, pad_id=0)
+    both = tm.mix({"a": store, "b": other}, {"a": 0.7, "b": 0.3})
+    mixed = tm.Loader(both, 50, indices=True, pad_token_id=0)
     expected = [n for batch in islice(mixed.repeat(), 6) for n in batch["indices"].tolist()]
     assert found == expected
     assert len(sampler) == len(dataset)
@@ -138,8 +140,8 @@ def test_sampler_weights_hold_and_equal_a_mixture(store: Store, chat: Store) -> 
         ({"order": "random"}, "order"),
         ({"seed": -1}, "seed"),
         ({"num_samples": 0}, "num_samples"),
-        ({"lengths": [1, 2]}, "together 3"),
-        ({"lengths": [20, 23], "weights": [1]}, "1 weights for 2"),
+        ({"lengths": [1, 2]}, "add up to 3"),
+        ({"lengths": [20, 23], "weights": [1]}, "1 values for 2"),
     ],
 )
 def test_sampler_wrong_arguments_are_refused(
@@ -155,7 +157,7 @@ def test_sampler_wrong_arguments_are_refused(
         ({"data_source": range(44)}, {}, "dataset"),
         ({"seed": 1}, {}, "seed"),
         ({"order": "sequential"}, {}, "order"),
-        ({}, {"begun": None}, "where it began"),
+        ({}, {"begun": None}, "no start position"),
         ({}, {"position": 44}, "its position is"),
     ],
 )
@@ -183,11 +185,11 @@ def walk(
 ) -> tuple[list[list[int]], Any]:  # fmt: skip
     dataset = skyrl.SFTDataset(store)
     sampler = skyrl.Sampler(dataset, seed=9)
-    loader = host.dataloader(dataset, sampler, batch_size, workers, start)
+    loader = stand_in_skyrl.dataloader(dataset, sampler, batch_size, workers, start)
     if state is not None:
         loader.load_state_dict(pickle.loads(pickle.dumps(state)))
     numbers, found = numbers_of(store), []
-    for batch, behind in islice(host.train(loader, ahead=ahead), steps):
+    for batch, behind in islice(stand_in_skyrl.train(loader, ahead=ahead), steps):
         found.append(rows_of(batch, numbers))
         state = behind
     return found, state
@@ -234,10 +236,12 @@ def test_stateful_dataloader_state_after_the_loop_has_ended_loses_nothing(
 ) -> None:
     """Torchdata drops the finished iterator it restores, with what that has prefetched."""
     dataset = skyrl.SFTDataset(store)
-    loader = host.dataloader(dataset, skyrl.Sampler(dataset, seed=9), 10, workers, "fork")
+    loader = stand_in_skyrl.dataloader(dataset, skyrl.Sampler(dataset, seed=9), 10, workers, "fork")
     numbers = numbers_of(store)
     found = [rows_of(batch, numbers) for batch in loader]
-    resumed = host.dataloader(dataset, skyrl.Sampler(dataset, seed=9), 10, workers, "fork")
+    resumed = stand_in_skyrl.dataloader(
+        dataset, skyrl.Sampler(dataset, seed=9), 10, workers, "fork"
+    )
     resumed.load_state_dict(loader.state_dict())
     found += [rows_of(batch, numbers) for batch in resumed]
     assert found == reference(store, 10, 10)
@@ -266,7 +270,7 @@ def raw(path: Path, rows: int = 6, word: str = "word") -> Path:
 
 def opened(tmp_path: Path, source: Path, **fields: Any) -> Any:
     stated = {"train_datasets": [str(source)], "cache_dir": str(tmp_path / "cache"), **fields}
-    return skyrl.from_config(host.config(**stated), tokenizer=EXAMPLES / "tokenizer")
+    return skyrl.from_config(stand_in_skyrl.config(**stated), tokenizer=EXAMPLES / "tokenizer")
 
 
 @pytest.mark.parametrize(
@@ -327,7 +331,7 @@ def test_from_config_columns_are_those_of_all_rows_not_of_the_first(
 
 def test_from_config_several_datasets_are_concatenated_in_order(tmp_path: Path) -> None:
     first, second = raw(tmp_path / "a.jsonl", 6, "x"), raw(tmp_path / "b.jsonl", 9, "y")
-    stated = host.config(
+    stated = stand_in_skyrl.config(
         train_datasets=[str(first), str(second)],
         train_dataset_splits=["train", "train[:50%]+train[-1:]"],
         cache_dir=str(tmp_path / "cache"),
@@ -346,7 +350,7 @@ def test_from_config_directory_is_split_as_datasets_splits_it(tmp_path: Path) ->
     raw(place / "train-00000.jsonl", 3, "a")
     raw(place / "train-00001.jsonl", 4, "b")
     raw(place / "test.jsonl", 5, "c")
-    stated = host.config(
+    stated = stand_in_skyrl.config(
         train_datasets=[str(place)], train_dataset_splits=["train[2:5]"],
         eval_datasets=[str(place)], eval_dataset_splits=["test"], eval_dataset_names=["mine"],
         cache_dir=str(tmp_path / "cache"),
@@ -356,13 +360,15 @@ def test_from_config_directory_is_split_as_datasets_splits_it(tmp_path: Path) ->
     ((name, evaluated),) = skyrl.eval_from_config(stated, tokenizer=EXAMPLES / "tokenizer") or []
     assert (name, len(evaluated)) == ("mine", 5)
     stated.train_dataset_splits = ["validation"]
-    with pytest.raises(UsageError, match="splits are: train, test"):
+    with pytest.raises(UsageError, match="Splits: train, test"):
         skyrl.from_config(stated, tokenizer=EXAMPLES / "tokenizer")
 
 
-def test_from_config_pretokenized_stores_are_opened_and_cut(chat: Store, store: Store) -> None:
-    stated = host.config(
-        pretokenized_dataset_paths=[str(chat.path), str(store.path)],
+def test_from_config_pretokenized_stores_are_opened_and_truncated(
+    other: Store, store: Store
+) -> None:
+    stated = stand_in_skyrl.config(
+        pretokenized_dataset_paths=[str(other.path), str(store.path)],
         eval_pretokenized_dataset_paths=[str(store.path)],
         max_length=20,
     )
@@ -371,7 +377,7 @@ def test_from_config_pretokenized_stores_are_opened_and_cut(chat: Store, store: 
     assert list(dataset)[dataset.dataset_lengths[0] :] == expected
     ((name, evaluated),) = skyrl.eval_from_config(stated) or []
     assert (name, len(evaluated)) == (store.path.name, len(expected))
-    assert skyrl.eval_from_config(host.config()) is None
+    assert skyrl.eval_from_config(stand_in_skyrl.config()) is None
 
 
 def test_from_config_without_cache_lives_as_long_as_the_dataset(
@@ -398,10 +404,10 @@ def test_from_config_without_cache_lives_as_long_as_the_dataset(
         ({"train_datasets": ["./none here"]}, "no such file"),
     ],
 )
-def test_from_config_what_cannot_be_meant_is_refused(
+def test_from_config_refuses_invalid_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], match: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     raw(tmp_path / "rows.jsonl")
     with pytest.raises((UsageError, SourceError), match=match):
-        skyrl.from_config(host.config(**fields), tokenizer=EXAMPLES / "tokenizer")
+        skyrl.from_config(stand_in_skyrl.config(**fields), tokenizer=EXAMPLES / "tokenizer")

@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("torchdata.stateful_dataloader")
 
 from tests.data.making import EXAMPLES, write_rows  # noqa: E402
-from tests.integrations import host_skyrl as host  # noqa: E402
+from tests.integrations import stand_in_skyrl  # noqa: E402
 from tokenmill.integrations import skyrl  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
@@ -43,13 +43,13 @@ def program(monkeypatch: pytest.MonkeyPatch, name: str, *words: str) -> Any:
 def test_main_sft_is_skyrls_program_with_data_by_from_config(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    theirs = host.install_main_sft(monkeypatch)
+    theirs = stand_in_skyrl.install_main_sft(monkeypatch)
     source = str(EXAMPLES / "conversations.jsonl")
     words = {"train": source, "eval": source, "model": TOKENIZER, "cache_dir": str(tmp_path)}
     ours = program(monkeypatch, "main_sft", *(f"{key}={value}" for key, value in words.items()))
     ours.main()
     trained, ((name, evaluated),) = theirs.loaded
-    config = host.config(train_datasets=[source], cache_dir=str(tmp_path))
+    config = stand_in_skyrl.config(train_datasets=[source], cache_dir=str(tmp_path))
     assert list(trained) == list(skyrl.from_config(config, tokenizer=TOKENIZER))
     assert name == source.replace("/", "_")
     assert list(evaluated) == list(trained)
@@ -59,7 +59,7 @@ def test_main_sft_is_skyrls_program_with_data_by_from_config(
 def test_main_base_is_skyrls_program_with_our_prompts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: Path, overridden: bool
 ) -> None:
-    theirs = host.install_main_base(monkeypatch)
+    theirs = stand_in_skyrl.install_main_base(monkeypatch)
     source = str(prompts_file(tmp_path / "prompts.jsonl"))
     words = [f"train_data={source}", f"model={TOKENIZER}"]
     if overridden:
@@ -70,14 +70,14 @@ def test_main_base_is_skyrls_program_with_our_prompts(
     assert list(theirs.loaded) == list(skyrl.PromptDataset(source, TOKENIZER, 30, num_workers=0))
 
 
-def test_task_has_one_cpu_and_takes_our_variables_along(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_has_one_cpu_and_our_environment_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = pytest.importorskip("ray")
     from tokenmill.integrations.skyrl.data import as_task
 
     monkeypatch.setenv("TOKENMILL_DATE", "2026-11-15")
     monkeypatch.setattr(ray, "remote", lambda **options: lambda function: (function, options))
-    function, options = as_task(test_task_has_one_cpu_and_takes_our_variables_along)
-    assert function is test_task_has_one_cpu_and_takes_our_variables_along
+    function, options = as_task(test_task_has_one_cpu_and_our_environment_variables)
+    assert function is test_task_has_one_cpu_and_our_environment_variables
     assert options["num_cpus"] == 1
     assert options["runtime_env"]["env_vars"]["TOKENMILL_DATE"] == "2026-11-15"
     assert "PATH" in os.environ
@@ -86,7 +86,7 @@ def test_task_has_one_cpu_and_takes_our_variables_along(monkeypatch: pytest.Monk
 
 @pytest.mark.skipif(find_spec("skyrl") is not None, reason="SkyRL is installed")
 @pytest.mark.parametrize("name", ["main_sft", "main_base"])
-def test_program_without_skyrl_says_what_is_missing(name: str) -> None:
+def test_program_without_skyrl_reports_what_is_missing(name: str) -> None:
     with pytest.raises(UsageError, match=r"SkyRL.*cannot be imported"):
         import_module(f"{OURS}.{name}")
 
@@ -124,7 +124,7 @@ def test_prompts_are_the_items_of_skyrls_eager_dataset(
     turns = json.loads(source.read_text().splitlines()[3])["prompt"]
     text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
     limit = len(tokenizer.encode(text, add_special_tokens=False)) - less  # one fits, or just not
-    wanted = host.eager_prompts(str(source), tokenizer, limit)
+    wanted = stand_in_skyrl.eager_prompts(str(source), tokenizer, limit)
     assert len(wanted) == 24 - 6 * less
     dataset = skyrl.PromptDataset(
         [str(source)], tokenizer, limit, num_workers=1, cache_dir=tmp_path / "cache"
@@ -146,7 +146,7 @@ def test_prompts_of_a_named_split_are_its_files(tmp_path: Path) -> None:
         assert len(dataset) == rows
 
 
-def test_prompts_over_the_limit_are_spoken_of(
+def test_prompts_over_the_limit_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = prompts_file(tmp_path / "prompts.jsonl")
@@ -164,7 +164,7 @@ def test_pretokenized_files_of_others_go_through_skyrls_loader(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int | None
 ) -> None:
     if find_spec("skyrl") is None:
-        host.install_pretokenized(monkeypatch)
+        stand_in_skyrl.install_pretokenized(monkeypatch)
     file = tmp_path / "rows.parquet"
     tm.export(store, "parquet", file)
     wanted = list(skyrl.SFTDataset(store, max_length=limit))
@@ -172,13 +172,15 @@ def test_pretokenized_files_of_others_go_through_skyrls_loader(
     def same(found: Any) -> bool:
         return [{name: row[name] for name in wanted[0]} for row in found] == wanted
 
-    alone = host.config(pretokenized_dataset_paths=[str(file)], max_length=limit)
+    alone = stand_in_skyrl.config(pretokenized_dataset_paths=[str(file)], max_length=limit)
     assert same(skyrl.from_config(alone))
-    both = host.config(pretokenized_dataset_paths=[str(file), str(store.path)], max_length=limit)
+    both = stand_in_skyrl.config(
+        pretokenized_dataset_paths=[str(file), str(store.path)], max_length=limit
+    )
     mixed = skyrl.from_config(both)
     assert same([mixed[number] for number in range(len(wanted))])
     assert same([mixed[number] for number in range(len(wanted), 2 * len(wanted))])
-    evaluated = host.config(eval_pretokenized_dataset_paths=[str(file)], max_length=limit)
+    evaluated = stand_in_skyrl.config(eval_pretokenized_dataset_paths=[str(file)], max_length=limit)
     ((name, found),) = skyrl.eval_from_config(evaluated) or []
     assert name == "rows.parquet"
     assert same(found)
@@ -188,6 +190,8 @@ def test_pretokenized_files_of_others_go_through_skyrls_loader(
 def test_pretokenized_files_of_others_without_skyrl_are_refused_by_name(tmp_path: Path) -> None:
     file = tmp_path / "rows.parquet"
     file.write_bytes(b"anything")
-    with pytest.raises(UsageError, match="SkyRL's own loader") as caught:
-        skyrl.from_config(host.config(pretokenized_dataset_paths=[str(file)]))
+    with pytest.raises(
+        UsageError, match="reading a dataset that is not a store needs SkyRL"
+    ) as caught:
+        skyrl.from_config(stand_in_skyrl.config(pretokenized_dataset_paths=[str(file)]))
     assert caught.value.path == str(file)

@@ -30,8 +30,8 @@ def same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
 
 
 def test_dataset_items_and_collate_equal_the_loaders_batches(store: Store) -> None:
-    dataset = tt.Dataset(store, pad_side="left", pad_to_multiple_of=4)
-    loader = Loader(store, 8, pad_side="left", pad_to_multiple_of=4, indices=True)
+    dataset = tt.Dataset(store, padding_side="left", pad_to_multiple_of=4)
+    loader = Loader(store, 8, padding_side="left", pad_to_multiple_of=4, indices=True)
     for batch in loader:
         rows = batch.pop("indices").tolist()
         batch.pop("num_trained_tokens")
@@ -161,6 +161,6 @@ def looks_for_a_file(row: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_failing_map_function_is_no_dead_worker(store: Store, workers: int) -> None:
+def test_failing_map_function_is_not_a_dead_worker(store: Store, workers: int) -> None:
     with pytest.raises(FileNotFoundError, match="nowhere"):
         next(iter(store.map(looks_for_a_file).torch(batch_size=2, num_workers=workers)))

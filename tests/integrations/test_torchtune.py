@@ -1,4 +1,4 @@
-"""torchtune: rows and packs of a store for its recipes, and torchtune itself where it is."""
+"""torchtune: rows and packs of a store for its recipes, and torchtune itself if installed."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def expected(row: Any) -> list[int]:
     return predictions([], labels_of(row), shifted=False)
 
 
-def test_labels_stand_where_the_installed_torchtune_has_them(chat: Store, shifts: bool) -> None:
+def test_labels_are_shifted_like_the_installed_torchtunes(chat: Store, shifts: bool) -> None:
     dataset = sft_dataset(SimpleNamespace(max_seq_len=None), source=str(chat.path))
     assert len(dataset) == len(chat) > 50
     for number, row in enumerate(chat):
@@ -96,9 +96,9 @@ def test_labels_stand_where_the_installed_torchtune_has_them(chat: Store, shifts
         assert item["labels"][-1 if shifts else 0] == IGNORED
 
 
-def test_place_of_labels_is_not_guessed(monkeypatch: pytest.MonkeyPatch, chat: Store) -> None:
+def test_unknown_label_shift_is_refused(monkeypatch: pytest.MonkeyPatch, chat: Store) -> None:
     install(monkeypatch, Odd)
-    with pytest.raises(UsageError, match="this version is not known"):
+    with pytest.raises(UsageError, match="version of torchtune is not supported"):
         labels_are_shifted()
     monkeypatch.setitem(sys.modules, "torchtune", None)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="torchtune"):
@@ -107,7 +107,7 @@ def test_place_of_labels_is_not_guessed(monkeypatch: pytest.MonkeyPatch, chat: S
 
 
 def test_packs_are_torchtunes_own(chat: Store, shifts: bool) -> None:
-    tokenizer = SimpleNamespace(max_seq_len=int(max(chat.lengths)), pad_id=0)
+    tokenizer = SimpleNamespace(max_seq_len=int(max(chat.lengths)), pad_token_id=0)
     made = sft_dataset(tokenizer, source=chat, packed=True)
     assert type(made) is sys.modules["torchtune.datasets"].PackedDataset  # type: ignore[attr-defined]
     assert len(made) < len(chat)
@@ -128,7 +128,7 @@ def test_packs_are_torchtunes_own(chat: Store, shifts: bool) -> None:
         sft_dataset(SimpleNamespace(max_seq_len=None), source=chat, packed=True)
 
 
-def test_rows_that_would_be_cut_are_refused_before_the_run(
+def test_rows_that_would_be_truncated_are_refused_before_the_run(
     monkeypatch: pytest.MonkeyPatch, chat: Store
 ) -> None:
     install(monkeypatch, Transform)

@@ -12,7 +12,7 @@ import pytest
 
 import tokenmill as tm
 from tests.build.making import EXAMPLES, INLINE, TOKENIZER, write_rows
-from tokenmill import Loader, Pack, filtered, prepare
+from tokenmill import Loader, Pack, prepare
 from tokenmill.data.view import View
 from tokenmill.errors import UsageError
 
@@ -41,7 +41,7 @@ def view(tmp_path_factory: pytest.TempPathFactory) -> View:
     cache = tmp_path_factory.mktemp("cache")
     source = str(EXAMPLES / "conversations.jsonl")
     store = prepare(source, tokenizer=str(TOKENIZER), cache_dir=cache, **INLINE)
-    return filtered(store, "length < 90")[:35]
+    return store.filter("length < 90")[:35]
 
 
 def tiny_model(seed: int = 0) -> Any:
@@ -148,10 +148,10 @@ def test_run_resumed_sees_the_loaders_batches(
             assert torch.equal(weights, resumed.state_dict()[name]), name
 
 
-def test_rows_laid_behind_each_other_do_not_see_each_other(
+def test_concatenated_rows_do_not_attend_to_each_other(
     view: View, tokenizer: Any, tmp_path: Path
 ) -> None:
-    """What the model says of a row in a pack is what it says of the row alone."""
+    """Logits of a row in a pack equal those of the row alone."""
     model = tiny_model().eval()
     for name, pack in (("free", None), ("packs", PACK)):
         run = hf.for_trl(view, seed=SEED, pack=pack, padding_free=True)
@@ -186,7 +186,7 @@ def test_trainer_class_in_order_does_not_shuffle_where_transformers_would(
 def test_store_opened_by_load_from_disk_trains_every_token_in_trl(
     view: View, tokenizer: Any, tmp_path: Path
 ) -> None:
-    """What docs/trl.md warns of first: should TRL learn of the mask, the page must change."""
+    """docs/trainers/trl.md warns of this first. If it fails, update the page."""
     bare = datasets.load_from_disk(str(view.stores[0].path)).select(range(BATCH))
     assert bare.column_names == ["input_ids", "loss_mask"]
     wanted = {"num_train_epochs": 1, "train_sampling_strategy": "sequential"}
@@ -202,7 +202,7 @@ def test_store_opened_by_load_from_disk_trains_every_token_in_trl(
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_assistant_masks_are_folded_into_our_labels_by_trls_own_preparation(
+def test_trl_converts_assistant_masks_to_our_labels(
     view: View, tokenizer: Any, tmp_path: Path, packing: bool
 ) -> None:
     """TRL truncates, or packs, by itself: what it trains is what we would have cut and packed."""
@@ -257,7 +257,7 @@ def test_trl_that_would_ignore_labels_or_boundaries_is_refused_by_its_version(
         assert ("shuffle_dataset" in wanted) == (version[:4] not in ("0.19", "0.23"))
         return
     for more in [{"pack": PACK}, {"padding_free": True}] if packed else [{}]:
-        with pytest.raises(UsageError, match=f"TRL {version} ignores.*trl>={lowest}"):
+        with pytest.raises(UsageError, match=f"TRL {version} silently ignores.*trl>={lowest}"):
             hf.for_trl(view, **more)
 
 
@@ -270,9 +270,9 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> tm.PromptDataset:
     for number in range(11):
         row = {"question": f"say {number} " * (30 if number == 4 else 1), "answer": number}
         rows.append(row if number % 2 else {**row, "hint": {"of": [number]}})
-    return tm.PromptDataset(
+    return hf.grpo_prompts(
         write_rows(place / "prompts.jsonl", rows), str(TOKENIZER), max_length=40, seed=SEED,
-        prompt_key="question", apply_chat_template=True, convention=hf.VERBATIM, num_workers=0,
+        prompt_key="question", apply_chat_template=True, num_workers=0,
         cache_dir=place / "cache",
     )  # fmt: skip
 
@@ -296,6 +296,13 @@ def test_prompts_for_grpo_are_rows_with_messages_in_our_order(prompts: tm.Prompt
     assert hf.for_grpo(prompts, epochs=2)[0]._fingerprint == dataset._fingerprint
     with pytest.raises(UsageError, match="epochs"):
         hf.for_grpo(prompts, epochs=0)
+
+
+def test_grpo_takes_prompts_only(view: View) -> None:
+    for other in (view, view[:0], None, [], {"prompt": ["x"]}, 3):
+        got = type(other).__name__
+        with pytest.raises(UsageError, match=f"prompts must be a PromptDataset, got {got}"):
+            hf.for_grpo(other)  # type: ignore[arg-type]
 
 
 def test_grpo_resumed_is_given_our_prompts_in_our_order(

@@ -121,7 +121,9 @@ class Uncalled(torch.nn.Module):  # type: ignore[misc,name-defined]
 
 
 @pytest.mark.parametrize("kind", ["DPO", "KTO"])
-def test_known_reference_is_not_asked(kind: str, tmp_path: Path, tokenizer: Any) -> None:
+def test_reference_model_is_not_called_if_its_values_are_attached(
+    kind: str, tmp_path: Path, tokenizer: Any
+) -> None:
     store = prepare(tmp_path, PAIRS if kind == "DPO" else KTO)
     # Of KTO's losses, one without a KL term.
     loss = {} if kind == "DPO" else {"loss_type": "apo_zero_unpaired"}
@@ -137,7 +139,7 @@ def test_known_reference_is_not_asked(kind: str, tmp_path: Path, tokenizer: Any)
         ]
     ]
     asked.train()
-    store.attach("ref_logps", np.asarray(values, np.float32), made_by="tiny model 7")
+    store.attach("ref_logps", np.asarray(values, np.float32), producer="tiny model 7")
     data, arguments = hf.for_trl(store, epochs=2, seed=SEED, ref_logps="ref_logps")
     assert arguments["precompute_ref_log_probs"] is True
     known = trainer_of(kind, tmp_path / "b", tokenizer, data, arguments | loss)
@@ -155,7 +157,7 @@ def test_known_reference_is_not_asked(kind: str, tmp_path: Path, tokenizer: Any)
             trainer_of(kind, tmp_path / "c", tokenizer, data, arguments | {"loss_type": "kto"})
 
 
-def test_kto_is_fed(tmp_path: Path, tokenizer: Any) -> None:
+def test_kto_trains(tmp_path: Path, tokenizer: Any) -> None:
     store = prepare(tmp_path, KTO)
     run = hf.for_trl(store, epochs=2, seed=SEED)
     trainer = trainer_of("KTO", tmp_path / "out", tokenizer, *run, ref_model=tiny_model())
@@ -192,8 +194,8 @@ def test_reward_models_see_whole_answers_and_margins(tmp_path: Path, tokenizer: 
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        ({"trainer": "kto"}, "wants groups of kto"),
-        ({"pack": tm.Pack(length=512)}, "does not pack groups"),
+        ({"trainer": "kto"}, "needs groups of kind kto"),
+        ({"pack": tm.Pack(length=512)}, "cannot pack rows with groups"),
         ({"trainer": "ppo"}, "trainer"),
         ({"trainer": "reward", "ref_logps": "ref_logps"}, "has no reference"),
     ],

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.data.test_media import PICTURES, Illustrated
-from tests.integrations.test_host_lines import block_of
+from tests.data.test_media import IMAGES, Illustrated
+from tests.integrations.test_page_lines import block_of
 from tokenmill import Loader, Pack, concat
 from tokenmill.errors import UsageError
 
@@ -55,13 +55,13 @@ def test_batches_are_those_of_trls_own_collator(made: Illustrated) -> None:
 
     theirs = DataCollatorForVisionLanguageModeling(made.raw, pad_to_multiple_of=8)
     ours = hf.VisionCollator(
-        made.store, processor=made.raw, pad_id=pad_of(made), pad_to_multiple_of=8
+        made.store, processor=made.raw, pad_token_id=pad_of(made), pad_to_multiple_of=8
     )
     for rows in ([0, 1, 2, 5], [3], [8, 4], [2, 7]):
         examples = [
             {
                 "messages": made.conversations[row],
-                "images": [made.album.open(number) for number in PICTURES[row]],
+                "images": [made.album.open(number) for number in IMAGES[row]],
             }
             for row in rows
         ]
@@ -72,9 +72,9 @@ def test_batches_are_those_of_trls_own_collator(made: Illustrated) -> None:
             assert torch.equal(found[name], expected[name]), name
         for line, row in enumerate(rows):
             mask = made.store[row].loss_mask > 0
-            told = found["labels"][line, : mask.size].numpy()
-            assert np.array_equal(told != -100, mask)
-            assert np.array_equal(told[mask], expected["labels"][line, : mask.size].numpy()[mask])
+            detail = found["labels"][line, : mask.size].numpy()
+            assert np.array_equal(detail != -100, mask)
+            assert np.array_equal(detail[mask], expected["labels"][line, : mask.size].numpy()[mask])
             assert (found["labels"][line, mask.size :] == -100).all()
 
 
@@ -94,7 +94,7 @@ def tiny_llava(words: int, image: int) -> Any:
     return transformers.LlavaForConditionalGeneration(config)
 
 
-def test_a_trainer_walks_through_the_loaders_batches(made: Illustrated, tmp_path: Path) -> None:
+def test_trainer_sees_the_loaders_batches(made: Illustrated, tmp_path: Path) -> None:
     dataset, arguments = hf.for_trl(made.store, epochs=1, seed=5)
     assert dataset.column_names == ["row"]
     stated = settings(
@@ -105,10 +105,12 @@ def test_a_trainer_walks_through_the_loaders_batches(made: Illustrated, tmp_path
     model = tiny_llava(len(made.raw.tokenizer), made.raw.tokenizer.convert_tokens_to_ids("<image>"))
     trainer = recorder()(
         model=model, args=config, train_dataset=dataset, processing_class=made.raw,
-        data_collator=hf.VisionCollator(made.store, pad_id=pad_of(made)),
+        data_collator=hf.VisionCollator(made.store, pad_token_id=pad_of(made)),
     )  # fmt: skip
     trainer.train()
-    batches = list(Loader(made.store, batch_size=3, seed=5, media="pixels", pad_id=pad_of(made)))
+    batches = list(
+        Loader(made.store, batch_size=3, seed=5, media="pixels", pad_token_id=pad_of(made))
+    )
     for seen, batch in zip(trainer.seen, batches, strict=False):
         for name in seen:
             assert np.array_equal(seen[name], batch[name]), name
@@ -123,25 +125,25 @@ def test_a_trainer_walks_through_the_loaders_batches(made: Illustrated, tmp_path
 
 def test_what_trl_cannot_do_is_refused(made: Illustrated) -> None:
     for wish in ({"pack": Pack(4096)}, {"padding_free": True}):
-        with pytest.raises(UsageError, match="does not pack pictures"):
+        with pytest.raises(UsageError, match="cannot pack rows with images"):
             hf.for_trl(made.store, **wish)
-    plain = made.store.filter("pictures == 0")
+    plain = made.store.filter("images == 0")
     assert hf.for_trl(concat([made.store, plain]))[0].column_names == ["row"]
-    collator = hf.VisionCollator(made.store, pad_id=0)
+    collator = hf.VisionCollator(made.store, pad_token_id=0)
     copied = pickle.loads(pickle.dumps(collator))
     assert torch.equal(copied([{"row": 1}])["pixel_values"], collator([{"row": 1}])["pixel_values"])
 
 
 def test_lines_of_the_page_train(made: Illustrated, tmp_path: Path) -> None:
-    """The block of docs/trl.md that needs a model with eyes, as it stands there."""
+    """Run the block of docs/trainers/trl.md that needs a vision-language model."""
     image = made.raw.tokenizer.convert_tokens_to_ids("<image>")
-    # The tokenizer behind this store names neither a pad nor an eos token.
-    padded = functools.partial(hf.VisionCollator, pad_id=pad_of(made))
+    # The tokenizer of this store has no pad or eos token.
+    padded = functools.partial(hf.VisionCollator, pad_token_id=pad_of(made))
     space: dict[str, Any] = {
         "hf": SimpleNamespace(for_trl=hf.for_trl, VisionCollator=padded),
         "SFTTrainer": trl.SFTTrainer, "SFTConfig": trl.SFTConfig, "store": made.store,
         "processor": made.raw, "model": tiny_llava(len(made.raw.tokenizer), image),
-        "mine": settings(
+        "options": settings(
             tmp_path, per_device_train_batch_size=2, max_steps=1, save_strategy="no"
         ),
     }  # fmt: skip

@@ -22,7 +22,7 @@ from tokenmill.store import Store
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from tests.integrations import host_verl as host  # noqa: E402
+from tests.integrations import stand_in_verl  # noqa: E402
 from tokenmill.integrations import verl  # noqa: E402
 
 SEQUENTIAL = {"order": "sequential"}
@@ -89,7 +89,7 @@ def test_sft_rows_and_masks_are_verls_where_its_ids_are_the_whole_render(
 
         theirs = MultiTurnSFTDataset([source], tokenizer, settings)
     else:
-        theirs = host.SFTDataset(rows, tokenizer)
+        theirs = stand_in_verl.SFTDataset(rows, tokenizer)
     dataset = verl.SFTDataset([source], tokenizer, stated)
     compared = 0
     for number, row in enumerate(dataset.view):
@@ -118,7 +118,7 @@ def test_sft_validation_files_stay_in_file_order_once(store: Store, tokenizer: A
 
 @pytest.mark.parametrize("truncation", ["left", "right"])
 @pytest.mark.parametrize("pad_mode", ["right", "no_padding"])
-def test_sft_rows_are_cut_and_padded_as_verl_does(
+def test_sft_rows_are_truncated_and_padded_as_in_verl(
     store: Store, tokenizer: Any, truncation: str, pad_mode: str
 ) -> None:
     limit = 20
@@ -194,7 +194,7 @@ def test_sft_undo_shuffle_serves_our_order_through_verls_sampler(
     [
         ({"pad_mode": "left_right"}, "pad_mode"),
         ({"truncation": "middle"}, "truncation"),
-        ({"tokenmill": {"sed": 1}}, "unknown names under data.tokenmill: sed"),
+        ({"tokenmill": {"sed": 1}}, "Unknown settings under data.tokenmill: sed"),
         ({"tokenmill": {"order": "random"}}, "order"),
         ({"tokenmill": {"epochs": 0}}, "epochs"),
     ],
@@ -213,10 +213,10 @@ TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
 
 @pytest.fixture(scope="module")
 def switchable() -> Any:
-    """A tokenizer whose template prints what it was told about thinking."""
+    """A tokenizer whose template prints the value of `enable_thinking`."""
     found = transformers.AutoTokenizer.from_pretrained(EXAMPLES / "tokenizer")
-    told = "{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}"
-    found.chat_template = told + found.chat_template
+    detail = "{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}"
+    found.chat_template = detail + found.chat_template
     return found
 
 
@@ -226,7 +226,7 @@ def switchable() -> Any:
     [[None] * 5, [False] * 5, [True, False, None, False, True, None], [1, 0, 1]],
     ids=["null", "constant", "mixed", "numbers"],
 )
-def test_sft_rows_say_themselves_whether_to_think(
+def test_sft_rows_are_rendered_with_their_own_thinking_value(
     tmp_path: Path, switchable: Any, cache: str, ending: str, said: list[Any], default: bool | None
 ) -> None:
     rows = []
@@ -240,8 +240,8 @@ def test_sft_rows_say_themselves_whether_to_think(
     expected = []
     for row in rows:
         switch = default if row["enable_thinking"] is None else bool(row["enable_thinking"])
-        told = {} if switch is None else {"enable_thinking": switch}
-        text = switchable.apply_chat_template(row["messages"], tokenize=False, **told)
+        detail = {} if switch is None else {"enable_thinking": switch}
+        text = switchable.apply_chat_template(row["messages"], tokenize=False, **detail)
         expected.append(switchable(text, add_special_tokens=False)["input_ids"])
     assert [item["input_ids"].tolist() for item in dataset] == expected
     assert dataset.view.lengths.tolist() == [len(ids) for ids in expected]
@@ -264,7 +264,7 @@ def test_sft_rows_that_differ_keep_their_order_over_files_and_rejections(
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_sft_every_row_is_looked_at_once_per_content(
+def test_sft_every_row_is_scanned_once_per_content(
     tmp_path: Path, switchable: Any, cache: str, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row: dict[str, Any] = {
@@ -274,9 +274,9 @@ def test_sft_every_row_is_looked_at_once_per_content(
     quiet = write_rows(tmp_path / f"quiet.{ending}", rows)
     assert len(verl.SFTDataset(quiet, switchable, config(cache))) == 9
     for name, value, match in (
-        ("enable_thinking", "false", "enable_thinking is 'false'; it is true, false or null"),
-        ("images", ["a.png"], "a row has images: pictures need a processor"),
-        ("videos", ["a.mp4"], "a row has videos: .* verl's own dataset"),
+        ("enable_thinking", "false", "enable_thinking must be true, false or null, got 'false'"),
+        ("images", ["a.png"], "The row has images: verl passed no processor"),
+        ("videos", ["a.mp4"], "The row has videos: .* verl's own dataset"),
     ):
         rows[7] = {**row, name: value}
         loud = write_rows(tmp_path / f"{name}.{ending}", rows)
@@ -291,7 +291,7 @@ def test_sft_every_row_is_looked_at_once_per_content(
 def test_sft_text_rows_are_rendered_by_the_processors_template(
     tmp_path: Path, switchable: Any, cache: str
 ) -> None:
-    """Positions of Qwen-VL's text rows: test_verl_pictures.py."""
+    """Positions of Qwen-VL's text rows: test_verl_images.py."""
     processor = types.SimpleNamespace(
         image_processor=object(), chat_template="hello" + switchable.chat_template
     )
@@ -302,7 +302,7 @@ def test_sft_text_rows_are_rendered_by_the_processors_template(
     assert "multi_modal_inputs" not in item
 
 
-def test_sft_user_turn_at_the_end_is_cut_or_rejected(
+def test_sft_user_turn_at_the_end_is_removed_or_rejected(
     tmp_path: Path, tokenizer: Any, cache: str
 ) -> None:
     rows = [{"messages": TURNS}, {"messages": [*TURNS, TURNS[0]]}]
@@ -453,7 +453,7 @@ def test_rl_what_cannot_be_measured_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match="filter_overlong_prompts=False"):
         verl.RLDataset(str(prompts), tokenizer, config(cache, seed=7, tool_config_path="t.yaml"))
-    with pytest.raises(UsageError, match="no prompt is left"):
+    with pytest.raises(UsageError, match="No prompt is left"):
         verl.RLDataset(str(prompts), tokenizer, config(cache, seed=7, max_prompt_length=1))
     turn = {"role": "user", "content": "what is <image>?"}
     source = write_rows(tmp_path / "rows.jsonl", [{"prompt": [turn], "images": ["a.png"]}])

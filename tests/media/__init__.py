@@ -1,1 +1,1 @@
-"""Tests of the media room."""
+"""Tests of the media package."""

@@ -1,4 +1,4 @@
-"""Processors that the tests of this room share: making one takes seconds."""
+"""Processors that the tests of this package share: making one takes seconds."""
 
 from __future__ import annotations
 

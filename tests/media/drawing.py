@@ -1,4 +1,4 @@
-"""Pictures that are drawn: every size, mode, orientation and format, the same for one seed."""
+"""Draw images of every size, mode, orientation and format, reproducible by seed."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ ORIENTED = ("JPEG", "PNG", "WEBP", "TIFF", "AVIF")  # can carry EXIF
 
 def draw(rng: random.Random, width: int, height: int, mode: str = "RGB") -> Image.Image:
     noise = np.frombuffer(rng.randbytes(width * height * 3), np.uint8).reshape(height, width, 3)
-    picture = Image.fromarray(noise.copy())
-    pen = ImageDraw.Draw(picture)
+    image = Image.fromarray(noise.copy())
+    pen = ImageDraw.Draw(image)
     for _ in range(8):
         ends = [rng.randint(0, max(width, height)) for _ in range(4)]
         colour = tuple(rng.randint(0, 255) for _ in range(3))
         pen.line(ends, fill=colour, width=rng.randint(1, 5))
     pen.text((width // 4, height // 4), f"{width}×{height}", fill=(255, 0, 0))
     if mode == "I;16":
-        grey = np.asarray(picture.convert("L"), np.uint16)
+        grey = np.asarray(image.convert("L"), np.uint16)
         return Image.fromarray(grey * 257 // 3)
     if mode in ("LA", "RGBA"):
-        picture.putalpha(picture.convert("L"))
-    return picture.convert(mode)
+        image.putalpha(image.convert("L"))
+    return image.convert(mode)
 
 
-def encode(picture: Image.Image, form: str, orientation: int = 1) -> bytes:
+def encode(image: Image.Image, form: str, orientation: int = 1) -> bytes:
     if orientation == 1:
-        return _saved(picture, form)
+        return _saved(image, form)
     exif = Image.Exif()
     exif[0x0112] = orientation
-    return _saved(picture, form, exif=exif)
+    return _saved(image, form, exif=exif)
 
 
-def any_picture(rng: random.Random, longest: int = 700) -> tuple[bytes, str]:
+def any_image(rng: random.Random, longest: int = 700) -> tuple[bytes, str]:
     form = rng.choice(sorted(form for form in MODES if form in _writable()))
     mode = rng.choice(MODES[form])
     orientation = rng.randint(1, 8) if form in ORIENTED else 1
@@ -65,17 +65,17 @@ def _chunk(kind: bytes, body: bytes) -> bytes:
 
 
 def bomb(width: int, height: int, *chunks: bytes) -> bytes:
-    """A small PNG that says it is large; with chunks before its pixels."""
+    """Return a small PNG with a large size in its header, and chunks before its pixels."""
     header = _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
     pixels = _chunk(b"IDAT", zlib.compress(bytes(100)))
     return b"\x89PNG\r\n\x1a\n" + header + b"".join(chunks) + pixels + _chunk(b"IEND", b"")
 
 
 def unusual() -> dict[str, bytes]:
-    """Files that are odd, or wrong, by what is odd or wrong with them."""
+    """Return odd and broken files, by a description."""
     rng = random.Random(99)
-    picture = draw(rng, 141, 83)
-    files = {"empty": b"", "no picture": b"not a picture"}
+    image = draw(rng, 141, 83)
+    files = {"empty": b"", "no image": b"not an image"}
     for form, modes in MODES.items():
         if form in _writable():
             files.update(
@@ -84,28 +84,28 @@ def unusual() -> dict[str, bytes]:
     for form in ORIENTED:
         if form in _writable():
             for orientation in range(1, 9):
-                files[f"{form} turned {orientation}"] = encode(picture, form, orientation)
+                files[f"{form} turned {orientation}"] = encode(image, form, orientation)
     for form in ("JPEG", "PNG", "WEBP", "GIF", "TIFF"):
-        whole = encode(picture.convert("P") if form == "GIF" else picture, form)
+        whole = encode(image.convert("P") if form == "GIF" else image, form)
         for quarter in (1, 2, 3):
             files[f"{form} cut at {quarter} of 4"] = whole[: len(whole) * quarter // 4]
         files[f"{form} without its last byte"] = whole[:-1]
         files[f"{form} with more behind it"] = whole + b"more"
     more = [draw(rng, 141, 83) for _ in range(2)]
     for form in ("GIF", "WEBP", "PNG", "TIFF", "MPO"):
-        files[f"{form} of three frames"] = _saved(picture, form, save_all=True, append_images=more)
-    palette = picture.quantize(16)
+        files[f"{form} of three frames"] = _saved(image, form, save_all=True, append_images=more)
+    palette = image.quantize(16)
     files["PNG palette with one transparent colour"] = _saved(palette, "PNG", transparency=3)
     files["PNG palette of opacities"] = _saved(
         palette, "PNG", transparency=bytes(range(0, 160, 10))
     )
     files["GIF with a transparent colour"] = _saved(palette, "GIF", transparency=3)
-    files["PNG with a transparent colour"] = _saved(picture, "PNG", transparency=(1, 2, 3))
+    files["PNG with a transparent colour"] = _saved(image, "PNG", transparency=(1, 2, 3))
     for mode in ("RGB", "L", "CMYK"):
-        files[f"JPEG progressive {mode}"] = _saved(picture.convert(mode), "JPEG", progressive=True)
-    jpeg = encode(picture, "JPEG")
-    files["JPEG with a profile"] = _saved(picture, "JPEG", icc_profile=bytes(70_000))
-    files["JPEG with broken EXIF"] = _saved(picture, "JPEG", exif=b"Exif\0\0II*\0garbage")
+        files[f"JPEG progressive {mode}"] = _saved(image.convert(mode), "JPEG", progressive=True)
+    jpeg = encode(image, "JPEG")
+    files["JPEG with a profile"] = _saved(image, "JPEG", icc_profile=bytes(70_000))
+    files["JPEG with broken EXIF"] = _saved(image, "JPEG", exif=b"Exif\0\0II*\0garbage")
     files["JPEG that ends early"] = jpeg[: len(jpeg) // 2] + b"\xff\xd9"
     frame = jpeg.index(b"\xff\xc0") + 5
     files["JPEG that says it is large"] = jpeg[:frame] + b"\xff\xdc\xff\xdc" + jpeg[frame + 4 :]
@@ -120,9 +120,9 @@ def unusual() -> dict[str, bytes]:
     return files
 
 
-def _saved(picture: Image.Image, form: str, **more: Any) -> bytes:
+def _saved(image: Image.Image, form: str, **more: Any) -> bytes:
     file = io.BytesIO()
-    picture.save(file, form, **more)
+    image.save(file, form, **more)
     return file.getvalue()
 
 

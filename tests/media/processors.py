@@ -1,8 +1,8 @@
 """Processors of eleven families, made from their classes without a network.
 
-`make(name)` gives one over the bundled tokenizer; `make(name, directory)` over a real one. Without
-torchvision, transformers has no video processors and refuses some classes; those parts, which look
-at no picture, are left out, and the classes' checks with them.
+`make(name)` uses the bundled tokenizer, `make(name, directory)` a real one. Without torchvision,
+transformers has no video processors and refuses some classes. These parts are left out together
+with the checks of the classes; they process no images.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TEMPLATE = (
     "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""A ChatML template of messages with parts, as the Qwen processors have it."""
+"""A ChatML template for messages with parts, similar to that of the Qwen processors."""
 
 _QWEN = {
     "image_token": "<|image_pad|>",
@@ -45,7 +45,7 @@ def tokenizer_with(tokens: dict[str, str], directory: Path = EXAMPLE) -> Any:
 
 
 def lenient(kind: type[Any]) -> type[Any]:
-    """A processor's class that takes None for the parts that cannot be had here."""
+    """Return a subclass of a processor that accepts None for parts that are unavailable here."""
 
     def check(self: Any, name: str, part: Any) -> Any:
         return None if part is None else kind.check_argument_for_proper_class(self, name, part)
@@ -195,13 +195,13 @@ FAMILIES: dict[str, Callable[[Path], Any]] = {
 }  # fmt: skip
 
 OPTIONS: dict[str, dict[str, Any]] = {"gemma3_pan_and_scan": {"do_pan_and_scan": True}}
-"""What some are given at every call, under names of their own."""
+"""Options of every call, by the name of the processor."""
 
 NAMES = (*FAMILIES, *OPTIONS)
 
 
 def make(name: str, directory: Path = EXAMPLE, template: str | None = TEMPLATE) -> Any:
-    """A processor of `NAMES`, with a template that prints its image token for each picture."""
+    """Make a processor of `NAMES` with a template that prints its image token per image."""
     processor = FAMILIES[name.partition("_pan_")[0]](directory)
     if template is not None:
         processor.chat_template = template.replace("IMAGE_TOKEN", processor.image_token)

@@ -1,8 +1,7 @@
 """The few functions of torchvision that Llama 4's image processor calls, for machines without it.
 
-Pixtral's processor only imports the library. What these functions do to pixels is close to the real
-ones and nothing is claimed of it: their shapes are right, and that the processor gets the same
-pixels from them each time is what the tests need.
+Pixtral's processor only imports the library. The pixels are close to those of the real functions,
+not equal. The tests need only correct shapes and reproducible pixels.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def grayscale_to_rgb(image: Any) -> Any:
 
 
 def install() -> None:
-    """Let transformers' modules import torchvision; does nothing where the real one is."""
+    """Let transformers import torchvision; do nothing if the real one is installed."""
     if "torchvision" in sys.modules or importlib.util.find_spec("torchvision") is not None:
         return
     from transformers import image_processing_backends

@@ -1,1 +1,1 @@
-"""Sources and stores elsewhere: over HTTP, on S3, in fsspec's memory, on the hub."""
+"""Tests of remote sources and stores: HTTP, S3, fsspec's memory, the hub."""

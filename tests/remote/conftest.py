@@ -1,4 +1,4 @@
-"""Places elsewhere, all of them on this machine, and a rehearsal of retries without the pauses."""
+"""Local servers for remote files, and retries without pauses."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from tests.remote.servers import RangeServer, serving
 from tokenmill._core import remote
 
-Place = Callable[[Path], str]
-"""Puts a file elsewhere under its own name; returns its URL."""
+Upload = Callable[[Path], str]
+"""Uploads a file under its own name; returns its URL."""
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def s3_endpoint() -> Iterator[str]:
 
 @pytest.fixture
 def s3(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URL of a fresh bucket; the endpoint and keys are in the environment, as users do it."""
+    """Return the URL of a new bucket; endpoint and keys are in the environment."""
     for name, value in {
         "AWS_ENDPOINT_URL": s3_endpoint,
         "AWS_ACCESS_KEY_ID": "testing",
@@ -61,7 +61,7 @@ def s3(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def memory() -> Iterator[str]:
-    """The URL of a directory in fsspec's memory."""
+    """Return the URL of a directory in fsspec's memory."""
     root = f"memory://{uuid.uuid4().hex[:8]}"
     yield root
     fs = fsspec.filesystem("memory")
@@ -70,8 +70,8 @@ def memory() -> Iterator[str]:
 
 
 @pytest.fixture(params=["http", "s3", "memory"])
-def elsewhere(request: pytest.FixtureRequest) -> Place:
-    """Each place in turn."""
+def upload(request: pytest.FixtureRequest) -> Upload:
+    """Upload to each kind of server in turn."""
     if request.param == "http":
         server: RangeServer = request.getfixturevalue("web")
 

@@ -1,8 +1,8 @@
-"""A real HTTP server with ranges on loopback: faults to order, everything that was served counted.
+"""An HTTP server with ranges on loopback, which injects faults and counts requests.
 
-`RangeServer` serves the files of a directory: ranges, ETag, Last-Modified. Its `faults` are taken
-in order, one per request: ``drop`` ends the connection in the middle of the body, an integer
-answers with that status. `without_ranges` and `without_etag` make it a poorer server.
+`RangeServer` serves the files of a directory with ranges, ETag and Last-Modified. It uses one of
+`faults` per request: ``drop`` closes the connection in the middle of the body, an integer is sent
+as the status.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ import xxhash
 
 
 class RangeServer(ThreadingHTTPServer):
-    """Serves a directory by ranges."""
-
     daemon_threads = True
 
     def __init__(self, root: Path) -> None:
@@ -42,10 +40,10 @@ class RangeServer(ThreadingHTTPServer):
 
     @property
     def served(self) -> int:
-        """Bytes of all bodies so far."""
+        """Bytes of all response bodies so far."""
         return sum(size for _, size in self.requests)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         self.requests.clear()
 
     def next_fault(self) -> str | int | None:
@@ -53,7 +51,7 @@ class RangeServer(ThreadingHTTPServer):
             return self.faults.pop(0) if self.faults else None
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up early is no error of the server's."""
+        """Ignore clients that close the connection early."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
@@ -65,7 +63,7 @@ class Handler(BaseHTTPRequestHandler):
     server: RangeServer
     fault: str | int | None = None
     protocol_version = "HTTP/1.1"
-    # Headers and body are two writes: the second would wait 40 ms for an answer to the first.
+    # Without this, the body would wait 40 ms for the acknowledgement of the headers.
     disable_nagle_algorithm = True
 
     def log_message(self, *_: Any) -> None:
@@ -131,10 +129,10 @@ class Handler(BaseHTTPRequestHandler):
         if fault == "drop":
             body = body[: len(body) // 2]
             self.close_connection = True
-        # Counted before the client hears anything: it may act on the headers alone.
+        # Counted before anything is sent, because a client may act on the headers alone.
         self.server.requests.append((self.path, len(body)))
         self.end_headers()
-        with suppress(ConnectionError):  # a client that has seen enough hangs up
+        with suppress(ConnectionError):  # the client may close the connection
             self.wfile.write(body)
 
 

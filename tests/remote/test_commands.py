@@ -1,4 +1,4 @@
-"""`tokenmill push`, `pull` and the reading commands on a store elsewhere."""
+"""Tests of `tokenmill push`, `pull` and of commands that read a remote store."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def test_failures_of_push_and_pull_have_their_codes(shell: Shell, s3: str, tmp_p
     answer = shell("push", second["path"], f"{s3}/chat", "--json")
     assert answer.code == 1
     assert answer.error["type"] == "CacheError"
-    assert json.dumps(answer.error["message"]).count("holds store") == 1
+    assert json.dumps(answer.error["message"]).count("contains store") == 1
 
 
 @pytest.mark.parametrize("named", ["http", "hub", "hub url"])
-def test_looking_at_a_store_fetches_nothing_that_it_names_unless_allowed(
+def test_inspecting_a_store_fetches_no_url_of_it_unless_allowed(
     shell: Shell, web: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
 ) -> None:
-    """A store may come from anybody, and its proof may name any place."""
+    """A store may be untrusted, and its proof may name any URL."""
     (web.root / "rows.jsonl").write_bytes(b'{"messages": 7}\n' + lines(conversations(3)))
     url = web.url("rows.jsonl")
     made = shell("prepare", url, *QUICK).out.strip()
@@ -80,7 +80,7 @@ def test_looking_at_a_store_fetches_nothing_that_it_names_unless_allowed(
         proof = Path(made) / "proof.json"
         other = "evil/data:train" if named == "hub" else "hf://datasets/evil/data/x.jsonl"
         proof.write_bytes(proof.read_bytes().replace(url.encode(), other.encode()))
-    web.forget()
+    web.reset()
     page = tmp_path / "page.html"
     looks = (["--html", page], ["--rule", "rejected"], ["--origin", f"{Path(url).name}:1"])
     for flags in looks if named == "http" else looks[:2]:
@@ -90,7 +90,7 @@ def test_looking_at_a_store_fetches_nothing_that_it_names_unless_allowed(
         allowed = shell("inspect", made, *flags, "--fetch-sources")
         assert allowed.code == 0
         assert web.requests if named == "http" else asked
-        web.forget()
+        web.reset()
         asked.clear()
     shown = shell("inspect", made, "--rule", "rejected", "--json").json["rows"][0]["raw"]
     assert shown["text"] is None
@@ -99,7 +99,7 @@ def test_looking_at_a_store_fetches_nothing_that_it_names_unless_allowed(
         flags = ("--rule", "rejected", "--fetch-sources", "--json")
         assert shell("inspect", made, *flags).json["rows"][0]["raw"]["text"] == '{"messages": 7}'
         viewer = Viewer(open_store(made))
-        web.forget()
+        web.reset()
         for raw in (viewer.raw, viewer.rejected_raw):
             assert raw({"number": "0"})["text"] is None
         assert web.requests == []

@@ -1,4 +1,4 @@
-"""What goes wrong between here and there: passing faults are passed over, the rest has a name."""
+"""Tests of network faults: transient errors are retried, others are raised."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.remote.conftest import Place
+from tests.remote.conftest import Upload
 from tests.remote.servers import RangeServer
 from tests.remote.test_rows import ROWS
 from tests.sources.make import as_lines as lines
@@ -32,19 +32,17 @@ def url(web: RangeServer, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("faults", [["drop"], [503, 503], [429, "drop", 500, 408, "drop"]])
-def test_passing_faults_are_passed_over(
-    web: RangeServer, url: str, faults: list[str | int]
-) -> None:
+def test_transient_faults_are_retried(web: RangeServer, url: str, faults: list[str | int]) -> None:
     file = RemoteFile(url)
     web.faults[:] = faults
     assert file.pread(len(DATA), 0) == DATA
     assert not web.faults
 
 
-def test_lasting_fault_ends_as_source_error_with_url_and_offset(web: RangeServer, url: str) -> None:
+def test_permanent_fault_is_a_source_error_with_url_and_offset(web: RangeServer, url: str) -> None:
     file = RemoteFile(url)
     web.faults[:] = [503] * 100
-    with pytest.raises(SourceError, match=r"after 6 tries.*503") as caught:
+    with pytest.raises(SourceError, match=r"after 6 attempts.*503") as caught:
         file.pread(10, 2 * ranged.BLOCK - 5 if len(DATA) > 2 * ranged.BLOCK else 0)
     assert caught.value.path == url
     assert caught.value.offset is not None
@@ -67,36 +65,60 @@ def test_server_without_ranges_is_refused_before_the_body_is_read(
     assert len(web.requests) == 1
 
 
+@pytest.mark.parametrize("returned", ["{first}-{middle}", "{later}-{last}", "0-{last}", "*", "x-y"])
+def test_response_with_another_range_is_refused(
+    web: RangeServer, url: str, monkeypatch: pytest.MonkeyPatch, returned: str
+) -> None:
+    """The body has the requested length, so only Content-Range shows the difference."""
+    first, last = ranged.BLOCK, len(DATA) - 1
+    file = RemoteFile(url)
+    changed = returned.format(first=first, middle=last - 1, later=first + 1, last=last)
+
+    def answer(handler: Any) -> bool:
+        body = DATA[first:]
+        handler.send_response(206)
+        handler.send_header("Content-Range", f"bytes {changed}/{len(DATA)}")
+        handler.send_header("ETag", file.version.token.removeprefix("etag="))
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+        return True
+
+    monkeypatch.setattr(web, "answer", answer)
+    with pytest.raises(SourceError, match=r"another range|does not return its size"):
+        file.pread(len(DATA) - first, first)
+
+
 def test_closed_port_is_a_source_error(web: RangeServer, url: str) -> None:
     web.shutdown()
     web.server_close()
-    with pytest.raises(SourceError, match="after 6 tries"):
+    with pytest.raises(SourceError, match="after 6 attempts"):
         RemoteFile(url)
 
 
-def replaced(place: Place, path: Path, data: bytes) -> None:
+def replaced(place: Upload, path: Path, data: bytes) -> None:
     path.write_bytes(data)
     place(path)
 
 
 @pytest.mark.parametrize("grown", [True, False])
 def test_changed_object_is_source_changed_at_the_next_range(
-    elsewhere: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grown: bool
+    upload: Upload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grown: bool
 ) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(DATA)
-    rows = open_rows(elsewhere(path))
+    rows = open_rows(upload(path))
     blocks = list(rows.blocks())
     ranged.recent.clear()
     other = DATA + b"{}\n" if grown else DATA.replace(b'"id": 7', b'"id": 8')
-    replaced(elsewhere, path, other)
+    replaced(upload, path, other)
     with pytest.raises(SourceChanged):
         rows[1]
     with pytest.raises(SourceChanged):
         list(rows)
     with pytest.raises(SourceChanged):
         read_block(blocks[0])
-    assert open_rows(elsewhere(path))[0] == ROWS[0]
+    assert open_rows(upload(path))[0] == ROWS[0]
 
 
 def test_object_that_changes_while_it_is_indexed_is_source_changed(
@@ -115,33 +137,33 @@ def test_object_that_changes_while_it_is_indexed_is_source_changed(
         open_rows(url)
 
 
-def test_block_of_an_object_without_etag_is_held_against_its_digest(
+def test_block_of_an_object_without_etag_is_checked_by_its_digest(
     web: RangeServer, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     web.without_etag = web.without_time = True
     block = next(iter(open_rows(url).blocks()))
-    assert not block.settled
+    assert not block.is_stable
     assert len(read_block(block).raw) == block.rows
     (web.root / "rows.jsonl").write_bytes(DATA.replace(b'"id": 7', b'"id": 8'))
-    with pytest.raises(SourceChanged, match="not what was planned"):
+    with pytest.raises(SourceChanged, match="changed since it was opened"):
         read_block(block)
 
 
-def test_object_with_a_fresh_time_alone_is_read_again(web: RangeServer, url: str) -> None:
+def test_object_with_only_a_recent_time_is_read_again(web: RangeServer, url: str) -> None:
     web.without_etag = True
     open_rows(url)
-    web.forget()
+    web.reset()
     open_rows(url)
     assert web.served > len(DATA)  # within the same second it may have been written twice
     old = 1_700_000_000
     os.utime(web.root / "rows.jsonl", (old, old))
     open_rows(url)
-    web.forget()
+    web.reset()
     open_rows(url)
     assert web.served <= 1
 
 
-def test_reading_goes_on_in_a_forked_process(web: RangeServer, url: str) -> None:
+def test_reading_continues_in_a_forked_process(web: RangeServer, url: str) -> None:
     rows = open_rows(url)
     assert rows[5] == ROWS[5]
     ranged.recent.clear()
@@ -157,7 +179,7 @@ def test_reading_goes_on_in_a_forked_process(web: RangeServer, url: str) -> None
 
 
 def saved(path: Path, form: str, rows: list[dict[str, Any]]) -> None:
-    """Rows in one row group, or in record batches of 1,500."""
+    """Write rows in one row group, or in record batches of 1,500."""
     table = pa.Table.from_pylist(rows)
     if form == "parquet":
         pq.write_table(table, path, row_group_size=len(rows))
@@ -168,10 +190,10 @@ def saved(path: Path, form: str, rows: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SourceError("no network")], ids=type)
 @pytest.mark.parametrize("form", ["parquet", "arrow"])
-def test_exception_inside_a_read_displaces_no_row(
+def test_exception_inside_a_read_shifts_no_row(
     memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, error: BaseException
 ) -> None:
-    """The read that fails is each one in turn; afterwards every row is still itself."""
+    """Each read fails once; afterwards every row is still correct."""
     wanted = [{"n": number, "text": "words " * 30} for number in range(4000)]
     saved(tmp_path / "rows", form, wanted)
     url = f"{memory}/rows.{form}"
@@ -204,7 +226,7 @@ def test_exception_inside_a_read_displaces_no_row(
 
 
 @pytest.mark.parametrize("form", ["parquet", "arrow"])
-def test_exception_inside_a_decoding_displaces_no_row(
+def test_exception_inside_a_decoder_shifts_no_row(
     memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     from tokenmill.sources.tables import RowForm
@@ -226,7 +248,7 @@ def test_exception_inside_a_decoding_displaces_no_row(
     assert [rows[number]["n"] for number in (3, 1027, 5, 3999, 2048)] == [3, 1027, 5, 3999, 2048]
 
 
-def test_row_belongs_to_whoever_asked(memory: str, tmp_path: Path) -> None:
+def test_returned_row_is_not_shared(memory: str, tmp_path: Path) -> None:
     saved(tmp_path / "rows", "parquet", [{"n": {"m": 1}}, {"n": {"m": 2}}])
     fs, inner = remote.filesystem(f"{memory}/rows.parquet")
     fs.pipe_file(inner, (tmp_path / "rows").read_bytes())

@@ -128,7 +128,7 @@ print(json.dumps(answers))
 
 
 def child(hub: Hub, *arguments: str, offline: str = "0") -> Any:
-    """What a fresh process that takes the stand-in for the hub prints, as JSON."""
+    """Return the JSON that a new process prints, with the stand-in as its hub."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(Path(tokenmill.__file__).parent.parent),
@@ -144,7 +144,7 @@ def child(hub: Hub, *arguments: str, offline: str = "0") -> Any:
 
 def test_split_of_a_dataset_is_prepared_at_the_commit_it_had(hub: Hub) -> None:
     put_words(hub)
-    hub.forget()
+    hub.reset()
     flags = ("--tokenizer", str(TOKENIZER), "--tokenizer-backend", "file", "--num-workers", "2")
     made = child(hub, "-m", "tokenmill", "prepare", "owner/words:train", *flags, "--json")
     assert made["rows_out"] == 50
@@ -190,7 +190,7 @@ RESOLVED = {
 }
 REFUSED = {
     "field": ("data_files: a.jsonl\n  field: inner", "sets 'field', which changes rows"),
-    "csv": ("data_files: b.csv", "b.csv is not of a known format"),
+    "csv": ("data_files: b.csv", "b.csv has an unknown format"),
     "none": ("data_files: none*.jsonl", "`datasets` finds no files"),
 }
 CONVERTED = "hf://datasets/owner/tagged@refs/convert/parquet/default/train/*.parquet"
@@ -198,7 +198,7 @@ CONVERTED = "hf://datasets/owner/tagged@refs/convert/parquet/default/train/*.par
 
 @pytest.fixture(scope="module")
 def answers(hub: Hub) -> Any:
-    """What one process says of all datasets of this page."""
+    """Open all datasets of this module in one process."""
     put_words(hub)
     put(hub, "card", "data/part-0.parquet", ROWS[:3])
     put(hub, "card", "data/held.parquet", ROWS[3:5])
@@ -236,11 +236,11 @@ def test_split_and_slice_of_a_dataset(answers: Any) -> None:
     assert "owner/words:" in answers["owner/words"]["message"]
 
 
-def test_card_says_which_files_a_split_has(answers: Any) -> None:
+def test_dataset_card_defines_the_files_of_a_split(answers: Any) -> None:
     assert answers["owner/card:train"]["rows"] == 3
     assert answers["owner/card:extra/train"]["rows"] == 4
     unknown = answers["owner/card:validation"]["message"]
-    assert "no split 'validation'; splits are: train, test" in unknown
+    assert "no split 'validation'. Splits: train, test" in unknown
     assert "no split 'extra'" in answers["owner/card:extra"]["message"]
     other = answers["owner/card:nowhere/train"]
     assert other["error"] == "UsageError"
@@ -264,25 +264,27 @@ def test_splits_of_hub_datasets_are_resolved_at_one_commit(answers: Any) -> None
 
 
 @pytest.mark.parametrize("repo", REFUSED)
-def test_card_that_names_no_readable_files_is_refused(answers: Any, repo: str) -> None:
+def test_dataset_card_without_readable_files_is_refused(answers: Any, repo: str) -> None:
     answer = answers[f"owner/{repo}:train"]
     assert answer["error"] == ("SourceMissing" if repo == "none" else "UsageError")
     assert REFUSED[repo][1] in answer["message"]
 
 
-def test_offline_is_said_at_once(hub: Hub) -> None:
+def test_offline_is_an_immediate_error(hub: Hub) -> None:
     answer = child(hub, "-c", ASK, "owner/words:train", offline="1")["owner/words:train"]
     assert answer["error"] == "SourceError"
-    assert answer["message"].startswith("owner/words:train: no file or directory here, and it ")
+    assert answer["message"].startswith(
+        "owner/words:train: no such local file or directory, and the "
+    )
     assert "HF_HUB_OFFLINE is set" in answer["message"]
     assert "hf download owner/words --repo-type dataset" in answer["message"]
-    assert "tries" not in answer["message"]
+    assert "attempts" not in answer["message"]
 
 
-def test_hub_that_cannot_be_reached_is_one_line_that_says_what_to_do(
+def test_unreachable_hub_is_a_one_line_error_with_a_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whatever a library's network error says, and however long."""
+    """Also for long network errors of other libraries."""
 
     class Unreachable:
         def repo_info(self, *arguments: Any, **options: Any) -> Any:
@@ -294,8 +296,10 @@ def test_hub_that_cannot_be_reached_is_one_line_that_says_what_to_do(
             tokenmill.open_rows(asked)
         message = str(caught.value)
         assert message.startswith(f"{asked}: ")
-        assert ("no file or directory here" in message) == here
-        assert "ConnectionError: cannot reach the host); offline, name local files" in message
+        assert ("no such local file or directory" in message) == here
+        assert (
+            "ConnectionError: cannot reach the host); to work offline, pass local files" in message
+        )
         assert "\n" not in message
         assert "paragraph" not in message
 
@@ -311,7 +315,7 @@ def test_hub_that_cannot_be_reached_is_one_line_that_says_what_to_do(
         ("hf://datasets/name:train[:10%]", "name", None, "train"),
     ],
 )
-def test_hub_address_is_read_as_documented(
+def test_hub_address_is_parsed_as_documented(
     text: str, repo: str, revision: str | None, split: str | None
 ) -> None:
     address = parse_address(text)
@@ -320,12 +324,12 @@ def test_hub_address_is_read_as_documented(
     assert (address.selection is not None) == ("[" in text)
 
 
-def test_local_looking_names_are_not_asked_of_the_hub(
+def test_names_of_local_files_are_not_looked_up_on_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     for text in ("data/chat", "owner/chat.jsonl", "owner/chat.jsonl.gz", "./chat", "a/b/c"):
         assert not parse_address(text).repo
-    with pytest.raises(UsageError, match="no step"):
+    with pytest.raises(UsageError, match="cannot have a step"):
         parse_address("owner/name:train[1:2:3]")

@@ -1,4 +1,4 @@
-"""Preparing from elsewhere: the same key and the same bytes as from a file here."""
+"""Tests of preparing remote files: the same keys and bytes as from local files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.build.making import (
     small_cuts,
     write_rows,
 )
-from tests.remote.conftest import Place
+from tests.remote.conftest import Upload
 from tests.remote.servers import RangeServer
 from tokenmill._core import ranged
 from tokenmill.build.calls import run_recipe
@@ -45,8 +45,8 @@ def source(directory: Path, form: str) -> Path:
         pytest.param(LOCAL, "jsonl", id="local-jsonl", marks=pytest.mark.soak),
     ],
 )
-def test_store_from_elsewhere_is_the_store_from_here(
-    elsewhere: Place,
+def test_store_of_a_remote_file_equals_that_of_a_local_file(
+    upload: Upload,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     how: dict[str, object],
@@ -55,7 +55,7 @@ def test_store_from_elsewhere_is_the_store_from_here(
     small_cuts(monkeypatch)
     path = source(tmp_path, form)
     here = tm.prepare(path, tokenizer=TOKENIZER, cache_dir=tmp_path / "here", **INLINE)
-    url = elsewhere(path)
+    url = upload(path)
     if url.startswith("memory://") and how is LOCAL:
         with pytest.raises(UsageError, match="executor='inline'"):
             tm.prepare(url, tokenizer=TOKENIZER, cache_dir=tmp_path / "there", **how)
@@ -69,14 +69,14 @@ def test_store_from_elsewhere_is_the_store_from_here(
     there.verify()
 
 
-def test_same_bytes_elsewhere_are_a_hit(elsewhere: Place, tmp_path: Path) -> None:
+def test_same_bytes_remote_are_a_hit(upload: Upload, tmp_path: Path) -> None:
     path = EXAMPLES / "conversations.jsonl"
     run_recipe(path, TOKENIZER, **INLINE)
-    prepared = run_recipe(elsewhere(path), TOKENIZER, **INLINE)
+    prepared = run_recipe(upload(path), TOKENIZER, **INLINE)
     assert prepared.hit
 
 
-def test_prepare_rides_over_passing_faults(
+def test_prepare_retries_transient_faults(
     web: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_cuts(monkeypatch)
@@ -96,7 +96,7 @@ def test_source_that_changes_between_plan_and_slice_publishes_no_store(
 
     def edit(*arguments: object) -> None:
         write_rows(path, conversations(300, first=1))
-        ranged.recent.clear()  # what was fetched already is of the planned version, and could serve
+        ranged.recent.clear()  # cached blocks are of the planned version and would hide the change
         real(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(run, "_require_reachable", edit)

@@ -1,4 +1,4 @@
-"""Rows of files elsewhere: the same rows as of the file here, by ranges, in every format."""
+"""Tests of remote rows: the same as local rows in every format, read by ranges."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.remote.conftest import Place
+from tests.remote.conftest import Upload
 from tests.remote.servers import RangeServer
 from tests.sources.make import (
     COLUMNAR_MAKERS,
@@ -36,10 +36,10 @@ MAKERS = [jsonl, jsonl_gz, jsonl_zst, json_array_indented, *COLUMNAR_MAKERS]
 
 
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
-def test_rows_elsewhere_are_the_rows_here(elsewhere: Place, tmp_path: Path, make: Maker) -> None:
+def test_remote_rows_equal_local_rows(upload: Upload, tmp_path: Path, make: Maker) -> None:
     rows = ROWS[:300]
     path = make(rows, tmp_path / "here")
-    url = elsewhere(path)
+    url = upload(path)
     here, there = open_rows(path), open_rows(url)
     assert len(there) == len(here) == len(rows)
     assert list(there) == list(here) == rows
@@ -57,12 +57,12 @@ def test_rows_elsewhere_are_the_rows_here(elsewhere: Place, tmp_path: Path, make
     assert list(open_rows(f"{url}@[-10:]")) == rows[-10:]
 
 
-def test_rows_of_a_remembered_object_are_not_read_again(web: RangeServer, tmp_path: Path) -> None:
+def test_indexed_object_is_not_read_again(web: RangeServer, tmp_path: Path) -> None:
     (web.root / "rows.jsonl").write_bytes(lines(ROWS))
     open_rows(web.url("rows.jsonl"))
-    web.forget()
+    web.reset()
     assert len(open_rows(web.url("rows.jsonl"))) == len(ROWS)
-    assert web.served <= 1  # one byte, to see the ETag
+    assert web.served <= 1  # one byte, for the ETag
 
 
 def test_single_row_costs_one_block(
@@ -75,15 +75,15 @@ def test_single_row_costs_one_block(
     open_rows(url)
     ranged.recent.clear()
     rows = open_rows(url)
-    web.forget()
+    web.reset()
     assert rows[1500] == ROWS[1500]
     assert len(web.requests) == 1
     assert web.served == 16 << 10
     assert rows[1500] == ROWS[1500]
-    assert len(web.requests) == 1  # it was kept
+    assert len(web.requests) == 1  # it was cached
 
 
-def test_streaming_asks_for_growing_windows_each_byte_once(
+def test_streaming_requests_growing_windows_and_each_byte_once(
     web: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ranged, "BLOCK", 4 << 10)
@@ -92,7 +92,7 @@ def test_streaming_asks_for_growing_windows_each_byte_once(
     data = lines(ROWS)
     (web.root / "rows.jsonl").write_bytes(data)
     file = ranged.RemoteFile(web.url("rows.jsonl"))
-    web.forget()
+    web.reset()
     got = b"".join(file.pread(3000, at) for at in range(0, file.size, 3000))
     assert got == data
     assert web.served == len(data)
@@ -115,7 +115,7 @@ def test_one_row_group_of_parquet_is_fetched_alone(web: RangeServer, tmp_path: P
     assert web.served < footer + (3 << 20)
 
 
-def test_glob_and_directory_elsewhere_list_in_order(s3: str, memory: str) -> None:
+def test_remote_glob_and_directory_are_listed_in_order(s3: str, memory: str) -> None:
     for root in (s3, memory):
         fs, _ = remote.filesystem(f"{root}/x")
         for number in (2, 0, 1):
@@ -132,7 +132,7 @@ def test_glob_and_directory_elsewhere_list_in_order(s3: str, memory: str) -> Non
             open_rows(f"{root}/data/*.parquet")
 
 
-def test_saved_dataset_elsewhere_opens_by_its_split(memory: str) -> None:
+def test_remote_saved_dataset_opens_by_split(memory: str) -> None:
     fs, _ = remote.filesystem(f"{memory}/x")
     table = pa.Table.from_pylist(ROWS[:50])
     sink = pa.BufferOutputStream()
@@ -150,10 +150,10 @@ def test_saved_dataset_elsewhere_opens_by_its_split(memory: str) -> None:
         open_rows(f"{memory}/saved")
 
 
-def test_bad_row_elsewhere_is_a_row_error_with_its_place(elsewhere: Place, tmp_path: Path) -> None:
+def test_bad_remote_row_is_a_row_error_with_its_location(upload: Upload, tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_bytes(lines(ROWS[:2]) + b"{no json\n" + lines(ROWS[2:4]))
-    url = elsewhere(path)
+    url = upload(path)
     rows = open_rows(url)
     with pytest.raises(RowError) as caught:
         rows[2]
@@ -170,7 +170,7 @@ def test_signed_query_is_used_but_never_shown(web: RangeServer) -> None:
     assert any("secret" in path for path, _ in web.requests)
 
 
-def test_missing_driver_names_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_driver_is_an_error_with_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
     import fsspec
 
     def missing(url: str) -> None:
@@ -182,13 +182,13 @@ def test_missing_driver_names_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_unknown_protocol_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="no such kind of place"):
+    with pytest.raises(UsageError, match="unknown protocol"):
         open_rows("nonsense://x/y.jsonl")
 
 
-def test_missing_object_is_source_missing(elsewhere: Place, tmp_path: Path) -> None:
+def test_missing_object_is_source_missing(upload: Upload, tmp_path: Path) -> None:
     path = tmp_path / "there.jsonl"
     path.write_bytes(lines(ROWS[:1]))
-    url = elsewhere(path)
+    url = upload(path)
     with pytest.raises(SourceMissing, match="no such object"):
         open_rows(url.replace("there", "nowhere"))

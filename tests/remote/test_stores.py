@@ -1,4 +1,4 @@
-"""Stores elsewhere: pushed, interrupted, pushed again, opened by ranges, pulled, damaged."""
+"""Tests of remote stores: push, resume, open by ranges, pull, damage."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -25,18 +26,19 @@ from tokenmill.errors import (
     UsageError,
 )
 from tokenmill.store import Store
+from tokenmill.store.slices import read_record
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """A store of several slices, in a cache of its own."""
+    """A store of several slices in its own cache."""
     root = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
         small_cuts(patch)
         rows: list[Any] = [*conversations(150), "{bad", *conversations(50, first=150)]
         path = write_rows(root / "chat.jsonl", rows)
         made = tm.prepare(
-            path, tokenizer=TOKENIZER, cache_dir=root / "cache", carry=["id"], **INLINE
+            path, tokenizer=TOKENIZER, cache_dir=root / "cache", keep_columns=["id"], **INLINE
         )
     assert made.manifest["totals"]["slices"] > 4
     return made
@@ -60,14 +62,14 @@ def same_rows(found: Store, wanted: Store) -> None:
         np.testing.assert_array_equal(ours.loss_mask, theirs.loss_mask)
     for index in (0, 57, len(wanted) - 1):
         assert found[index].turns == wanted[index].turns
-        assert found[index].carried == wanted[index].carried
+        assert found[index].extra == wanted[index].extra
         assert found[index].origin == wanted[index].origin
     np.testing.assert_array_equal(found.lengths, wanted.lengths)
     np.testing.assert_array_equal(found.trained, wanted.trained)
     assert list(found.rejected_rows()) == list(wanted.rejected_rows())
 
 
-def test_pushed_store_opens_elsewhere_and_comes_back(
+def test_pushed_store_opens_remotely_and_can_be_pulled(
     store: Store, target: str, tmp_path: Path
 ) -> None:
     pushed = tm.push(store, target)
@@ -88,7 +90,7 @@ def test_pushed_store_opens_elsewhere_and_comes_back(
     same_rows(alone, store)
 
 
-def test_pulled_store_is_a_hit_of_its_preparation(
+def test_pulled_store_is_a_cache_hit(
     store: Store, memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_cuts(monkeypatch)
@@ -96,12 +98,12 @@ def test_pulled_store_is_a_hit_of_its_preparation(
     cache = tmp_path / "back"
     tm.pull(f"{memory}/chat", cache_dir=cache)
     source = str(store.sources[0])
-    prepared = run_recipe(source, TOKENIZER, cache_dir=cache, carry=["id"], **INLINE)
+    prepared = run_recipe(source, TOKENIZER, cache_dir=cache, keep_columns=["id"], **INLINE)
     assert prepared.hit
     assert prepared.store.key == store.key
 
 
-def test_loader_serves_the_same_batches_from_elsewhere(store: Store, memory: str) -> None:
+def test_loader_serves_the_same_batches_from_a_remote_store(store: Store, memory: str) -> None:
     tm.push(store, f"{memory}/chat")
     there = tm.open_store(f"{memory}/chat")
     pairs = zip(
@@ -160,14 +162,14 @@ def test_push_over_another_store_is_refused(store: Store, memory: str, tmp_path:
     tm.push(store, f"{memory}/chat")
     path = write_rows(tmp_path / "other.jsonl", conversations(3))
     other = tm.prepare(path, tokenizer=TOKENIZER, **INLINE)
-    with pytest.raises(CacheError, match="holds store"):
+    with pytest.raises(CacheError, match="contains store"):
         tm.push(other, f"{memory}/chat")
-    with pytest.raises(UsageError, match="cannot be pushed to"):
+    with pytest.raises(UsageError, match="cannot write to HTTP"):
         tm.push(store, "http://127.0.0.1:1/x")
     same_rows(tm.open_store(f"{memory}/chat"), store)
 
 
-def test_damaged_slice_does_not_travel(store: Store, memory: str, tmp_path: Path) -> None:
+def test_damaged_slice_is_not_pushed(store: Store, memory: str, tmp_path: Path) -> None:
     shutil.copytree(store.path.parent.parent, tmp_path / "cache")
     broken = Store(tmp_path / "cache" / "stores" / store.key)
     flip(broken.layout.slice(next(broken.slice_keys())).tokens)
@@ -180,34 +182,34 @@ def test_damaged_slice_does_not_travel(store: Store, memory: str, tmp_path: Path
 def flip(path: Path, at: int = -200) -> None:
     data = bytearray(path.read_bytes())
     data[at] ^= 4
-    path.unlink()  # it may be a hard link to what others read
+    path.unlink()  # it may be a hard link to a shared file
     path.write_bytes(data)
 
 
 @pytest.fixture
 def served(web: RangeServer, store: Store, memory: str) -> str:
-    """The store on a web server that can neither list nor be written."""
+    """The store on a web server without listing and writing."""
     tm.push(store, f"{memory}/chat")
     fs, inner = remote.filesystem(f"{memory}/chat")
     fs.get(inner, str(web.root / "full"), recursive=True)
     return web.url("full")
 
 
-def test_store_over_http_reads_what_rows_need_and_once(
+def test_store_over_http_reads_only_needed_blocks_once(
     web: RangeServer, served: str, store: Store, own_cache: Path
 ) -> None:
-    web.forget()
+    web.reset()
     there = tm.open_store(served)
     assert {path.rpartition("/")[2] for path, _ in web.requests} == {"manifest.json", "slices.bin"}
-    web.forget()
+    web.reset()
     row = there[5]
     np.testing.assert_array_equal(row.input_ids, store[5].input_ids)
-    assert len(web.requests) == 2  # the slice's record, and the block that holds everything
-    web.forget()
+    assert len(web.requests) == 2  # the slice's record, and the only block
+    web.reset()
     np.testing.assert_array_equal(there[6].input_ids, store[6].input_ids)
     assert not web.requests
     ranged.recent.clear()
-    again = tm.open_store(served)  # another process: what was read is on the disk
+    again = tm.open_store(served)  # like another process: the blocks are cached on disk
     np.testing.assert_array_equal(again[5].input_ids, store[5].input_ids)
     fetched = [path.rpartition("/")[2] for path, _ in web.requests]
     assert fetched == ["manifest.json"]
@@ -215,7 +217,7 @@ def test_store_over_http_reads_what_rows_need_and_once(
     same_rows(again, store)
 
 
-def test_flipped_bit_elsewhere_is_corruption_before_the_row_is_served(
+def test_remote_flipped_bit_is_corruption_before_the_row_is_served(
     web: RangeServer, served: str, store: Store
 ) -> None:
     files = store.layout.slice(next(store.slice_keys()))
@@ -268,10 +270,10 @@ def test_block_cache_stays_within_its_bound(
     assert not own_cache.exists()
 
 
-def test_unreachable_store_is_a_cache_error_after_its_tries(web: RangeServer, served: str) -> None:
+def test_unreachable_store_is_a_cache_error_after_retries(web: RangeServer, served: str) -> None:
     there = tm.open_store(served)
     web.faults[:] = [503] * 100
-    with pytest.raises(CacheError, match="after 6 tries"):
+    with pytest.raises(CacheError, match="after 6 attempts"):
         there[0]
 
 
@@ -280,16 +282,14 @@ def test_pull_of_other_bytes_under_a_key_of_the_cache_is_refused(
 ) -> None:
     tm.push(store, f"{memory}/chat")
     back = tm.pull(f"{memory}/chat", cache_dir=tmp_path / "back")
-    record = back.layout.slice(next(back.slice_keys())).record
-    document = json.loads(record.read_bytes())
-    document["content"] = "0" * 32
-
-    record.write_bytes(fingerprint.canonical(document) + b"\n")
+    files = back.layout.slice(next(back.slice_keys()))
+    record, _ = read_record(files)
+    files.record.write_bytes(msgspec.structs.replace(record, content="0" * 32).encode())
     with pytest.raises(NonDeterminismError):
         tm.pull(f"{memory}/chat", cache_dir=tmp_path / "back")
 
 
-def test_interrupted_pull_goes_on_where_it_stopped(
+def test_interrupted_pull_is_resumed(
     web: RangeServer, served: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tokenmill.store import transfer
@@ -320,5 +320,5 @@ def test_push_over_other_bytes_of_the_same_key_is_refused(store: Store, memory: 
     del manifest["digest"]
     manifest["digest"] = fingerprint.key(manifest)
     fs.pipe_file(inner, fingerprint.canonical(manifest) + b"\n")
-    with pytest.raises(NonDeterminismError, match="under the same key"):
+    with pytest.raises(NonDeterminismError, match="of this key with other files"):
         tm.push(store, f"{memory}/chat")

@@ -1,4 +1,4 @@
-"""Views over stores elsewhere: a cache copied whole to a URL, or a pushed store."""
+"""Tests of views of remote stores: a copied cache, or a pushed store."""
 
 from __future__ import annotations
 
@@ -32,19 +32,23 @@ def there(request: pytest.FixtureRequest, store: Store, web: RangeServer, tmp_pa
     return tm.open_store(url, cache_dir=tmp_path / "blocks")
 
 
-def test_splits_and_filters_are_those_of_the_store_here(
+def test_splits_and_filters_equal_those_of_the_local_store(
     store: Store, there: Store, tmp_path: Path
 ) -> None:
     parts = {"train": 0.7, "val": 0.3}
-    for mine, theirs in zip(tm.split(store, parts), tm.split(there, parts), strict=True):
-        assert [len(row) for row in theirs] == [len(row) for row in mine]
-        assert [len(row) for row in pickle.loads(pickle.dumps(theirs))] == [len(r) for r in mine]
-        # Indexes lie beside what is kept of the store, in the cache that the caller named.
-        assert (tmp_path / "blocks" / "rows" / theirs.key).is_dir()
-    assert len(tm.filtered(there, "length > 20")) == 38
+    splits = there.split(parts)
+    for name, local in store.split(parts).items():
+        remote = splits[name]
+        assert [len(row) for row in remote] == [len(row) for row in local]
+        assert [len(row) for row in pickle.loads(pickle.dumps(remote))] == [
+            len(row) for row in local
+        ]
+        # Indexes are in the caller's cache, beside the cached blocks of the store.
+        assert (tmp_path / "blocks" / "rows" / remote.key).is_dir()
+    assert len(there.filter("length > 20")) == 38
 
 
-def test_store_elsewhere_is_not_pushed_but_pulled(there: Store, tmp_path: Path) -> None:
+def test_remote_store_can_be_pulled_but_not_pushed(there: Store, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="pull it first"):
         tm.push(there, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -1,1 +1,1 @@
-"""Tests of the room of recorded rollouts."""
+"""Tests of the package of recorded rollouts."""

@@ -54,7 +54,7 @@ def conversation(rng: random.Random, *, tools: bool, thoughts: bool) -> list[dic
 
 @dataclass(frozen=True)
 class Injected:
-    """A broken rollout and what is wrong with it; turn None where it is in none."""
+    """A broken rollout and its fault; kind `ANY` if several kinds are right, turn None if none."""
 
     row: Row
     drift: str
@@ -62,6 +62,7 @@ class Injected:
     turn: int | None = None
 
 
+ANY = "any"
 Injection = Callable[[World, Row, random.Random], Injected | None]
 INJECTIONS: dict[str, Injection] = {}
 
@@ -72,14 +73,14 @@ def fault(function: Injection) -> Injection:
 
 
 def _spans(row: Row) -> list[tuple[int, int, int]]:
-    """(turn, start, end) in tokens of what was sampled; neighbours are never adjacent."""
+    """Return (turn, start, end) of sampled tokens; spans are never adjacent."""
     edges = np.flatnonzero(np.diff([0, *row["loss_mask"], 0])).tolist()
     turns = [k for k, message in enumerate(row["messages"]) if message["role"] == "assistant"]
     return list(zip(turns, edges[::2], edges[1::2], strict=False))
 
 
 def _seen(world: World, row: Row, messages: list[Row]) -> Row | None:
-    """What a sampler would have recorded that saw other messages than it says."""
+    """Return the recording of a sampler that saw other messages than recorded."""
     other = world.sample(messages, row.get("tools"))
     if other is None or other["token_ids"] == row["token_ids"]:
         return None  # the template does not append here, or prints nothing of it
@@ -120,6 +121,154 @@ def observation_lost(world: World, row: Row, rng: random.Random) -> Injected | N
     if other is None or len(other["token_ids"]) >= len(row["token_ids"]):
         return None
     return Injected(other, "structure", "observation_lost", turn)
+
+
+def _spliced(row: Row, at: int, ids: list[int], bit: int) -> Row:
+    other = copy.deepcopy(row)
+    for name, values in (("token_ids", ids), ("loss_mask", [bit] * len(ids)),
+                         ("logprobs", [-0.5 * bit] * len(ids))):  # fmt: skip
+        other[name][at:at] = values
+    return other
+
+
+def _misrecorded(world: World, row: Row, other: Row) -> Injected | None:
+    """Messages or tools that are not those of the ids, if the template prints them otherwise."""
+    printed = world.template.render(other["messages"], other.get("tools"))
+    if printed == world.template.render(row["messages"], row.get("tools")):
+        return None
+    return Injected(other, "structure", ANY)
+
+
+@fault
+def message_unrecorded(world: World, row: Row, rng: random.Random) -> Injected | None:
+    places = [k for k, m in enumerate(row["messages"]) if m["role"] != "assistant"]
+    place = rng.choice(places)
+    messages = [m for k, m in enumerate(row["messages"]) if k != place]
+    return _misrecorded(world, row, {**row, "messages": messages})
+
+
+@fault
+def assistant_doubled(world: World, row: Row, rng: random.Random) -> Injected | None:
+    turn = rng.choice(_spans(row))[0]
+    messages = [*row["messages"][: turn + 1], *row["messages"][turn:]]
+    return _misrecorded(world, row, {**row, "messages": messages})
+
+
+@fault
+def tool_recorded_as_user(world: World, row: Row, rng: random.Random) -> Injected | None:
+    results = [k for k, m in enumerate(row["messages"]) if m["role"] == "tool"]
+    if not results:
+        return None
+    messages = copy.deepcopy(row["messages"])
+    place = rng.choice(results)
+    messages[place] = {"role": "user", "content": messages[place]["content"]}
+    return _misrecorded(world, row, {**row, "messages": messages})
+
+
+@fault
+def tools_unrecorded(world: World, row: Row, rng: random.Random) -> Injected | None:
+    return _misrecorded(world, row, {k: v for k, v in row.items() if k != "tools"})
+
+
+@fault
+def turn_injected(world: World, row: Row, rng: random.Random) -> Injected | None:
+    place = rng.choice(_spans(row))[0]
+    added = {"role": "user", "content": words(rng)}
+    messages = [*row["messages"][:place], added, *row["messages"][place:]]
+    other = _seen(world, row, messages)
+    return other and Injected(other, "structure", ANY)
+
+
+@fault
+def observations_swapped(world: World, row: Row, rng: random.Random) -> Injected | None:
+    results = [k for k, m in enumerate(row["messages"]) if m["role"] == "tool"]
+    if len(results) < 2:
+        return None
+    one, two = rng.sample(results, 2)
+    messages = copy.deepcopy(row["messages"])
+    messages[one]["content"], messages[two]["content"] = (
+        messages[two]["content"], messages[one]["content"]
+    )  # fmt: skip
+    other = _seen(world, row, messages)
+    return other and Injected(other, "structure", ANY)
+
+
+@fault
+def sampled_twice(world: World, row: Row, rng: random.Random) -> Injected | None:
+    _, start, end = rng.choice(_spans(row))
+    return Injected(_spliced(row, end, row["token_ids"][start:end], 1), "structure", ANY)
+
+
+def _turn_end(world: World, row: Row, rng: random.Random) -> tuple[int, list[int]] | None:
+    """Where a turn ends, and the ids of its end-of-turn token."""
+    turn, start, end = rng.choice(_spans(row))
+    message = row["messages"][turn]
+    sampled = world.tokenizer.decode(row["token_ids"][start:end], skip_special_tokens=False)
+    ids = encode(world.tokenizer, sampled.rpartition(message["content"])[2].strip())
+    if message.get("tool_calls") or not ids or row["token_ids"][end - len(ids) : end] != ids:
+        return None
+    return end, ids
+
+
+@fault
+def turn_end_doubled(world: World, row: Row, rng: random.Random) -> Injected | None:
+    found = _turn_end(world, row, rng)
+    return found and Injected(_spliced(row, *found, 1), "structure", ANY)
+
+
+@fault
+def turn_end_missing(world: World, row: Row, rng: random.Random) -> Injected | None:
+    found = _turn_end(world, row, rng)
+    if found is None:
+        return None
+    end, ids = found
+    other = copy.deepcopy(row)
+    for name in ("token_ids", "loss_mask", "logprobs"):
+        del other[name][end - len(ids) : end]
+    if end == len(row["token_ids"]):  # without the reason, it was truncated
+        other["finish_reason"] = "stop"
+    return Injected(other, "structure", ANY)
+
+
+@fault
+def newline_added(world: World, row: Row, rng: random.Random) -> Injected | None:
+    """Two newlines more than the template prints after the end-of-turn token."""
+    found = _turn_end(world, row, rng)
+    printed = world.template.render(row["messages"], row.get("tools"))
+    if found is None or printed.endswith("\n\n"):
+        return None
+    size = len(row["token_ids"])
+    added = encode(world.tokenizer, "\n\n" if found[0] == size else "\n")
+    return Injected(_spliced(row, found[0], added, 0), "text", ANY)
+
+
+@fault
+def logprobs_positive(world: World, row: Row, rng: random.Random) -> Injected | None:
+    place = rng.choice([n for n, bit in enumerate(row["loss_mask"]) if bit])
+    values = [-v if rng.random() < 0.5 or n == place else v for n, v in enumerate(row["logprobs"])]
+    return Injected({**row, "logprobs": values}, "structure", "logprobs_positive")
+
+
+@fault
+def logprobs_zero(world: World, row: Row, rng: random.Random) -> Injected | None:
+    if sum(row["loss_mask"]) < 4:
+        return None
+    size = rng.choice([len(row["loss_mask"]), sum(row["loss_mask"])])
+    return Injected({**row, "logprobs": [0.0] * size}, "structure", "logprobs_zero")
+
+
+@fault
+def prompt_length(world: World, row: Row, rng: random.Random) -> Injected | None:
+    size, first = len(row["token_ids"]), row["loss_mask"].index(1)
+    value = rng.choice([-1, first + 1, size, size + 1, 10**9])
+    return Injected({**row, "prompt_length": value}, "structure", "prompt_length")
+
+
+@fault
+def stopped_inside_a_turn(world: World, row: Row, rng: random.Random) -> Injected | None:
+    cut = truncated(world, row, rng)
+    stopped = {"finish_reason": rng.choice(["stop", "tool_calls", "completed"])}
+    return cut and Injected({**cut.row, **stopped}, "structure", "turn_cut")
 
 
 @fault
@@ -257,7 +406,7 @@ def retokenized(world: World, row: Row, rng: random.Random) -> Injected | None:
 
 @fault
 def truncated(world: World, row: Row, rng: random.Random) -> Injected | None:
-    """Cut off inside a sampled turn, which is no fault."""
+    """Truncate inside a sampled turn, which is not a fault."""
     _, start, end = _spans(row)[-1]
     if end - start < 3:
         return None

@@ -20,8 +20,8 @@ import msgspec
 import tokenizers
 import tokenmill
 from tests.chat.conversations import DATE, SPECIAL, VARIABLES
-from tests.chat.judge import oracle
-from tests.chat.loop_oracle import OracleTemplate, Refused
+from tests.chat.loop_oracle import OracleTemplate, TemplateRaised
+from tests.chat.scoring import oracle
 from tests.chat.turn_oracle import Conversation, spoken
 from tokenmill.chat import ChatSpec, Renderer, Rendering
 from tokenmill.chat.shapes import Plain, read
@@ -48,12 +48,12 @@ class Step:
 
     @property
     def continues(self) -> bool:
-        """Whether the template leaves everything that stands as it is."""
+        """Whether the template does not rewrite earlier text."""
         return self.opens and self.following is not None and self.following.startswith(self.stands)
 
 
 def steps(template: OracleTemplate, messages: list[Message], tools: Any) -> Iterator[Step]:
-    """Every assistant's turn after the first message.
+    """Yield every assistant's turn after the first message.
 
     Raises:
         Refused: The template refuses a part of the conversation, or a turn cannot be seen.
@@ -63,7 +63,7 @@ def steps(template: OracleTemplate, messages: list[Message], tools: Any) -> Iter
         prompt = template.plain(messages[:k], tools, add_generation_prompt=True)
         found = Conversation(template, messages[: k + 1], tools).found
         if found is None or k not in found.owner:
-            raise Refused(f"the turn {k} cannot be seen")
+            raise TemplateRaised(f"the turn {k} cannot be seen")
         end_of_turn = len(found.owner) - found.owner[::-1].index(k)
         stands = found.text[:end_of_turn]
         if not any(stands.rstrip().endswith(words) for words in _words(messages[k])):
@@ -78,7 +78,7 @@ def steps(template: OracleTemplate, messages: list[Message], tools: Any) -> Iter
 
 
 def _words(message: Message) -> Iterator[str]:
-    """What a turn may end with where nothing closes it."""
+    """Yield the possible ends of a turn without an end-of-turn token."""
     content = message.get("content")
     if isinstance(content, str) and content.strip():
         yield content.strip()
@@ -101,7 +101,7 @@ def talk_of(row: dict[str, Any]) -> tuple[list[Message], Any] | None:
         found = read(row, ChatSpec())
     except RowError:
         return None
-    if isinstance(found, Plain) or found.hollow:
+    if isinstance(found, Plain) or found.without_content:
         return None
     if any(message.get("content") is None for message in found.messages):
         return None
@@ -117,7 +117,7 @@ class Play:
         if tokenizer is not None:
             self.template = OracleTemplate(source, tokenizer.special_tokens, DATE)
         tokenizer = tokenizer or tokenizer_of(source)
-        self.bridge = Bridge(tokenizer, date=DATE, template_kwargs=variables)
+        self.bridge = Bridge(tokenizer, date=DATE, chat_template_kwargs=variables)
         self.tokenizer = self.bridge.tokenizer.reference
         self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []
@@ -128,7 +128,7 @@ class Play:
         return ids
 
     def boundary(self, text: str, place: int) -> int | None:
-        """How many tokens of a text lie before a place; None where one lies across it."""
+        """Return the number of tokens before a position; None if a token spans it."""
         offsets = self.tokenizer.encode(text, add_special_tokens=False).offsets
         count = sum(start < place for start, _ in offsets)
         return count if all(end <= place for _, end in offsets[:count]) else None
@@ -146,10 +146,10 @@ class Play:
         try:
             found.extend(steps(self.template, messages, tools))
             self._whole(where, found, messages, tools)
-        except Refused:
+        except TemplateRaised:
             self.counts["refused by the template"] += 1
         for by_text in (False, True):
-            self.bridge.forget()  # without a generation prompt, two rollouts may share ids
+            self.bridge.clear_cache()  # without a generation prompt, two rollouts may share ids
             ids: list[int] | None = None
             for step in found:
                 ids = self._step(where, step, ids, messages, tools, by_text)
@@ -162,7 +162,7 @@ class Play:
             if self.bridge.is_append_only(messages, tools) is not expected:
                 self.wrong.append(f"{where}: append-only is {expected}")
             self.counts[f"append-only {expected}"] += 1
-        except BridgeError:  # where its turns end cannot be told
+        except BridgeError:  # the ends of its turns are unknown
             self.counts["append-only unknown"] += 1
 
     def _step(
@@ -174,7 +174,7 @@ class Play:
         tools: Any,
         by_text: bool,
     ) -> list[int] | None:
-        """One turn; the ids that stand after it, None where a new prompt must be asked for."""
+        """Play one turn; return the ids after it, or None if a new prompt is needed."""
         how = "text" if by_text else "message"
         where = f"{where}: turn {step.turn} by {how}"
         if ids is None:
@@ -219,17 +219,17 @@ class Play:
         return found
 
 
-# Turns that are not trained; closers that are words, too, which the oracle takes for no closers.
+# Turns that are not trained, and end-of-turn texts that are words, which the oracle ignores.
 UNJUDGED = ("untrained turn", "weights", "literal in a result", "literal at the ends")
 
 
 def renderer_of(name: str, source: str, renderer: str = "auto") -> Renderer:
-    spec = ChatSpec(date=DATE, expand="append", template_kwargs=VARIABLES.get(name))
+    spec = ChatSpec(date=DATE, expand="append", chat_template_kwargs=VARIABLES.get(name))
     return Renderer(spec, source, SPECIAL, renderer=renderer)
 
 
-def stretches(turns: list[Step]) -> list[list[Step]]:
-    """The turns that one text holds, by the plain renders."""
+def joined_turns(turns: list[Step]) -> list[list[Step]]:
+    """Return the turns that share one text, by the plain renders."""
     held: list[list[Step]] = []
     for step in turns:
         if held and step.prompt.startswith(held[-1][-1].stands):
@@ -244,8 +244,8 @@ def trained(made: Rendering) -> list[str]:
     return [text[start:end] for text, spans in pairs for start, end in spans or ()]
 
 
-def judge_rows(play: Play, renderer: Renderer, rows: dict[str, Any]) -> int:
-    """Compare every row of every conversation with both judges; how many rows there were."""
+def check_rows(play: Play, renderer: Renderer, rows: dict[str, Any]) -> int:
+    """Check every row of every conversation in both ways; return the number of rows."""
     judged = 0
     turns_spec = msgspec.structs.replace(renderer.spec, expand="turns")
     by_turns = Renderer(turns_spec, play.template.source, SPECIAL)
@@ -255,7 +255,7 @@ def judge_rows(play: Play, renderer: Renderer, rows: dict[str, Any]) -> int:
             continue
         try:
             turns = list(steps(play.template, *found))
-        except Refused:
+        except TemplateRaised:
             continue
         made = renderer.render([row])
         if made.rejected or found[0][0]["role"] == "assistant":
@@ -264,10 +264,10 @@ def judge_rows(play: Play, renderer: Renderer, rows: dict[str, Any]) -> int:
         if not all(step.opens for step in turns):
             play.wrong.append(f"{where} are none: a turn does not go on from its prompt")
             continue
-        held = stretches(turns)
+        held = joined_turns(turns)
         if trained(made) != trained(by_turns.render([row])):
             play.wrong.append(f"{where} train something else than those of expand=turns")
-        if play.template.says_itself:
+        if play.template.has_generation_blocks:
             continue  # its author says where a turn ends
         if made.texts != [members[-1].stands for members in held]:
             play.wrong.append(f"{where} have other texts")
@@ -294,9 +294,9 @@ def _prompted(play: Play, step: Step, messages: list[Message], tools: Any) -> bo
 def roll(
     play: Play, where: str, text: str, members: list[Step], messages: list[Any], tools: Any
 ) -> None:
-    """Let the bridge go through a row's turns, with the row's own tokens as samples."""
+    """Run the bridge on a row's turns, with the row's own tokens as samples."""
     whole = play.encode(text)
-    play.bridge.forget()
+    play.bridge.clear_cache()
     ids = play.bridge.prompt(messages[: members[0].turn], tools)
     for step, following in pairwise(members):
         place = play.boundary(text, len(step.stands))

@@ -19,7 +19,7 @@ from tests.chat.conversations import DATE, SPECIAL, VARIABLES, zoo
 from tokenmill.chat import ChatSpec
 from tokenmill.chat.template import ReferenceTemplate
 from tokenmill.errors import RowError
-from tokenmill.rl.verdict import Judge
+from tokenmill.rl.verdict import RolloutChecker
 from tokenmill.tokenizers.loading import load
 from tokenmill.tokenizers.tokenizer import Tokenizer
 
@@ -47,7 +47,7 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def split(tokenizer: Tokenizer, ids: list[int], rng: random.Random, share: float) -> list[int]:
-    """Some tokens as two with the same bytes."""
+    """Split some tokens into two with the same bytes."""
     known, table = _pieces(tokenizer), tokenizer.table
     found: list[int] = []
     for number in ids:
@@ -105,7 +105,7 @@ class World:
     def sample(
         self, messages: list[Row], tools: list[Any] | None = None, share: float = 0
     ) -> Row | None:
-        """One clean rollout in our own form; sampled ids are split in a share of places."""
+        """Return a clean rollout; a share of the sampled ids is split."""
         pieces = pieces_of(self.template, messages, tools)
         if pieces is None:
             return None
@@ -131,17 +131,17 @@ def bundled() -> Tokenizer:
     return load(str(TOKENIZER), backend="file")
 
 
-def world_of(template: str, name: str = "") -> tuple[World, Judge]:
-    """Where to sample and who judges, under one template."""
+def world_of(template: str, name: str = "") -> tuple[World, RolloutChecker]:
+    """Return a sampler and a checker for one template."""
     base, more = bundled(), VARIABLES.get(name) or {}
     tokenizer = Tokenizer(base.data, template=template, special_tokens=SPECIAL, path=base.path)
     reference = ReferenceTemplate(template, {**SPECIAL, **more}, DATE)
-    spec = ChatSpec(format="messages", date=DATE, template_kwargs=more)
-    return World(tokenizer, reference), Judge(tokenizer, spec)
+    spec = ChatSpec(format="messages", date=DATE, chat_template_kwargs=more)
+    return World(tokenizer, reference), RolloutChecker(tokenizer, spec)
 
 
 @functools.cache
-def appending() -> tuple[World, Judge]:
+def appending() -> tuple[World, RolloutChecker]:
     return world_of(APPENDING)
 
 

@@ -75,7 +75,7 @@ class Rollout:
         return self.bridge.tokenizer.decode(ids)
 
     def after(self, text: str, *answer: dict[str, Any], **options: Any) -> str:
-        """What the bridge appends to a text that was sampled after `USER`."""
+        """Return the text that the bridge appends to a text sampled after `USER`."""
         given = self.bridge.prompt([USER]) + self.ids(text)
         found = self.bridge.extend(given, answer or [AGAIN], **options)
         assert found[: len(given)] == given
@@ -106,7 +106,7 @@ def test_end_of_turn_is_printed_once(template: str, sampled: str, appended: str)
     assert Rollout(template).after(sampled) == appended
 
 
-def test_turn_that_the_template_words_otherwise_stays_as_it_was_sampled() -> None:
+def test_turn_that_the_template_prints_differently_keeps_its_ids() -> None:
     rollout = Rollout(TRIMMING)
     given = rollout.bridge.prompt([USER]) + rollout.ids("  Sunny. <|eot_id|>")
     found = rollout.bridge.extend(given, [AGAIN])
@@ -119,7 +119,7 @@ def test_turn_that_the_template_words_otherwise_stays_as_it_was_sampled() -> Non
     assert rollout.text(found[len(given) :]) == "<|eot_id|>" + appended
 
 
-def test_null_content_of_a_message_is_no_word() -> None:
+def test_null_content_of_a_message_is_empty() -> None:
     rollout = Rollout(CHATML)
     ids = rollout.bridge.prompt([{"role": "system", "content": None}, USER]) + rollout.ids(" ")
     ids = rollout.bridge.extend(ids, [AGAIN], sampled={"role": "assistant", "content": None})
@@ -129,7 +129,7 @@ def test_null_content_of_a_message_is_no_word() -> None:
     assert [message["content"] for message in prompt.messages[:3]] == [None, USER["content"], None]
 
 
-def test_sampled_tokens_stay_though_they_are_not_those_of_their_text() -> None:
+def test_sampled_tokens_are_never_encoded_again() -> None:
     """A text in single letters, and bytes that were cut inside a character."""
     rollout = Rollout(CHATML)
     letters = [i for letter in "Sunny weather" for i in rollout.ids(letter)]
@@ -143,7 +143,7 @@ def test_sampled_tokens_stay_though_they_are_not_those_of_their_text() -> None:
         assert rollout.text(found[len(given) :]) == "<|im_end|>" + NEXT
 
 
-def test_white_space_that_a_token_takes_is_encoded_as_in_the_whole() -> None:
+def test_whitespace_that_a_token_strips_is_encoded_as_in_the_whole() -> None:
     """phi-3: ``<|end|>`` takes the line's end behind it, which then has no token."""
     template = "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
     template += "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
@@ -156,7 +156,7 @@ def test_white_space_that_a_token_takes_is_encoded_as_in_the_whole() -> None:
     assert bridge.extend(given, [AGAIN]) == made.encode(whole + "<|assistant|>\n").ids
 
 
-def test_text_behind_text_is_encoded_as_in_the_whole() -> None:
+def test_text_after_text_is_encoded_as_in_the_whole() -> None:
     """A tokenizer that invents a space before the first word, and no other."""
     letters = sorted({*map(chr, range(32, 127)), "\n", "▁"})
     vocabulary = {letter: number for number, letter in enumerate(letters)}
@@ -186,10 +186,10 @@ THOUGHT = {"role": "assistant", "content": "Sunny.", "reasoning_content": "Hm."}
         (RETURNING, "Sunny.<|return|>", None, "<|return|>", "<|message|>Sunny.<|end|>"),
     ],
 )  # fmt: skip
-def test_turn_that_would_be_rewritten_is_refused_with_both_texts(
+def test_rewritten_turn_raises_with_both_texts(
     template: str, text: str, sampled: Any, gone: str, after: str
 ) -> None:
-    with pytest.raises(tm.BridgeError, match="would rewrite turn 1") as caught:
+    with pytest.raises(tm.errors.BridgeError, match="would rewrite turn 1") as caught:
         Rollout(template).after(text, sampled=sampled)
     assert gone in caught.value.before
     assert (caught.value.turn, caught.value.after) == (1, after)
@@ -204,52 +204,52 @@ def test_answer_that_is_printed_in_the_turn_of_the_call_is_appended() -> None:
     assert rollout.after(as_printed.replace(": ", ":"), RESULT, sampled=turn) == appended
 
 
-def test_answer_that_depends_on_the_call_or_its_id_asks_for_the_message() -> None:
+def test_answer_that_depends_on_the_call_or_its_id_requires_the_message() -> None:
     text = "<call>look</call><|im_end|>"
     by_id = NAMING.replace("m.tool_calls[0].function.name %}", "m.tool_calls[0].id %}").replace(
         "<|im_start|>{{ ns.name }}", "<|im_start|>{{ ns.name == m.tool_call_id }}"
     )
     for template, answer in ((NAMING, RESULT), (by_id, {"role": "tool", "content": "sunny"})):
-        with pytest.raises(tm.UsageError, match="sampled="):
+        with pytest.raises(tm.errors.UsageError, match="as sampled"):
             Rollout(template).after(text, answer)
     appended = Rollout(NAMING).after(text, RESULT, sampled=CALL)
     assert appended == "\n<|im_start|>look\nsunny<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_answer_that_only_a_call_prints_asks_for_the_message() -> None:
+def test_answer_that_is_printed_only_after_a_call_requires_the_message() -> None:
     """Gemma 4 prints results inside the turn of the call, and nothing after a text."""
     rollout = Rollout(HABITS["looks ahead"].replace("m.role == 'assistant'", "m.tool_calls"))
     ids = rollout.bridge.prompt([USER]) + rollout.ids("Looking.<|end|>")
-    with pytest.raises(tm.UsageError, match="sampled="):
+    with pytest.raises(tm.errors.UsageError, match="as sampled"):
         rollout.bridge.extend(ids, [RESULT, AGAIN])
-    with pytest.raises(tm.UsageError, match="empty"):
+    with pytest.raises(tm.errors.UsageError, match="empty"):
         rollout.bridge.extend(ids, [])
-    with pytest.raises(tm.UsageError, match="at least one message"):
+    with pytest.raises(tm.errors.UsageError, match="at least one message"):
         rollout.bridge.prompt([])
 
 
-def test_template_that_refuses_the_conversation_is_an_error_of_the_bridge() -> None:
+def test_error_of_the_template_is_a_bridge_error() -> None:
     refusing = "{% if messages | length > 2 %}{{ raise_exception('too long') }}{% endif %}" + CHATML
-    with pytest.raises(tm.BridgeError, match="too long"):
+    with pytest.raises(tm.errors.BridgeError, match="too long"):
         Rollout(refusing).after("Sunny.<|im_end|>")
 
 
-def test_answer_that_a_call_opens_a_list_for_asks_for_the_message() -> None:
+def test_answer_in_a_list_opened_by_a_call_requires_the_message() -> None:
     rollout = Rollout(LISTING)
     ids = rollout.bridge.prompt([USER]) + rollout.ids("Looking.")
     ids = rollout.bridge.extend(ids, [RESULT])  # the first list is opened in any case
     ids += rollout.ids("Again.")
-    with pytest.raises(tm.UsageError, match="sampled="):
+    with pytest.raises(tm.errors.UsageError, match="as sampled"):
         rollout.bridge.extend(ids, [RESULT])
 
 
-def test_message_that_says_more_than_was_sampled_is_refused() -> None:
+def test_message_with_text_that_was_not_sampled_raises() -> None:
     turn = {"role": "assistant", "content": "Sunny and warm."}
-    with pytest.raises(tm.UsageError, match="says more than was sampled"):
+    with pytest.raises(tm.errors.UsageError, match="was not sampled"):
         Rollout(CHATML).after("Sunny", sampled=turn)
 
 
-def test_untraceable_template_goes_on() -> None:
+def test_untraceable_template_works() -> None:
     rollout = Rollout(RECURSIVE)
     assert rollout.after("Sunny.<|im_end|>") == NEXT
     assert rollout.after("Sunny.") == "<|im_end|>" + NEXT
@@ -259,7 +259,7 @@ def test_untraceable_template_goes_on() -> None:
 
 
 @pytest.mark.parametrize("renderer", ["auto", "jinja2"])
-def test_path_that_prints_something_else_is_caught(
+def test_path_that_differs_from_the_reference_is_found(
     renderer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest = TracedTemplate.follow
@@ -273,28 +273,28 @@ def test_path_that_prints_something_else_is_caught(
     assert Rollout(CHATML, renderer=renderer).after("Sunny.<|im_end|>") == NEXT
 
 
-def test_wrong_calls_are_named() -> None:
+def test_invalid_calls_raise() -> None:
     rollout = Rollout(CHATML)
     prompt = rollout.bridge.prompt([USER])
     given: Any
     for given, answer, words in (
-        (prompt, AGAIN, "nothing was sampled"),
-        (prompt[1:], AGAIN, "begin with no prompt"),
-        ([*prompt, 5], CALL, "sampled="),
-        ([10**6], AGAIN, "at place 0"),
+        (prompt, AGAIN, "Nothing was sampled"),
+        (prompt[1:], AGAIN, "do not begin with a prompt"),
+        ([*prompt, 5], CALL, "as sampled"),
+        ([10**6], AGAIN, "ids\\[0\\] is"),
         (["a"], AGAIN, "list of integers"),
     ):
-        with pytest.raises(tm.UsageError, match=words):
+        with pytest.raises(tm.errors.UsageError, match=words):
             rollout.bridge.extend(given, [answer])
-    with pytest.raises(tm.RowError, match="only user and assistant"):
+    with pytest.raises(tm.errors.RowError, match="only user and assistant"):
         tm.Bridge(
             tokenizer_of(CHATML), chat_template="{{ raise_exception('only user and assistant') }}"
         ).prompt([USER])
-    with pytest.raises(tm.UsageError, match="chat_template="):
+    with pytest.raises(tm.errors.UsageError, match="Set chat_template"):
         tm.Bridge(rollout.bridge.tokenizer.reference)
 
 
-def test_rollouts_that_share_a_beginning_are_told_apart() -> None:
+def test_rollouts_with_a_common_prefix_are_distinguished() -> None:
     """A group of answers to one prompt, then a tree: every branch has its own conversation."""
     rollout = Rollout(CHATML)
     prompt = rollout.bridge.prompt([USER])
@@ -308,7 +308,7 @@ def test_rollouts_that_share_a_beginning_are_told_apart() -> None:
         assert text.count(f"Branch {name}.") == text.count(f"<|im_start|>user\n{name}") == 1
 
 
-def test_prompt_made_elsewhere_is_learned_where_it_is_the_same_text() -> None:
+def test_prompt_of_another_process_is_remembered_if_its_text_is_equal() -> None:
     rollout, other = Rollout(CHATML), Rollout(CHATML)
     given = rollout.bridge.prompt([USER]) + rollout.ids("Sunny.<|im_end|>")
     ids = rollout.bridge.extend(given, [AGAIN])
@@ -316,16 +316,16 @@ def test_prompt_made_elsewhere_is_learned_where_it_is_the_same_text() -> None:
     other.bridge.remember(ids, talk)
     given = ids + rollout.ids("Rain.")
     assert other.bridge.extend(given, [AGAIN]) == rollout.bridge.extend(given, [AGAIN])
-    with pytest.raises(tm.UsageError, match="not the prompt of this conversation"):
+    with pytest.raises(tm.errors.UsageError, match="not the prompt of this conversation"):
         other.bridge.remember(ids[:-1], talk)
 
 
-def test_bridge_forgets_the_longest_unused() -> None:
+def test_least_recently_used_prompt_is_dropped() -> None:
     rollout = Rollout(CHATML, remembered=2)
     prompts = [rollout.bridge.prompt([{**USER, "content": str(n)}]) for n in range(3)]
     sampled = rollout.ids("Yes.")
     assert rollout.bridge.extend(prompts[2] + sampled, [AGAIN])
-    with pytest.raises(tm.UsageError, match="remember"):
+    with pytest.raises(tm.errors.UsageError, match="remember"):
         rollout.bridge.extend(prompts[0] + sampled, [AGAIN])
 
 
@@ -337,13 +337,13 @@ def test_caller_may_change_messages_afterwards() -> None:
     assert rollout.text(rollout.bridge.extend(given, [AGAIN])).count("weather") == 1
 
 
-def test_pickled_bridge_works_and_remembers_nothing() -> None:
-    rollout = Rollout(TRIMMING, template_kwargs={"x": 1}, remembered=5)
+def test_pickled_bridge_works_without_prompts() -> None:
+    rollout = Rollout(TRIMMING, chat_template_kwargs={"x": 1}, remembered=5)
     prompt = rollout.bridge.prompt([USER])
-    twin = pickle.loads(pickle.dumps(rollout.bridge))
-    with pytest.raises(tm.UsageError, match="begin with no prompt"):
-        twin.extend([*prompt, 7], [AGAIN])
-    assert twin.prompt([USER]) == prompt
+    counterpart = pickle.loads(pickle.dumps(rollout.bridge))
+    with pytest.raises(tm.errors.UsageError, match="do not begin with a prompt"):
+        counterpart.extend([*prompt, 7], [AGAIN])
+    assert counterpart.prompt([USER]) == prompt
 
 
 def test_threads_share_a_bridge(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,7 +354,7 @@ def test_threads_share_a_bridge(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def slow(self: TracedTemplate, *given: Any, **options: Any) -> Any:
         inside.append(threading.get_ident())
-        time.sleep(0.002)  # whoever may come in comes in now
+        time.sleep(0.002)  # let other threads run
         if len(inside) > 1:
             crowded.append(list(inside))
         run = honest(self, *given, **options)
@@ -371,24 +371,24 @@ def test_threads_share_a_bridge(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         texts = list(pool.map(run, range(4)))
-    assert not crowded  # paths are learned by one at a time
+    assert not crowded  # one thread records paths at a time
     turns = "".join(f"a{turn}.<|im_end|>{NEXT}" for turn in range(4))
     opening = "<|im_start|>user\nn{}<|im_end|>\n<|im_start|>assistant\n"
     assert texts == [opening.format(number) + turns for number in range(4)]
 
 
-def test_append_only_is_a_question_about_a_conversation() -> None:
+def test_is_append_only_depends_on_the_conversation() -> None:
     talk = [USER, {"role": "assistant", "content": "Sunny.", "reasoning_content": "Hm."}]
     for template, expected in ((CHATML, True), (THINKING, False), (RETURNING, False)):
         bridge = Rollout(template).bridge
         assert bridge.is_append_only([*talk, AGAIN]) is expected
-        assert bridge.is_append_only(talk)  # nothing answers
+        assert bridge.is_append_only(talk)  # no message follows
     found = Rollout(THINKING).bridge.rewrite([*talk, AGAIN])
     assert found is not None
     assert (found.turn, "Hm." in found.before, "Hm." in found.after) == (1, True, False)
 
 
-def test_tools_of_the_bridge_are_those_of_its_conversations() -> None:
+def test_tools_default_to_those_of_the_bridge() -> None:
     template = "{% if tools %}{{ tools[0].function.name }}\n{% endif %}" + CHATML
     look = {"type": "function", "function": {"name": "look", "parameters": {}}}
     seek = {"type": "function", "function": {"name": "seek", "parameters": {}}}

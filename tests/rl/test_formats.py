@@ -1,4 +1,4 @@
-"""Rows as each framework writes them, read as trajectories; what is not understood is kept."""
+"""Rows of each framework, read as trajectories; unknown columns become metadata."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tokenmill as tm
-from tests.build.making import INLINE, TOKENIZER
+from tests.build.making import INLINE, TOKENIZER, write_rows
+from tests.cli.harness import QUICK, Shell
 from tokenmill.errors import RowError, SourceError, UsageError
 from tokenmill.rl.formats import FORMATS, read_rollouts
 from tokenmill.rl.trajectory import Trajectory
@@ -68,7 +69,7 @@ ROWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def told(trajectory: Trajectory) -> dict[str, Any]:
+def detail(trajectory: Trajectory) -> dict[str, Any]:
     ids, mask, logprobs = trajectory.ids, trajectory.mask, trajectory.logprobs
     return {
         **vars(trajectory),
@@ -81,19 +82,19 @@ def told(trajectory: Trajectory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_row_of_a_format_is_recognised_and_read(name: str) -> None:
+def test_format_of_a_row_is_detected_and_read(name: str) -> None:
     row, expected = ROWS[name]
     [trajectory] = read_rollouts(row).trajectories
     assert trajectory.format == name
-    found = told(trajectory)
+    found = detail(trajectory)
     assert {key: found[key] for key in expected} == expected
     [named] = read_rollouts(row, name).trajectories
-    assert str(told(named)) == str(found)
+    assert str(detail(named)) == str(found)
 
 
-def test_formats_are_those_that_have_a_row_here() -> None:
+def test_every_format_has_a_row_here() -> None:
     assert set(FORMATS) == {*ROWS, "slime"}
-    with pytest.raises(UsageError, match="choose one of auto, "):
+    with pytest.raises(UsageError, match="must be one of auto, "):
         read_rollouts({}, "other")
 
 
@@ -108,29 +109,77 @@ def test_vllm_tokens_spelled_as_ids_are_read() -> None:
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({"text": "x"}, "no rollout of a known format; the columns of this row are text"),
+        ({"text": "x"}, "not a rollout of a known format; its columns are text"),
         ({"token_ids": [1, "x"], "loss_mask": [0, 1]}, "'token_ids' must be a list of token ids"),
         ({"token_ids": [1.5], "loss_mask": [1]}, "'token_ids' must be a list of token ids"),
-        ({"token_ids": [-1], "loss_mask": [1]}, "no token id"),
+        ({"token_ids": [-1], "loss_mask": [1]}, "not a token id"),
         ({"token_ids": [[1]], "loss_mask": [1]}, "'token_ids' must be a list of token ids"),
         ({"token_ids": [1], "loss_mask": "1"}, "'loss_mask' must be a list"),
         ({"token_ids": [1], "loss_mask": [1], "messages": [7]}, "messages with roles"),
         ({"token_ids": [1], "loss_mask": [1], "reward": "good"}, "'reward' must be a number"),
-        ({"token_ids": [1], "loss_mask": [1], "step": 1.5}, "'step' must be a whole number"),
+        ({"token_ids": [1], "loss_mask": [1], "step": 1.5}, "'step' must be an integer"),
         ({"tokens": [1, 2], "response_length": 3}, "'response_length' is 3, of 2 tokens"),
-        ({"trajectories": []}, "not empty"),
+        ({"trajectories": []}, "non-empty"),
     ],
 )
-def test_row_that_is_no_rollout_is_refused_by_name(row: dict[str, Any], words: str) -> None:
+def test_row_that_is_not_a_rollout_raises(row: dict[str, Any], words: str) -> None:
     with pytest.raises(RowError, match=words):
         read_rollouts(row)
 
 
-def test_reward_and_group_of_zero_are_a_reward_and_a_group() -> None:
+def test_reward_and_group_of_zero_are_read() -> None:
     choices = [{"message": {"role": "assistant", "content": "Yo"}, "reward": 0.0}]
     row = {"choices": choices, "id": "c1", "reward": 2.0, "group": 0}
     [trajectory] = read_rollouts(row).trajectories
     assert (trajectory.reward, trajectory.group) == (0.0, 0)
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("columns", "reward", "warning"),
+    [
+        ({"reward": 1.0, "accuracy_reward": 0.5}, 1.0, ""),
+        ({"reward": 0.0, "other": 2.0}, 0.0, ""),
+        ({"accuracy_reward": 0.5, "format_reward": 0.25}, 0.75, ""),
+        ({"accuracy_reward": 0.5, "format_reward": NAN, "tag_reward": None}, 0.5, ""),
+        ({"rewards/accuracy": 0.5, "rewards/length": -1, "note": "x"}, -0.5, ""),
+        ({"length_reward_func": 0.5, "completion_length": 7}, 0.5, ""),
+        ({"note": "x", "flags": [1.0], "empty": None}, None, ""),
+        ({"correctness": 1.0}, None, "the reward is unknown: correctness may"),
+        ({"correctness": 1, "style": NAN, "no_rewarding": 2.5}, None,
+         "the reward is unknown: correctness, no_rewarding may"),
+        ({"accuracy_reward": 0.5, "overlong_punishment": -0.5}, 0.5,
+         "part of the reward may be missing: overlong_punishment may"),
+    ],
+)  # fmt: skip
+def test_reward_of_trl_rows(columns: dict[str, Any], reward: float | None, warning: str) -> None:
+    row = {"prompt": "Hi", "completion": "Yo", "step": 3, "advantage": 0.5, **columns}
+    [trajectory] = read_rollouts(row).trajectories
+    assert trajectory.reward == reward
+    assert trajectory.warning[: len(warning)] == warning
+    assert bool(trajectory.warning) == bool(warning)
+
+
+def test_unknown_rewards_are_counted_and_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"prompt": "Hi", "completion": "Yo", "prompt_ids": [5], "completion_ids": [6]}
+    rows = [{**row, "correctness": 1.0}, {**row, "correctness": 0.0}, {**row, "reward": 1.0}]
+    dump = write_rows(tmp_path / "rows.jsonl", rows)
+    report = tm.check_rollouts(dump, str(TOKENIZER), **INLINE)
+    [(warning, count)] = report.warnings.items()
+    assert (count, warning[:36]) == (2, "the reward is unknown: correctness m")
+    assert report.document()["warnings"] == report.warnings
+    shown = Shell(capsys)("check-rollouts", dump, *QUICK)
+    assert "2 trajectories: the reward is unknown: correctness may be rewards" in shown.err
+    for _ in range(2):  # a cached store, too
+        with pytest.warns(UserWarning, match="2 rows: the reward is unknown: correctness"):
+            store = tm.from_rollouts(dump, str(TOKENIZER), cache_dir=tmp_path / "cache", **INLINE)
+    assert [row.extra["reward"] for row in store] == [None, None, 1.0]
+    kinds = [[finding["kind"] for finding in row.extra["findings"]] for row in store]
+    assert ["warning" in found for found in kinds] == [True, True, False]
 
 
 COLUMNS = sorted(
@@ -156,13 +205,13 @@ VALUES = st.recursive(
     known=st.sampled_from([row for row, _ in ROWS.values()]),
     name=st.sampled_from(["auto", *FORMATS]),
 )
-def test_any_row_is_read_or_refused(row: Any, known: Any, name: str) -> None:
+def test_any_row_is_read_or_raises(row: Any, known: Any, name: str) -> None:
     for tried in (row, {**known, **row}):
         with contextlib.suppress(RowError):
             assert read_rollouts(tried, name).trajectories
 
 
-def test_texts_alone_are_checked_as_far_as_they_go(tmp_path: Path) -> None:
+def test_rollouts_without_ids_are_checked_by_their_texts(tmp_path: Path) -> None:
     doubled = "<|im_start|>user\nHi<|im_end|>\n" + 2 * "<|im_start|>assistant\n"
     rows = [{"input": "user\nHi\nassistant\n", "output": "Yo", "score": 1.0},
             {"input": doubled, "output": "Yo", "score": 1.0}]  # fmt: skip
@@ -184,7 +233,7 @@ def test_torch_dump_is_read_without_executing(tmp_path: Path) -> None:
     assert report.trajectories == 2
     store = tm.from_rollouts(str(tmp_path / "*.pt"), str(TOKENIZER), **INLINE)
     assert [row.input_ids.tolist() for row in store] == [[1, 2, 3, 4]] * 2
-    assert (store[0].carried["step"], store[0].carried["group"]) == (9, 7)
+    assert (store[0].extra["step"], store[0].extra["group"]) == (9, 7)
     assert np.allclose(store.sidecar("logprobs")[0], [0, 0, -0.25, 0])
     shutil.copy(tmp_path / "rollout_9.pt", tmp_path / "the_same.pt")
     assert len(tm.from_rollouts(str(tmp_path / "*.pt"), str(TOKENIZER), **INLINE)) == 4
@@ -195,7 +244,7 @@ class Opened:
         return (print, ("this was executed",))
 
 
-def test_torch_dump_that_would_run_code_is_refused(
+def test_torch_dump_that_would_run_code_raises(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch = pytest.importorskip("torch")

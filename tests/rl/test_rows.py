@@ -16,18 +16,18 @@ import pytest
 import tokenmill as tm
 from tests.chat.conversations import ODD
 from tests.chat.templates import ALL, CHATML, HABITS, THINKING
-from tests.rl.rollouts import Play, judge_rows, renderer_of, tokenizer_of
+from tests.rl.rollouts import Play, check_rows, renderer_of, tokenizer_of
 from tokenmill.chat import ChatSpec
 
 
 @pytest.mark.parametrize("renderer", ["auto", "jinja2"])
-def test_rows_of_every_habit_are_rollouts(renderer: str) -> None:
+def test_rows_of_every_template_are_rollouts(renderer: str) -> None:
     judged = 0
     for number, (name, source) in enumerate({**ALL, **HABITS}.items()):
         rows = dict(list(ODD.items())[number % 4 :: 4])
         rows = {case: row for case, row in rows.items() if "long" not in case}
         play = Play(name, source)
-        judged += judge_rows(play, renderer_of(name, source, renderer), rows)
+        judged += check_rows(play, renderer_of(name, source, renderer), rows)
         assert not play.wrong, "\n".join(play.wrong)
     assert judged > 200
 
@@ -71,7 +71,7 @@ def test_each_turn_is_trained_once_with_its_thinking(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", [[{"x": 1}], [{"x": 1}, {"messages": PLAIN}]])
-def test_row_that_cannot_be_read_is_rejected_wherever_it_stands(rows: list[Any]) -> None:
+def test_invalid_row_is_rejected_at_any_position(rows: list[Any]) -> None:
     rendering = renderer_of("chatml", CHATML, "auto").render(rows)
     assert [(row, part, error.reason) for row, part, error in rendering.rejected] == [
         (0, 0, "bad_shape")
@@ -79,18 +79,18 @@ def test_row_that_cannot_be_read_is_rejected_wherever_it_stands(rows: list[Any])
     assert rendering.source == [1] * (len(rows) - 1)
 
 
-def test_turns_that_go_on_are_one_row(tmp_path: Path) -> None:
+def test_turns_that_continue_one_another_are_one_row(tmp_path: Path) -> None:
     store = prepare(tmp_path, CHATML, PLAIN)
     assert shown(store, CHATML) == [["First.<|im_end|>", "Second.<|im_end|>"]]
     assert store[0].input_ids[-1] == tokenizer_of(CHATML).reference.token_to_id("<|im_end|>")
 
 
-def test_turn_that_no_model_would_be_prompted_for_is_rejected_with_both_texts(
+def test_turn_without_a_generation_prompt_is_rejected_with_both_texts(
     tmp_path: Path,
 ) -> None:
     template = HABITS["newline before the prompt"]
-    with pytest.raises(tm.RowError, match="no model would be given") as caught:
-        prepare(tmp_path, template, PLAIN, on_bad_row="raise")
+    with pytest.raises(tm.errors.RowError, match="is not a generation prompt") as caught:
+        prepare(tmp_path, template, PLAIN, max_rejected=0)
     assert caught.value.reason == "mask_unproven"
 
 
@@ -98,11 +98,11 @@ def test_turn_that_no_model_would_be_prompted_for_is_rejected_with_both_texts(
     ("options", "words"),
     [
         ({"turn_end": "turn"}, "end-of-turn"),
-        ({"train_on": "everything"}, "choose one"),
+        ({"train_on": "everything"}, "cannot be combined"),
         ({"format": "text"}, "needs conversations"),
-        ({"format": "preference"}, "choose one"),
+        ({"format": "preference"}, "groups of answers"),
     ],
 )
-def test_options_that_contradict_it_are_refused(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(tm.UsageError, match=words):
+def test_conflicting_options_raise(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(tm.errors.UsageError, match=words):
         ChatSpec(expand="append", **options)

@@ -1,4 +1,4 @@
-"""Rollouts in a store: ids as they were sampled, with everything that was recorded of them."""
+"""Rollouts in a store: sampled ids with all recorded values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from tests.build.making import INLINE, TOKENIZER, small_cuts, write_rows
 from tests.cli.harness import QUICK, Shell
 from tests.rl.faults import conversation
 from tests.rl.simulated import APPENDING, Row, appending
-from tokenmill.errors import UsageError
+from tokenmill.build.recorded import read_and_cut
+from tokenmill.errors import RowError, UsageError
 from tokenmill.store.collect import GRACE_S, collect, survey
 
 CALL: dict[str, Any] = {**INLINE, "tokenizer": str(TOKENIZER), "chat_template": APPENDING}
@@ -42,9 +43,9 @@ def dump(tmp_path: Path) -> Path:
     return write_rows(tmp_path / "dump.jsonl", rollouts(12))
 
 
-def test_store_holds_what_was_recorded(dump: Path) -> None:
+def test_store_contains_the_recording(dump: Path) -> None:
     rows = rollouts(12)
-    store = tm.from_rollouts(dump, carry=["env"], **CALL)
+    store = tm.from_rollouts(dump, keep_columns=["env"], **CALL)
     assert len(store) == 12
     for number, (row, served) in enumerate(zip(rows, store, strict=True)):
         assert served.input_ids.tolist() == row["token_ids"]
@@ -52,15 +53,15 @@ def test_store_holds_what_was_recorded(dump: Path) -> None:
         assert np.allclose(store.sidecar("logprobs")[number], row["logprobs"])
         assert [role for role, _, _ in served.turns] == [m["role"] for m in row["messages"]]
         assert served.origin.line == number + 1
-        carried = served.carried
-        recorded = {name: carried[name] for name in ("group", "step", "version", "reward", "env")}
+        extra = served.extra
+        recorded = {name: extra[name] for name in ("group", "step", "version", "reward", "env")}
         assert recorded == {name: row[name] for name in recorded}
-        assert carried["drift"] == ("retokenized" if carried["findings"] else "equal")
+        assert extra["drift"] == ("retokenized" if extra["findings"] else "equal")
     assert store.sidecar("reward").values.tolist() == [row["reward"] for row in rows]
     assert sorted(sidecar.name for sidecar in store.sidecars) == ["logprobs", "reward", "step"]
 
 
-def test_slices_parquet_and_a_second_run_hold_the_same(
+def test_slices_parquet_and_a_second_run_are_equal(
     dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_cuts(monkeypatch)
@@ -95,10 +96,10 @@ def test_trees_give_a_row_for_each_leaf(tmp_path: Path) -> None:
                               ("assistant", 5, 6)]  # fmt: skip
     assert store.rejected == {"bad_shape": 1}
     [(origin, _, detail)] = store.rejected_rows()
-    assert (origin.line, detail) == (2, "mask_length: 1 numbers where 2 numbers belongs")
+    assert (origin.line, detail) == (2, "mask_length: expected 2 numbers, got 1 numbers")
 
 
-def test_unsound_rows_are_rejected_with_their_reason(tmp_path: Path) -> None:
+def test_rows_with_faults_are_rejected_with_their_reason(tmp_path: Path) -> None:
     good = rollouts(1)[0]
     rows: list[Any] = [
         good,
@@ -118,13 +119,13 @@ def test_unsound_rows_are_rejected_with_their_reason(tmp_path: Path) -> None:
         assert words in detail
 
 
-def test_where_chooses_by_what_was_recorded(dump: Path) -> None:
+def test_filter_by_recorded_values(dump: Path) -> None:
     view = tm.from_rollouts(dump, where="reward >= 0.75 and group != 'g1'", **CALL)
-    assert [row.carried["group"] for row in view] == ["g0", "g2"]
+    assert [row.extra["group"] for row in view] == ["g0", "g2"]
     assert view.sidecar("reward").values.tolist() == [0.75, 0.75]
     drifted = tm.from_rollouts(dump, where="drift == 'retokenized'", **CALL)
     assert 0 < len(drifted) < 12
-    with pytest.raises(UsageError, match="knows no name 'unknown'"):
+    with pytest.raises(UsageError, match="unknown name 'unknown'"):
         tm.from_rollouts(dump, where="unknown > 1", **CALL)
 
 
@@ -143,9 +144,7 @@ def test_best_and_worst_of_a_group_are_a_pair(dump: Path) -> None:
     assert batch["chosen_logprobs"].shape == batch["chosen_input_ids"].shape
 
 
-def test_files_made_of_rollouts_are_counted_and_go_with_their_stores(
-    dump: Path, tmp_path: Path
-) -> None:
+def test_pair_files_are_counted_and_collected_with_their_stores(dump: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     store = tm.from_rollouts(dump, pairs="best_worst", **{**CALL, "cache_dir": cache})
     [made] = (cache / "rollouts").iterdir()
@@ -160,20 +159,43 @@ def test_files_made_of_rollouts_are_counted_and_go_with_their_stores(
     assert not made.exists()
 
 
-def test_rollouts_take_no_option_that_they_cannot_keep(dump: Path) -> None:
-    for option in ({"train_on": "everything"}, {"expand": "turns"}, {"format": "messages"}):
-        with pytest.raises(UsageError, match="has no meaning for rollouts"):
+def test_invalid_options_of_rollouts_raise(dump: Path) -> None:
+    for option in ({"train_on": "everything"}, {"expand": "turns"}):
+        with pytest.raises(UsageError, match="cannot be set for rollouts"):
             tm.from_rollouts(dump, **{**CALL, **option})
-    with pytest.raises(UsageError, match="choose best_worst"):
+    for name in ("messages", "rollouts", "", None, 3):
+        with pytest.raises(UsageError, match="format must be one of auto, openai"):
+            tm.from_rollouts(dump, format=name, **CALL)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="must be 'best_worst'"):
         tm.from_rollouts(dump, pairs="all", **CALL)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="train_on"):
-        tm.prepare(dump, format="rollouts", train_on="everything", **CALL)
+    for rows in ("rollouts", "rollouts-miles"):
+        with pytest.raises(UsageError, match="train_on"):
+            tm.prepare(dump, format=rows, train_on="everything", **CALL)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="prepare checks them"):
+            tm.lint(dump, format=rows, **CALL)
+
+
+def test_rows_of_several_formats_are_read_as_the_named_one(tmp_path: Path) -> None:
+    """The row has the columns of two formats, each with its own ids."""
+    tokens = {"tokens": [5, 6, 7], "response_length": 1, "reward": 0.5}
+    row = {**tokens, "token_ids": [8, 9], "loss_mask": [1], "logprobs": [-1.0], "group": 1}
+    own = {**row, "loss_mask": [0, 1], "rollout_log_probs": [-2.0]}
+    path = write_rows(tmp_path / "rows.jsonl", [{**row, "rollout_log_probs": [-2.0]}])
+    by_name = tm.from_rollouts(path, format="miles", **CALL)
+    assert by_name[0].input_ids.tolist() == [5, 6, 7]
+    assert by_name.sidecar("logprobs")[0].tolist() == [0, 0, -2.0]
+    assert len(tm.from_rollouts(path, format="slime", **CALL)) == 1
+    path = write_rows(tmp_path / "own.jsonl", [own, {**own, "reward": 0.0}])
+    for name in ("auto", "rollout"):
+        assert tm.from_rollouts(path, format=name, **CALL)[0].input_ids.tolist() == [8, 9]
+        pairs = tm.from_rollouts(path, format=name, pairs="best_worst", **CALL)
+        assert pairs.groups[0].margin == 0.5
 
 
 # The report and the command
 
 
-def test_report_says_where_and_keeps_the_account(tmp_path: Path) -> None:
+def test_report_has_origins_and_counts(tmp_path: Path) -> None:
     rows: list[Any] = rollouts(6)
     rows[4]["loss_mask"] = [0, *rows[4]["loss_mask"][:-1]]
     del rows[4]["logprobs"]
@@ -192,12 +214,12 @@ def test_report_says_where_and_keeps_the_account(tmp_path: Path) -> None:
     assert grave[1].kind.startswith("mask_")
 
 
-def test_trace_json_and_exit_codes(
+def test_check_rollouts_json_and_exit_codes(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, dump: Path
 ) -> None:
     shell = Shell(capsys)
     call = (*QUICK, "--chat-template", APPENDING)
-    answer = shell("trace", dump, *call, "--json")
+    answer = shell("check-rollouts", dump, *call, "--json")
     assert answer.code == 0
     assert {"counts", "findings", "trajectories", "seconds", "rejected"} <= set(answer.json)
     assert answer.json["trajectories"] == 12
@@ -205,13 +227,22 @@ def test_trace_json_and_exit_codes(
     assert {"class", "row", "turn", "token", "expected", "found", "origin"} <= set(
         answer.json["findings"][0]
     )
-    assert shell("trace", dump, *call, "--fail-on", "retokenized").code == 1
-    assert shell("trace", dump, *call, "--fail-on", "text").code == 0
-    shown = shell("trace", dump, *call, "--findings", "1")
+    assert shell("check-rollouts", dump, *call, "--fail-on", "retokenized").code == 1
+    assert shell("check-rollouts", dump, *call, "--fail-on", "text").code == 0
+    shown = shell("check-rollouts", dump, *call, "--findings", "1")
     assert "expected" in shown.out
     assert "12 trajectories" in shown.err
     broken = [{**row, "loss_mask": row["loss_mask"][1:]} for row in rollouts(1)]
     path = write_rows(tmp_path / "broken.jsonl", broken)
-    assert shell("trace", path, *call, "--fail-on", "structure").code == 1
-    assert shell("trace", write_rows(tmp_path / "none.jsonl", ["{}"]), *call).code == 1
-    assert shell("trace", dump, *call, "--format", "other").code == 2
+    assert shell("check-rollouts", path, *call, "--fail-on", "structure").code == 1
+    assert shell("check-rollouts", write_rows(tmp_path / "none.jsonl", ["{}"]), *call).code == 1
+    assert shell("check-rollouts", dump, *call, "--format", "other").code == 2
+
+
+@pytest.mark.parametrize("rewards", [(1e39, 0), (1, -1e39), (1e-60, 0), (3e38, -3e38)])
+def test_pairs_whose_rewards_float32_cannot_hold_are_rejected(rewards: tuple[float, float]) -> None:
+    chosen, rejected = (
+        {**row, "reward": reward} for row, reward in zip(rollouts(2), rewards, strict=True)
+    )
+    with pytest.raises(RowError, match="finite float32 number"):
+        read_and_cut({"chosen": chosen, "rejected": rejected}, b"", "auto")

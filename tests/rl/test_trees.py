@@ -99,7 +99,7 @@ def test_sampled_tokens_of_a_tree_are_trained_exactly_once(trees: int) -> None:
             assert trained_tokens(row) == sampled_tokens(nodes), seed
 
 
-def test_beginning_of_another_trajectory_gives_no_row_of_its_own() -> None:
+def test_prefix_of_another_trajectory_gives_no_row() -> None:
     first = {"token_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}
     whole = {"token_ids": [1, 2, 3, 4, 5], "loss_mask": [0, 0, 0, 0, 1], "reward": 0.5}
     [row] = cut_rows(read_rollouts({"trajectories": [first, whole]}))
@@ -107,7 +107,7 @@ def test_beginning_of_another_trajectory_gives_no_row_of_its_own() -> None:
     assert row.trajectory.reward == 0.5
 
 
-def test_choices_of_one_prompt_are_samples_of_their_own() -> None:
+def test_choices_of_one_prompt_are_separate_samples() -> None:
     choice = {"token_ids": [7, 8], "message": {"role": "assistant", "content": "x"}}
     rows = cut_rows(read_rollouts({"prompt_token_ids": [1, 2], "choices": [choice, choice]}))
     assert [row.mask.tolist() for row in rows] == [[0, 0, 1, 1]] * 2

@@ -1,4 +1,4 @@
-"""Clean rollouts raise no alarm, and every injected fault is found, named and placed.
+"""Clean rollouts have no findings, and every injected fault is found with its kind and turn.
 
 Under our own append-only template, class, kind and turn must be those of the fault; under released
 templates, some of which fold turns into each other, the class must be.
@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from tests.chat.conversations import ODD
-from tests.rl.faults import INJECTIONS, TOOLS, Injected, conversation
-from tests.rl.simulated import Row, appending, bundled, encode, released, world_of
+from tests.rl.faults import ANY, INJECTIONS, TOOLS, Injected, conversation
+from tests.rl.simulated import Row, World, appending, bundled, encode, released, world_of
 from tokenmill.chat import ChatSpec
 from tokenmill.errors import RowError
 from tokenmill.rl.formats import read_rollouts
-from tokenmill.rl.verdict import Judge, Verdict
+from tokenmill.rl.verdict import RolloutChecker, Verdict
 
 # Templates of which only the prompts, turn by turn, say what a sampler saw.
 ASKED = ("models/tencent-Hy3", "models/meta-llama-Llama-3.2-3B-Instruct", "tokenizers/phi-3-mini")
@@ -31,11 +31,13 @@ ENDED_TWICE = (
     "models/microsoft-Phi-3.5-mini-instruct", "trl/phi3", "tokenizers/phi-3-mini",
     "models/fireworks-ai-llama-3-firefunction-v2",
 )  # fmt: skip
+ENDS = ("mask_misses_sampled", "stopped_inside_a_turn")
+MESSAGES = ("message_unrecorded", "assistant_doubled")
 
 
-def judged(judge: Judge, *rows: Row | None) -> list[Any]:
+def judged(judge: RolloutChecker, *rows: Row | None) -> list[Any]:
     """A `Verdict` or `RowError` per row."""
-    return judge.judge([read_rollouts(row).trajectories[0] for row in rows])
+    return judge.check([read_rollouts(row).trajectories[0] for row in rows])
 
 
 def conversations_for(seed: str, count: int) -> list[tuple[random.Random, list[Row], Any]]:
@@ -54,7 +56,7 @@ def found_in(verdict: Verdict | RowError, fault: Injected) -> bool:
     if fault.kind is None:
         return not verdict.notes
     return any(
-        note.kind == fault.kind and (fault.turn is None or note.turn == fault.turn)
+        fault.kind in (note.kind, ANY) and (fault.turn is None or note.turn == fault.turn)
         for note in verdict.notes
     )
 
@@ -90,7 +92,7 @@ def test_clean_rollouts_are_equal_or_retokenized() -> None:
         assert [role for role, _ in first.turns] == [message["role"] for message in messages]
 
 
-def test_first_differing_token_has_both_sides_in_view() -> None:
+def test_note_shows_both_sides_of_the_first_difference() -> None:
     world, judge = appending()
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "hello there"}]
     row = world.sample(messages)
@@ -106,10 +108,10 @@ def test_first_differing_token_has_both_sides_in_view() -> None:
     assert (note.drift, note.turn, note.token) == ("retokenized", 1, start)
     assert note.expected == f"{row['token_ids'][start]} {pieces[start].decode()!r}"
     assert note.found.startswith(f"{letters[0]} {pieces[start].decode()[0]!r}")
-    assert "in 1 places of what was sampled" in note.detail
+    assert "in 1 places of the sampled text" in note.detail
 
 
-def test_thought_in_the_text_is_missed_like_one_beside_it() -> None:
+def test_dropped_thinking_in_the_content_is_found() -> None:
     world, judge = appending()
     thought = "<think>\namber thoughts on inlet and flint\n</think>\n\n"
     messages = [
@@ -163,7 +165,7 @@ def test_history_that_the_template_rewrites(
     pieces: list[tuple[str, int]], drift: str, notes: list[tuple[str, int]]
 ) -> None:
     world, _ = world_of(bundled().template)
-    judge = Judge(world.tokenizer, ChatSpec(format="messages"))
+    judge = RolloutChecker(world.tokenizer, ChatSpec(format="messages"))
     messages = [
         {"role": "user", "content": "First?"},
         {"role": "assistant", "content": "One.", "reasoning_content": "amber thoughts on it"},
@@ -192,7 +194,7 @@ def sampled_templates(shared: Path, one_in: int, asked: bool = False) -> list[tu
 
 
 @pytest.mark.parametrize("one_in", [5, pytest.param(1, marks=SOAK)])
-def test_released_templates_raise_no_alarm_on_clean_rollouts(shared: Path, one_in: int) -> None:
+def test_released_templates_have_no_findings_on_clean_rollouts(shared: Path, one_in: int) -> None:
     kinds = ["several turns", "tools", "typed parts"]
     if one_in == 1:
         kinds = [
@@ -224,6 +226,11 @@ def test_released_templates_raise_no_alarm_on_clean_rollouts(shared: Path, one_i
     assert seen > len(templates)
 
 
+def prints_contents(world: World, row: Row) -> bool:
+    text = world.template.render(row["messages"], row.get("tools"))
+    return all(message["content"] in text for message in row["messages"])
+
+
 @pytest.mark.parametrize(("one_in", "count"), [(9, 2), pytest.param(1, 12, marks=SOAK)])
 def test_released_templates_show_every_fault(shared: Path, one_in: int, count: int) -> None:
     missed: list[Any] = []
@@ -233,7 +240,9 @@ def test_released_templates_show_every_fault(shared: Path, one_in: int, count: i
         faults = []
         for rng, messages, tools in conversations_for(name, count):
             clean = world.sample(messages, tools)
-            for kind, inject in INJECTIONS.items() if clean is not None else ():
+            if clean is None or not prints_contents(world, clean):
+                continue
+            for kind, inject in INJECTIONS.items():
                 with contextlib.suppress(RowError):
                     if fault := inject(world, copy.deepcopy(clean), rng):
                         faults.append((kind, fault))
@@ -241,7 +250,9 @@ def test_released_templates_show_every_fault(shared: Path, one_in: int, count: i
         verdicts = judged(judge, *(fault.row for _, fault in faults))
         for (kind, fault), verdict in zip(faults, verdicts, strict=True):
             drift = None if isinstance(verdict, RowError) else verdict.drift
-            unsure = name in ENDED_TWICE and kind == "mask_misses_sampled"
+            unsure = name in ENDED_TWICE and kind in ENDS
+            # With other messages, some templates do not print every message, which is an error.
+            unsure |= kind in MESSAGES and isinstance(verdict, RowError)
             if drift != fault.drift and not unsure:
                 missed.append((name, kind, fault.turn, verdict))
     assert not missed, "\n".join(str(miss) for miss in missed)

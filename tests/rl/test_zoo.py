@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.chat.conversations import ODD, TOOLS, corpus_rows, zoo
 from tests.chat.templates import ALL, HABITS
-from tests.rl.rollouts import Play, judge_rows, renderer_of
+from tests.rl.rollouts import Play, check_rows, renderer_of
 from tokenmill.tokenizers.loading import load
 
 TEMPLATES, ROWS = 8, 9  # of each, `make test` plays one in so many
@@ -35,7 +35,7 @@ def judge(
     for number, (name, source) in enumerate(templates.items()):
         plays.append(play := Play(name, source))
         play.rows(rows(number))
-        judged += judge_rows(play, renderer_of(name, source), rows(number))
+        judged += check_rows(play, renderer_of(name, source), rows(number))
     wrong = [report for play in plays for report in play.wrong]
     counts = sum((play.counts for play in plays), Counter[str]())
     print(f"{len(plays)} templates, {judged} rows of expand=append, {dict(counts)}")
@@ -48,7 +48,7 @@ def judge(
     assert judged >= equal / 2
 
 
-def test_zoo_goes_on_as_it_prints_or_is_refused(shared: Path) -> None:
+def test_zoo_continues_as_printed_or_raises(shared: Path) -> None:
     rows = list(SHORT.items())
     some = {n: source for n, source in zoo(shared).items() if crc32(n.encode()) % TEMPLATES == 1}
     judge(some, lambda number: dict(rows[number % ROWS :: ROWS]), equal=50, refused=20)
@@ -56,7 +56,7 @@ def test_zoo_goes_on_as_it_prints_or_is_refused(shared: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_whole_zoo_goes_on_as_it_prints_or_is_refused(shared: Path) -> None:
+def test_whole_zoo_continues_as_printed_or_raises(shared: Path) -> None:
     rows: dict[str, Any] = dict(SHORT)
     for corpus in CORPORA:
         for number, row in enumerate(corpus_rows(shared, corpus, 4)):
@@ -66,7 +66,7 @@ def test_whole_zoo_goes_on_as_it_prints_or_is_refused(shared: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_real_tokenizers_go_on_as_their_templates_print(shared: Path) -> None:
+def test_real_tokenizers_continue_as_printed(shared: Path) -> None:
     """Their own templates, special tokens and seams: bytes, metaspace, tokens that strip."""
     plays = []
     for place in sorted((shared / "tokenizers").glob("*/chat_template.jinja")):
@@ -113,7 +113,7 @@ def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", OWN)
 @settings(max_examples=12)
 @given(messages=conversations(), tools=st.sampled_from([None, TOOLS]))
-def test_random_conversations_go_on_as_they_print_or_are_refused(
+def test_random_conversations_continue_as_printed_or_raise(
     name: str, messages: list[dict[str, Any]], tools: Any
 ) -> None:
     play = OWN[name]

@@ -1,1 +1,1 @@
-"""Tests of the room that finds, indexes and reads rows."""
+"""Tests of `tokenmill.sources`."""

@@ -1,4 +1,4 @@
-"""The same rows in every format, and tools for tests that need another process."""
+"""Write the same rows in every format."""
 
 from __future__ import annotations
 
@@ -101,6 +101,6 @@ def _arrow(rows: Rows, directory: Path, new: Callable[..., Any]) -> Path:
 COLUMNAR_MAKERS: list[Maker] = [parquet, arrow_stream, arrow_file]
 
 
-def settle() -> None:
-    """Wait until what was just written counts as having come to rest."""
+def wait_until_stable() -> None:
+    """Wait until the timestamp of a new file proves its content."""
     time.sleep(RACY_NS / 1e9 + 0.05)

@@ -1,4 +1,4 @@
-"""The oracle: what the rows of a text file are, in the plainest Python there is."""
+"""A reference reader: the rows of a text file in simple Python."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class NaiveRow:
-    """One row as a naive reader finds it."""
-
     raw: bytes
     line: int
     offset: int
 
 
 def naive_rows(data: bytes, *, at_start: bool = True) -> list[NaiveRow]:
-    """Every line of a file, or of a part of it, with more than spaces, tabs and returns."""
+    """Return every line of a file, or of a part of it, that is not blank."""
     rows = []
     offset = 0
     for number, piece in enumerate(data.split(b"\n")):

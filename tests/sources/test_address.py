@@ -1,4 +1,4 @@
-"""Addresses: slices as Python means them, splits and percentages as `datasets` means them."""
+"""Tests of addresses: slices as in Python, splits and percentages as in `datasets`."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def test_percent_any_total_equals_datasets(total: int, start: int, stop: int) ->
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("x.jsonl@[1:2:3]", "no step"),
+        ("x.jsonl@[1:2:3]", "cannot have a step"),
         ("x.jsonl@[1]", "write a slice"),
-        ("x.jsonl@[a:b]", "neither a row number"),
+        ("x.jsonl@[a:b]", "not a row number"),
         ("x.jsonl@[:101%]", "more than 100%"),
         ("@[1:2]", "before the @"),
         ("", "empty string"),
@@ -57,7 +57,7 @@ def test_address_malformed_is_a_usage_error(text: str, message: str) -> None:
         parse_address(text)
 
 
-def test_address_existing_name_with_at_sign_wins(tmp_path: Path) -> None:
+def test_existing_file_with_an_at_sign_is_not_parsed(tmp_path: Path) -> None:
     path = jsonl([{"a": 1}], tmp_path).rename(tmp_path / "data@[0:0].jsonl")
     assert parse_address(str(path)) == Address(str(path))
     assert len(open_rows(path)) == 1
@@ -80,7 +80,7 @@ def test_saved_dataset_splits_and_slices(tmp_path: Path) -> None:
     assert [row["n"] for row in open_rows(both / "train")] == list(range(50))
     assert [row["n"] for row in open_rows(tmp_path / "one")] == list(range(49, -1, -1))
     assert open_rows(f"{both}@train")[1] == {"n": 1, "m": {"a": 1}}
-    with pytest.raises(UsageError, match="splits train, test: name one"):
+    with pytest.raises(UsageError, match="splits train, test; select one"):
         open_rows(both)
     with pytest.raises(UsageError, match="no split 'valid'"):
         open_rows(f"{both}@valid[:3]")
@@ -88,12 +88,12 @@ def test_saved_dataset_splits_and_slices(tmp_path: Path) -> None:
         open_rows(f"{jsonl([{'a': 1}], tmp_path)}@train[:3]")
 
 
-def test_split_of_a_plain_directory_is_what_datasets_resolves(tmp_path: Path) -> None:
+def test_split_of_a_plain_directory_equals_datasets(tmp_path: Path) -> None:
     for name, number in (("train-0", 1), ("train-1", 2), ("test", 3)):
         jsonl([{"n": number}] * 2, tmp_path).rename(tmp_path / f"{name}.jsonl")
     assert [row["n"] for row in open_rows(f"{tmp_path}@train[1:3]")] == [1, 2]
     assert [row["n"] for row in open_rows(f"{tmp_path}@test[:50%]")] == [3]
-    with pytest.raises(UsageError, match="no split 'valid'; splits are: train, test"):
+    with pytest.raises(UsageError, match=r"no split 'valid'\. Splits: train, test"):
         open_rows(f"{tmp_path}@valid")
 
 
@@ -137,7 +137,7 @@ def test_directory_hidden_and_foreign_files_skipped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["{0}", "{0}/*"])
-def test_mixed_formats_in_one_place_is_a_usage_error(address: str, tmp_path: Path) -> None:
+def test_mixed_formats_are_a_usage_error(address: str, tmp_path: Path) -> None:
     jsonl([{"a": 1}], tmp_path)
     (tmp_path / "more.json").write_text("[]")
     with pytest.raises(UsageError, match="several formats"):
@@ -145,7 +145,7 @@ def test_mixed_formats_in_one_place_is_a_usage_error(address: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["missing.jsonl", "*.jsonl", "nowhere/", "sub"])
-def test_nothing_there_is_source_missing(name: str, tmp_path: Path) -> None:
+def test_no_match_is_source_missing(name: str, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     with pytest.raises(SourceMissing):
         open_rows(f"{tmp_path}/{name}")
@@ -168,14 +168,14 @@ def test_unknown_or_misleading_names_are_refused(tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_bytes(b"\x1f\x8b\x08rest")
     os.mkfifo(tmp_path / "pipe.jsonl")
     (tmp_path / "object.json").write_text('{\n "data": []\n}')
-    given: Any
-    for given, error, message in (
-        (tmp_path / "data.csv", UsageError, "no known format"),
-        (tmp_path / "data.jsonl", SourceError, "holds gzip"),
+    source: Any
+    for source, error, message in (
+        (tmp_path / "data.csv", UsageError, "unknown file format"),
+        (tmp_path / "data.jsonl", SourceError, "contains gzip"),
         (tmp_path / "pipe.jsonl", UsageError, "not a regular file"),
         (tmp_path / "object.json", SourceError, "several lines"),
         ([], UsageError, "no source"),
-        ([3], UsageError, "is a path"),
+        ([3], UsageError, "must be a path"),
     ):
         with pytest.raises(error, match=message):
-            open_rows(given)
+            open_rows(source)

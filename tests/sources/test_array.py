@@ -1,4 +1,4 @@
-"""JSON arrays as lines: against a whole parse, and against noise."""
+"""Tests of JSON arrays as lines: compared with json.loads, and random bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tokenmill.errors import RowError, SourceError
 from tokenmill.sources.copy import array_lines
 from tokenmill.sources.rows import open_rows
 
-unhurried = settings(
+no_deadline = settings(
     deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 text = st.text(st.sampled_from('"\\[]{},: \n\u2028é😀x'), max_size=8)
@@ -28,7 +28,7 @@ blanks = st.text(st.sampled_from(" \t\r\n"), max_size=300)
 
 
 def spelled(items: list[Any], gaps: list[str], ascii_only: bool) -> bytes:
-    """An array with the given white space around its elements."""
+    """Return an array with the given white space around its elements."""
     parts = [json.dumps(item, ensure_ascii=ascii_only) for item in items]
     around = [gaps[n % len(gaps)] for n in range(2 * len(parts) + 2)]
     inside = ",".join(around[2 * n] + part + around[2 * n + 1] for n, part in enumerate(parts))
@@ -36,7 +36,7 @@ def spelled(items: list[Any], gaps: list[str], ascii_only: bool) -> bytes:
 
 
 def converted(data: bytes, piece: int) -> bytes | str:
-    """The array as lines, given in pieces of this size; the message where it is refused."""
+    """Convert an array in pieces of this size; return its lines or the error message."""
     pieces = [data[at : at + piece] for at in range(0, len(data), piece)]
     try:
         return b"".join(array_lines(pieces, "array.json"))
@@ -44,7 +44,7 @@ def converted(data: bytes, piece: int) -> bytes | str:
         return error.message
 
 
-@unhurried
+@no_deadline
 @given(
     st.lists(objects, min_size=1, max_size=8),
     st.lists(blanks, min_size=1, max_size=5),
@@ -70,11 +70,11 @@ def test_array_any_layout_equals_whole_parse(
     assert lines == converted(data, len(data))
 
 
-@unhurried
+@no_deadline
 @example(b"[]", 1)
 @example(b'[{}, {"a": [1, 2]}]', 3)
 @given(st.binary(max_size=200).map(lambda noise: b"[" + noise), st.integers(1, 64))
-def test_array_any_noise_is_lines_or_a_source_error(data: bytes, piece: int) -> None:
+def test_array_random_bytes_are_lines_or_a_source_error(data: bytes, piece: int) -> None:
     lines = converted(data, piece)
     assert lines == converted(data, len(data))
     try:
@@ -92,20 +92,18 @@ def test_array_any_noise_is_lines_or_a_source_error(data: bytes, piece: int) -> 
         (b'[{"a": 1},', "truncated"),
         (b'[{"a": "]', "truncated"),
         (b"[", "truncated"),
-        (b'[{"a": 1}] x', "text behind"),
-        (b'[{"a": 1}][]', "text behind"),
+        (b'[{"a": 1}] x', "text after"),
+        (b'[{"a": 1}][]', "text after"),
     ],
 )
-def test_array_broken_as_a_whole_is_a_source_error(
-    data: bytes, message: str, tmp_path: Path
-) -> None:
+def test_malformed_array_is_a_source_error(data: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_bytes(data)
     with pytest.raises(SourceError, match=message) as raised:
         open_rows(tmp_path / "broken.json")
     assert raised.value.offset is not None
 
 
-def test_array_bad_elements_are_bad_rows_with_their_place(tmp_path: Path) -> None:
+def test_array_bad_elements_are_bad_rows_with_their_offset(tmp_path: Path) -> None:
     data = b'[ {"a": 1],\n {"b": 2} , 3, {"s": "x\ny"}, {"c": NaN}, [[]] , ]'
     path = tmp_path / "bad.json"
     path.write_bytes(data)

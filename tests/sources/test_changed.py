@@ -1,4 +1,4 @@
-"""A file that changes under its reader: noticed, whatever the change, and only then."""
+"""Tests of files that change while they are read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sources.make import COLUMNAR_MAKERS, jsonl, settle
+from tests.sources.make import COLUMNAR_MAKERS, jsonl, wait_until_stable
 from tokenmill.errors import SourceChanged
 from tokenmill.sources.block import read_block
 from tokenmill.sources.limits import STARTS_PER_PAGE
@@ -67,10 +67,10 @@ def test_reading_after_any_change_is_source_changed(
 ) -> None:
     for number, read in enumerate(READS):
         path = jsonl(ROWS, tmp_path / str(number))
-        settle() if number == 0 else None
+        wait_until_stable() if number == 0 else None
         rows = open_rows(path)
         if opened:
-            assert rows[-1] == ROWS[-1]  # of another page of the index than the single rows
+            assert rows[-1] == ROWS[-1]  # in another page of the index than the rows read below
         change(path)
         for _ in range(2):
             with pytest.raises(SourceChanged):
@@ -81,7 +81,7 @@ def test_reading_after_any_change_is_source_changed(
 def test_row_that_became_unreadable_is_source_changed_not_bad(
     change: Callable[[Path], None], tmp_path: Path
 ) -> None:
-    """Also in a page of the index whose file was looked at before."""
+    """Also in a page of the index that was checked before the change."""
     path = jsonl(ROWS[:2000], tmp_path)
     rows = open_rows(path)
     assert rows[1999] == ROWS[1999]
@@ -131,7 +131,7 @@ def test_block_of_other_bytes_is_source_changed(
     assert raised.value.path == str(path)
 
 
-def test_block_appended_file_still_gives_the_planned_bytes(tmp_path: Path) -> None:
+def test_block_of_an_appended_file_still_has_its_bytes(tmp_path: Path) -> None:
     path = jsonl(ROWS, tmp_path)
     (block,) = open_rows(path).blocks()
     append(path)
@@ -141,9 +141,7 @@ def test_block_appended_file_still_gives_the_planned_bytes(tmp_path: Path) -> No
 @pytest.mark.parametrize("touch", [lambda path: os.utime(path), lambda path: path.chmod(0o600),
                                    lambda path: os.link(path, path.with_name("twin"))],
                          ids=["touch", "chmod", "link"])  # fmt: skip
-def test_reading_after_a_harmless_touch_goes_on(
-    touch: Callable[[Path], None], tmp_path: Path
-) -> None:
+def test_reading_continues_after_a_touch(touch: Callable[[Path], None], tmp_path: Path) -> None:
     path = jsonl(ROWS, tmp_path)
     rows = open_rows(path)
     assert rows[0] == ROWS[0]

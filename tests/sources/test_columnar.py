@@ -1,4 +1,4 @@
-"""Parquet and Arrow: forms of values, damage, ranges, and single rows decoded in place."""
+"""Tests of Parquet and Arrow: values, damage, ranges, single rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.sources.make import COLUMNAR_MAKERS, parquet, settle
+from tests.sources.make import COLUMNAR_MAKERS, parquet, wait_until_stable
 from tokenmill._core.process import RecentValues
 from tokenmill.errors import RowError, SourceError, SourceMissing, UsageError
 from tokenmill.sources.block import read_block
@@ -41,7 +41,7 @@ def written(columns: dict[str, Any], directory: Path, kind: str = "parquet") -> 
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_values_without_json_form_have_the_documented_one(kind: str, tmp_path: Path) -> None:
+def test_values_are_converted_to_json_as_documented(kind: str, tmp_path: Path) -> None:
     moment = datetime.datetime(2026, 11, 15, 12, 30, 1, 500, tzinfo=datetime.UTC)
     columns = {
         "image": pa.array([{"bytes": b"\xff\x00", "path": None}]),
@@ -73,11 +73,11 @@ def test_values_without_json_form_have_the_documented_one(kind: str, tmp_path: P
     rows = open_rows(written(columns, tmp_path, kind))
     assert list(rows) == [expected]
     assert rows[0] == expected
-    assert list(rows[0]) == list(expected)  # members in the order of the schema
+    assert list(rows[0]) == list(expected)  # in the order of the schema
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_rows_without_any_form_are_bad_rows_everywhere(kind: str, tmp_path: Path) -> None:
+def test_rows_without_json_form_are_bad_rows(kind: str, tmp_path: Path) -> None:
     columns = {
         "score": pa.array([1.0, float("nan"), 2.0, float("inf"), 3.0]),
         "fine": pa.array([0, 0, 1, 0, 0], pa.timestamp("ns")),
@@ -164,10 +164,10 @@ def test_plan_ranges_partition_rows_and_respect_groups(made: list[RowGroup], tar
         bounds.add(max(bounds) + group.rows)
     for first, last, size in ranges:
         inside = [bound for bound in bounds if first < bound < last]
-        if inside:  # several whole groups
+        if inside:  # several complete groups
             assert {first, last} <= bounds
             assert size <= target
-        else:  # in one group: rows are not split, so the last one may stick out
+        else:  # within one group; rows are not split, so a range may exceed the target by one row
             assert size * (last - first - 1) // (last - first) <= target
 
 
@@ -186,12 +186,12 @@ def test_blocks_of_a_large_group_are_decoded_once(
 
 
 def input_and_output() -> tuple[int, int]:
-    """Bytes that this process has read and written by system calls."""
+    """Return the bytes that this process has read and written."""
     counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(counts["rchar"]), int(counts["wchar"])
 
 
-FOOTER = 64 << 10  # bytes that pyarrow reads of a file's end
+FOOTER = 64 << 10  # bytes that pyarrow reads at the end of a file
 
 
 def test_single_row_reads_its_row_group_at_most_and_writes_nothing(
@@ -205,9 +205,9 @@ def test_single_row_reads_its_row_group_at_most_and_writes_nothing(
     pq.write_table(pa.Table.from_pylist(many), path, row_group_size=200)
     groups = pq.ParquetFile(path).metadata
     largest = max(groups.row_group(n).total_byte_size for n in range(groups.num_row_groups))
-    settle()
+    wait_until_stable()
     open_rows(path)
-    monkeypatch.setattr(columnar, "content_digest", None)  # nobody hashes the file
+    monkeypatch.setattr(columnar, "content_digest", None)  # the file must not be hashed
     before = sorted(own_cache.rglob("*"))
     for position in (0, 999, 1234, 1999):
         rows = open_rows(path)
@@ -234,7 +234,7 @@ def test_first_row_of_a_large_group_reads_only_its_beginning(tmp_path: Path) -> 
 
 
 def decodings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The groups that are decoded from now on."""
+    """Return a list to which decoded groups are appended."""
     from tokenmill.sources import tables
 
     decoded: list[int] = []
@@ -259,7 +259,7 @@ def groups_of_5000(tmp_path: Path) -> Path:
     return path
 
 
-def test_groups_are_decoded_once_while_they_are_kept(
+def test_groups_are_decoded_once_while_they_are_cached(
     groups_of_5000: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded = decodings(monkeypatch)
@@ -275,7 +275,7 @@ def test_groups_are_decoded_once_while_they_are_kept(
     assert decoded == []
 
 
-def test_kept_groups_are_bounded_and_rows_are_right_beyond_the_bound(
+def test_cached_groups_are_bounded_and_rows_correct_over_the_bound(
     groups_of_5000: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tokenmill.sources import tables
@@ -290,10 +290,10 @@ def test_kept_groups_are_bounded_and_rows_are_right_beyond_the_bound(
     assert rows.batch(DRAWN) == [MANY[number] for number in DRAWN]
     decoded = decodings(monkeypatch)
     assert len(rows.batch(range(0, 20_000, 7))) == 2858
-    assert sorted(decoded) == [0, 1, 2, 3]  # one pass, whatever the bound
+    assert sorted(decoded) == [0, 1, 2, 3]  # one pass with any bound
 
 
-def test_names_of_contents_and_blocks_stay(tmp_path: Path) -> None:
+def test_digests_of_contents_and_blocks_do_not_change(tmp_path: Path) -> None:
     """They are part of the keys of slices and stores."""
     from tokenmill.sources.bytefile import LocalFile
     from tokenmill.sources.columnar import content_digest, range_digest
@@ -323,7 +323,7 @@ def few_row_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hashes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The files that are hashed whole from now on."""
+    """Return a list to which hashed files are appended."""
     from tokenmill.sources import columnar
 
     hashed: list[str] = []
@@ -339,41 +339,41 @@ def hashes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("stamp", ["fresh", "ahead"])
 @pytest.mark.parametrize("make", COLUMNAR_MAKERS, ids=lambda make: make.__name__)
-def test_file_with_an_unsettled_stamp_is_hashed_once_not_for_every_block(
+def test_file_with_a_recent_timestamp_is_hashed_once_not_for_every_block(
     make: Callable[..., Path], stamp: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few_row_blocks(monkeypatch)
     path = make(ROWS, tmp_path)
     with monkeypatch.context() as patch:
         if stamp == "ahead":
-            settle()
-            os.utime(path, (2**32, 2**32))  # as from a machine whose clock is ahead
+            wait_until_stable()
+            os.utime(path, (2**32, 2**32))  # as written by a machine whose clock is ahead
         else:
-            patch.setattr("tokenmill.sources.bytefile.RACY_NS", 10**12)  # however slow this one is
+            patch.setattr("tokenmill.sources.bytefile.RACY_NS", 10**12)  # also on a slow machine
         blocks = list(open_rows(path).blocks())
     assert len(blocks) > 5
-    assert not blocks[0].settled
-    settle()
+    assert not blocks[0].is_stable
+    wait_until_stable()
     hashed = hashes(monkeypatch)
     assert [value for block in blocks for value in read_block(block).values] == ROWS
     assert len(hashed) == 1
 
 
-def test_digest_of_a_file_that_came_to_rest_meanwhile_is_remembered(
+def test_digest_is_cached_once_the_timestamp_is_old_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = parquet(ROWS, tmp_path)
     rows = open_rows(path)
-    settle()
+    wait_until_stable()
     (block,) = rows.blocks()
-    assert block.settled
+    assert block.is_stable
     hashed = hashes(monkeypatch)
     assert read_block(block).values == ROWS
     assert [file.digest for file in open_rows(path).files] == [file.digest for file in rows.files]
     assert hashed == []
 
 
-def test_empty_shards_count_nothing_but_a_source_without_rows_is_missing(tmp_path: Path) -> None:
+def test_empty_shards_are_allowed_but_a_source_without_rows_is_missing(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     table = pa.Table.from_pylist(ROWS[:3])
     pq.write_table(table.slice(0, 0), tmp_path / "d" / "0.parquet")
@@ -383,10 +383,10 @@ def test_empty_shards_count_nothing_but_a_source_without_rows_is_missing(tmp_pat
     assert list(open_rows(tmp_path / "d")) == ROWS[:3]
 
 
-def test_edit_that_the_stamp_does_not_show_is_not_served_from_what_was_decoded(
+def test_edit_with_an_unchanged_timestamp_is_not_served_from_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The caller has hashed the file and asks for its new content: it gets no other."""
+    """The caller has hashed the file and must get its new content."""
     from tokenmill.sources import columnar
 
     path = parquet(ROWS[:50], tmp_path)
@@ -399,7 +399,7 @@ def test_edit_that_the_stamp_does_not_show_is_not_served_from_what_was_decoded(
     assert read_block(after).values == ROWS[50:100]
 
 
-def test_suspended_decoders_are_few_however_many_files_are_read(tmp_path: Path) -> None:
+def test_number_of_suspended_decoders_is_bounded(tmp_path: Path) -> None:
     from tokenmill.sources import tables
 
     for number in range(12):

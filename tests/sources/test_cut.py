@@ -1,4 +1,4 @@
-"""Where blocks begin: pure, stable under insertion, the same for every portioning."""
+"""Tests of block cuts: stable under insertion and independent of buffer sizes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORD = (1 << 64) - 1
 
 
 def reference_hash(row: bytes) -> int:
-    """The documented mix of a short row, in Python integers."""
+    """Return the documented hash of a short row, in Python integers."""
     mixed = len(row) * 0x9E3779B97F4A7C15
     for number, start in enumerate(range(0, len(row), 8)):
         weight = hashlib.blake2b(b"tokenmill cut %d" % number, digest_size=8).digest()
@@ -42,7 +42,7 @@ def test_row_hash_short_rows_equal_documented_mix(rows: list[bytes]) -> None:
 
 
 def test_row_hash_golden_values_do_not_change() -> None:
-    """A changed hash moves every cut, and with it every slice key of every user's cache."""
+    """A changed hash would move every cut and change every slice key."""
     rows = [b"", b"{}", b'{"a": 1}', b'{"text": "' + b"x" * 300 + b'"}', b"y" * 100_000]
     lengths = np.array([len(row) for row in rows])
     starts = np.cumsum(lengths) - lengths
@@ -95,7 +95,7 @@ def test_cutter_any_portions_bounded_and_equal(
         if number + 2 < len(bounds):
             cut = last
             assert size >= CUT_MIN or size + sizes[cut] > CUT_MAX
-            # No earlier line was allowed to open a block.
+            # No earlier line was allowed to start a block.
             for line in range(first + 1, cut):
                 assert not (line in qualified and stops[line] - sizes[line] - begin >= CUT_MIN)
 
@@ -123,7 +123,7 @@ def test_first_qualified_is_the_first_of_several() -> None:
 
 
 def test_blocks_insertion_at_head_and_append_move_few_cuts(tmp_path: Path) -> None:
-    """Rows of one size that differ in a counter alone: the worst honest case for a hash."""
+    """Rows of one size that differ only in a counter are a hard case for a hash."""
     filler = "lorem ipsum " * 40
     rows = [{"messages": [{"role": "user", "content": f"{filler}{n:07}{filler}"}]} for n in
             range(60_000)]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Compressed files: whole, cut anywhere, flipped anywhere, and as bombs."""
+"""Tests of compressed files: complete, truncated, with flipped bits, and zip bombs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tokenmill.errors import CorruptionError, SourceError
 from tokenmill.sources import limits
 from tokenmill.sources.bytefile import LocalFile
 from tokenmill.sources.copy import CopyFile, decompressed, write_copy
-from tokenmill.sources.index import Shelf
+from tokenmill.sources.index import IndexCache
 from tokenmill.sources.rows import open_rows
 
 ROWS = [{"n": number, "text": f"row {number} {number * 7919 % 1000}"} for number in range(300)]
@@ -32,7 +32,7 @@ def checked_zstd(data: bytes) -> bytes:
 
 CODECS: list[tuple[str, Compress]] = [("gz", gzip.compress), ("zst", checked_zstd)]
 codecs = pytest.mark.parametrize(("suffix", "compress"), CODECS, ids=["gz", "zst"])
-unhurried = settings(
+no_deadline = settings(
     deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
@@ -73,16 +73,16 @@ def test_flipped_bits_never_give_other_content(
         flipped[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
         path.write_bytes(flipped)
         try:
-            assert content(path, suffix) == expected  # a header's time or name carries nothing
+            assert content(path, suffix) == expected  # header fields are not checked
         except SourceError:
             refused += 1
     assert refused > 200
 
 
 @codecs
-@unhurried
+@no_deadline
 @given(noise=st.binary(max_size=200), cut=st.integers(0, 200))
-def test_noise_in_a_stream_is_content_or_a_source_error(
+def test_random_bytes_in_a_stream_are_content_or_a_source_error(
     suffix: str, compress: Compress, tmp_path: Path, noise: bytes, cut: int
 ) -> None:
     path = tmp_path / f"noise.jsonl.{suffix}"
@@ -93,7 +93,7 @@ def test_noise_in_a_stream_is_content_or_a_source_error(
 
 
 @codecs
-def test_bomb_is_refused_at_the_bound(
+def test_zip_bomb_is_refused_at_the_limit(
     suffix: str, compress: Compress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / f"bomb.jsonl.{suffix}"
@@ -107,18 +107,18 @@ def test_bomb_is_refused_at_the_bound(
     assert sum(seen) <= 4 << 20
     monkeypatch.setattr("tokenmill.sources.copy.MAX_EXPANSION", 10**9)
     monkeypatch.setattr("tokenmill.sources.copy.MAX_DECOMPRESSED", 2 << 20)
-    with pytest.raises(SourceError, match="more than 2097152 bytes"):
+    with pytest.raises(SourceError, match="more than 2097152 decompressed bytes"):
         content(path, suffix)
 
 
-def test_data_behind_the_last_gzip_member_is_refused(tmp_path: Path) -> None:
+def test_data_after_the_last_gzip_member_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "tail.jsonl.gz"
     path.write_bytes(gzip.compress(b"{}\n") + bytes(70_000) + b"x")
     with pytest.raises(SourceError, match="followed by other data"):
         content(path, "gz")
 
 
-@unhurried
+@no_deadline
 @given(
     st.lists(st.binary(max_size=400), max_size=12),
     st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 900)), max_size=10),
@@ -128,15 +128,15 @@ def test_copy_any_read_equals_the_content(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tokenmill.sources.copy.FRAME", 64)
-        shelf = Shelf(tmp_path / "cache")
-        copy = CopyFile(shelf.place(write_copy(iter(pieces), shelf)), "original")
+        index_cache = IndexCache(tmp_path / "cache")
+        copy = CopyFile(index_cache.path(write_copy(iter(pieces), index_cache)), "original")
     data = b"".join(pieces)
     assert copy.size == len(data)
     for offset, length in reads:
         assert copy.pread(length, offset) == data[offset : offset + length]
 
 
-def test_copy_damaged_anywhere_is_corruption_and_rehash_repairs(tmp_path: Path) -> None:
+def test_copy_damaged_anywhere_is_corruption_and_force_recache_repairs(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl.gz"
     path.write_bytes(gzip.compress(as_lines(ROWS)))
     rows = open_rows(path)
@@ -153,9 +153,9 @@ def test_copy_damaged_anywhere_is_corruption_and_rehash_repairs(tmp_path: Path) 
             refused += 1
     assert refused >= 38
     frames.write_bytes(whole[:-1])
-    with pytest.raises(CorruptionError, match="rehash=True"):
+    with pytest.raises(CorruptionError, match="force_recache=True"):
         list(open_rows(path))
-    assert list(open_rows(path, rehash=True)) == ROWS
+    assert list(open_rows(path, force_recache=True)) == ROWS
     assert list(open_rows(path)) == ROWS
     assert limits.FRAME == 128 << 10
     del rows

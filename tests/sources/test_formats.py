@@ -1,4 +1,4 @@
-"""The same data through every format: one harness, one list of makers."""
+"""Tests of the same rows in every format."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_rows_same_data_any_format_equal(make: Callable[..., Path], tmp_path: Pa
     assert list(rows[5:-3:4]) == SAMPLE[5:-3:4]
     assert list(rows[::-1]) == SAMPLE[::-1]
     assert rows[2:30][3:][0] == SAMPLE[5]
-    with pytest.raises(IndexError, match="row 40 of 40"):
+    with pytest.raises(IndexError, match="row 40 is out of range: there are 40"):
         rows[40]
     with pytest.raises(IndexError):
         rows[-41]
@@ -58,7 +58,7 @@ def test_rows_same_data_any_format_equal(make: Callable[..., Path], tmp_path: Pa
 
 
 @pytest.mark.parametrize("make", EVERY, ids=lambda make: make.__name__)
-def test_blocks_of_a_slice_hold_exactly_its_rows(make: Callable[..., Path], tmp_path: Path) -> None:
+def test_blocks_of_a_slice_have_exactly_its_rows(make: Callable[..., Path], tmp_path: Path) -> None:
     rows = open_rows(make(SAMPLE, tmp_path))
     for first, last in ((0, 40), (0, 1), (39, 40), (5, 5), (7, 29), (1, 39)):
         read = [read_block(block) for block in rows[first:last].blocks()]
@@ -77,7 +77,7 @@ def test_digest_same_lines_any_compression_equal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", TEXT_MAKERS, ids=lambda make: make.__name__)
-def test_origin_text_format_names_the_bytes_of_raw(
+def test_origin_of_text_formats_locates_the_raw_bytes(
     make: Callable[..., Path], tmp_path: Path
 ) -> None:
     path = make(SAMPLE, tmp_path)

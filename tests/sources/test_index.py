@@ -1,4 +1,4 @@
-"""The index as a published artefact: found again, believed only when that is safe, repaired."""
+"""Tests of the row index: reuse, validity and repair."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.programs import environment, python
-from tests.sources.make import as_lines, jsonl, jsonl_gz, parquet, settle
+from tests.sources.make import as_lines, jsonl, jsonl_gz, parquet, wait_until_stable
 from tokenmill.errors import CacheError, CorruptionError
 from tokenmill.sources.bytefile import Signature
 from tokenmill.sources.limits import RACY_COARSE_NS, RACY_NS, STARTS_PER_PAGE
@@ -27,7 +27,7 @@ ROWS = [{"n": number, "text": "x" * (number % 90)} for number in range(40_000)]
 
 @pytest.fixture
 def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Paths that were scanned."""
+    """Return a list to which scanned paths are appended."""
     from tokenmill.sources import rows as opening
 
     seen: list[str] = []
@@ -41,9 +41,9 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-def test_second_open_settled_file_reads_nothing(tmp_path: Path, scans: list[str]) -> None:
+def test_second_open_of_a_stable_file_reads_nothing(tmp_path: Path, scans: list[str]) -> None:
     path = jsonl(ROWS, tmp_path)
-    settle()
+    wait_until_stable()
     assert len(open_rows(path)) == len(ROWS)
     assert len(scans) == 1
     assert open_rows(path)[39_999] == ROWS[39_999]
@@ -51,43 +51,43 @@ def test_second_open_settled_file_reads_nothing(tmp_path: Path, scans: list[str]
     link.symlink_to(path)
     assert open_rows(link)[7] == ROWS[7]
     assert len(scans) == 1
-    assert open_rows(path, rehash=True)[7] == ROWS[7]
+    assert open_rows(path, force_recache=True)[7] == ROWS[7]
     assert len(scans) == 2
 
 
-def test_second_open_fresh_file_reads_again(
+def test_second_open_of_a_new_file_reads_it_again(
     tmp_path: Path, scans: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file written within the tick of its own mtime could change again without a trace."""
+    """Within one clock tick, a file can change again with the same mtime."""
     path = jsonl(ROWS[:10], tmp_path)
-    with monkeypatch.context() as patch:  # a machine that has much else to do takes its time
+    with monkeypatch.context() as patch:  # the machine may be slow
         patch.setattr("tokenmill.sources.bytefile.RACY_NS", 3600 * 10**9)
         open_rows(path)
         open_rows(path)
     assert len(scans) == 2
-    settle()
+    wait_until_stable()
     open_rows(path)
     open_rows(path)
     assert len(scans) == 3
 
 
-def test_signature_settles_by_both_clocks_and_their_grain() -> None:
+def test_signature_is_stable_by_mtime_and_ctime_at_their_resolution() -> None:
     now = 1_700_000_000_123_456_789
     fine = now - RACY_NS - 1
-    assert Signature(1, fine, fine, 1).settled(now)
-    assert not Signature(1, fine, now - RACY_NS, 1).settled(now)  # mtime set back, ctime new
-    assert not Signature(1, now - RACY_NS, fine, 1).settled(now)
+    assert Signature(1, fine, fine, 1).is_stable(now)
+    assert not Signature(1, fine, now - RACY_NS, 1).is_stable(now)  # mtime set back, ctime new
+    assert not Signature(1, now - RACY_NS, fine, 1).is_stable(now)
     whole_second = now - now % 1_000_000_000 - 1_000_000_000
-    assert not Signature(1, whole_second, whole_second, 1).settled(now)
+    assert not Signature(1, whole_second, whole_second, 1).is_stable(now)
     older = whole_second - RACY_COARSE_NS
-    assert Signature(1, older, older, 1).settled(now)
-    assert not Signature(1, now + 10**12, fine, 1).settled(now)  # from the future
+    assert Signature(1, older, older, 1).is_stable(now)
+    assert not Signature(1, now + 10**12, fine, 1).is_stable(now)  # from the future
 
 
 @pytest.mark.parametrize("restore", [False, True])
 def test_open_same_size_edit_gives_new_rows_and_digest(tmp_path: Path, restore: bool) -> None:
     path = jsonl([{"a": 1}], tmp_path)
-    settle()
+    wait_until_stable()
     before = open_rows(path)
     status = path.stat()
     digest = before.files[0].digest
@@ -129,7 +129,7 @@ def test_index_damaged_anywhere_is_refused_whichever_way_one_reads(
 ) -> None:
     rows = ROWS[: STARTS_PER_PAGE + 1000]
     path = jsonl(rows, tmp_path)
-    settle()
+    wait_until_stable()
     open_rows(path)
     (target,) = artefacts(own_cache, name)
     whole = target.read_bytes()
@@ -143,7 +143,7 @@ def test_index_damaged_anywhere_is_refused_whichever_way_one_reads(
         target.write_bytes(damaged)
         with pytest.raises(CorruptionError):
             WAYS[way](open_rows(path))
-    assert list(open_rows(path, rehash=True)) == rows
+    assert list(open_rows(path, force_recache=True)) == rows
     assert list(open_rows(path)) == rows
     assert (own_cache / "quarantine").is_dir()
 
@@ -151,7 +151,7 @@ def test_index_damaged_anywhere_is_refused_whichever_way_one_reads(
 def test_index_damaged_behind_the_page_of_a_row_is_refused(tmp_path: Path, own_cache: Path) -> None:
     """A page's last row ends where the next page says."""
     path = jsonl(ROWS[: STARTS_PER_PAGE + 9], tmp_path)
-    settle()
+    wait_until_stable()
     open_rows(path)
     (target,) = artefacts(own_cache, "starts.bin")
     damaged = bytearray(target.read_bytes())
@@ -163,11 +163,11 @@ def test_index_damaged_behind_the_page_of_a_row_is_refused(tmp_path: Path, own_c
             read(STARTS_PER_PAGE - 1)
 
 
-def test_notes_damaged_or_pointing_to_nothing_cost_a_scan(
+def test_damaged_or_dangling_notes_cause_a_scan(
     tmp_path: Path, own_cache: Path, scans: list[str]
 ) -> None:
     path = jsonl(ROWS[:20], tmp_path)
-    settle()
+    wait_until_stable()
     open_rows(path)
     (note,) = artefacts(own_cache, "note.json")
     whole = note.read_bytes()
@@ -180,7 +180,7 @@ def test_notes_damaged_or_pointing_to_nothing_cost_a_scan(
     assert len(scans) == 5
     note.write_bytes(whole)
     (index,) = artefacts(own_cache, "index.json")
-    index.parent.rename(own_cache / "elsewhere")
+    index.parent.rename(own_cache / "other")
     assert list(open_rows(path)) == ROWS[:20]
 
 
@@ -188,7 +188,7 @@ def test_hit_needs_no_write_and_a_miss_goes_private(tmp_path: Path, own_cache: P
     if os.geteuid() == 0:
         pytest.skip("root may write anywhere; the next test refuses by force")
     path, other = jsonl(ROWS[:30], tmp_path / "a"), jsonl(ROWS[:31], tmp_path / "b")
-    settle()
+    wait_until_stable()
     open_rows(path)
     own_cache.chmod(0o500)
     (own_cache / "rows").chmod(0o500)
@@ -200,7 +200,7 @@ def test_cache_that_cannot_be_written_goes_private_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = jsonl(ROWS[:30], tmp_path / "a")
-    settle()
+    wait_until_stable()
     code = """
 import errno, os, pickle, sys, subprocess
 real = os.open
@@ -220,8 +220,8 @@ child = subprocess.run([sys.executable, "-c",
     "import pickle, sys; print(pickle.load(sys.stdin.buffer)[5]['n'])"], input=data,
     capture_output=True, check=True)
 assert child.stdout.strip() == b"5", child
-from tokenmill.sources.index import existing_private_shelf
-print(existing_private_shelf().root)
+from tokenmill.sources.index import existing_private_index_cache
+print(existing_private_index_cache().root)
 """
     done = python(code, str(path), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -236,7 +236,7 @@ import sys, time
 from tokenmill.sources.rows import Rows, open_rows
 while time.time() < float(sys.argv[3]):
     time.sleep(0.001)
-rows = open_rows(sys.argv[1], cache_dir=sys.argv[2], rehash=len(sys.argv) > 4)
+rows = open_rows(sys.argv[1], cache_dir=sys.argv[2], force_recache=len(sys.argv) > 4)
 print(len(rows), rows.files[0].digest, sum(row["n"] for row in rows))
 """
 
@@ -263,7 +263,7 @@ def test_concurrent_openers_of_one_index_agree(tmp_path: Path) -> None:
     assert not list((cache / "staging").iterdir())
 
 
-def test_killed_indexer_leaves_nothing_that_harms(tmp_path: Path) -> None:
+def test_killed_indexer_leaves_no_visible_files(tmp_path: Path) -> None:
     path = tmp_path / "large.jsonl"
     path.write_bytes(as_lines(ROWS) * 40)
     cache = tmp_path / "cache"
@@ -319,12 +319,12 @@ def looked_at(path: Path) -> object:
 
 
 @pytest.mark.parametrize("make", [jsonl, jsonl_gz, parquet], ids=lambda make: make.__name__)
-def test_link_out_of_the_cache_is_followed_nowhere(
+def test_symbolic_link_out_of_the_cache_is_not_followed(
     make: Callable[..., Path], tmp_path: Path, own_cache: Path
 ) -> None:
-    """Notes, indexes and copies, each as a directory and as files."""
+    """For notes, indexes and copies, as directories and as files."""
     path = make([{"n": number} for number in range(10)], tmp_path)
-    settle()
+    wait_until_stable()
     assert list(open_rows(path)) == [{"n": number} for number in range(10)]
     assert open_rows(path).files
     outside = tmp_path / "outside"

@@ -1,4 +1,4 @@
-"""Line files against a naive reader: every row, every byte, every line number."""
+"""Tests of line files against a reference reader: rows, bytes and line numbers."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ dirty_files = st.lists(
     st.one_of(st.sampled_from(DIRTY), st.binary(max_size=40)), min_size=1, max_size=30
 ).map(lambda lines: b"\n".join(lines))
 
-unhurried = settings(
+no_deadline = settings(
     deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
 def naive_value(raw: bytes) -> object:
-    """What Python's own parser says, or None where it and a strict reader refuse."""
+    """Return the value of Python's parser, or None if strict JSON does not allow it."""
 
     def refuse(name: str) -> float:
         raise ValueError(name)
@@ -71,7 +71,7 @@ def naive_value(raw: bytes) -> object:
     return value if isinstance(value, dict) else None
 
 
-@unhurried
+@no_deadline
 @given(data=dirty_files)
 def test_dirty_file_any_bytes_equals_naive_reader(tmp_path: Path, data: bytes) -> None:
     assume(not data.startswith((b"PAR1", b"ARROW1", b"\x1f\x8b", b"\x28\xb5\x2f\xfd")))
@@ -128,7 +128,7 @@ def test_dirty_file_any_bytes_equals_naive_reader(tmp_path: Path, data: bytes) -
                 assert one.values[number] == value
 
 
-@unhurried
+@no_deadline
 @given(data=dirty_files, buffer_bytes=st.integers(1, 700))
 def test_scan_any_buffer_size_gives_same_index(
     tmp_path: Path, data: bytes, buffer_bytes: int

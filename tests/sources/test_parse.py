@@ -1,4 +1,4 @@
-"""The one parser and its bounds: a function of the bytes, never of the caller's stack."""
+"""Tests of the parser and its limits, which must not depend on the caller's stack."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ def test_parse_deep_caller_accepts_what_a_shallow_one_does() -> None:
     assert descend(sys.getrecursionlimit() - depth - 120) == parse(row)
 
 
-def test_line_over_the_limit_is_a_bad_row_and_never_held(
+def test_line_over_the_limit_is_a_bad_row_and_not_buffered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a small limit, so that the walk over a long line takes many buffers."""
+    """With a small limit, so that a long line takes many buffers."""
     limit = 40_000
     for module in ("parse", "scan", "lines", "block"):
         monkeypatch.setattr(f"tokenmill.sources.{module}.MAX_ROW", limit)
@@ -126,7 +126,7 @@ def test_line_over_the_limit_is_a_bad_row_and_never_held(
     ]
 
 
-def test_rows_of_a_block_are_parsed_with_their_places_however_they_are_asked_for(
+def test_rows_of_a_block_have_their_origins_by_index_slice_and_iteration(
     tmp_path: Path,
 ) -> None:
     lines = [json.dumps({"n": number}) for number in range(3 * PORTION)]
@@ -146,11 +146,11 @@ def test_rows_of_a_block_are_parsed_with_their_places_however_they_are_asked_for
         values[len(lines)]
 
 
-# The short ways against the plain one
+# The fast paths against a simple parser.
 
 
-def plainly(raw: bytes) -> dict[str, Any] | str:
-    """Every bound looked at, then the whole row decoded: a value, or reason and message."""
+def simple_parse(raw: bytes) -> dict[str, Any] | str:
+    """Check every limit, then decode: return a value, or reason and message."""
     try:
         if len(raw) > limits.MAX_ROW:
             raise RowError(over_limit(len(raw)), reason="limit")
@@ -160,8 +160,8 @@ def plainly(raw: bytes) -> dict[str, Any] | str:
     except RowError as error:
         return f"{error.reason}: {error.message}"
     except PARSING as error:
-        told = refusal(error)
-        return f"{told.reason}: {told.message}"
+        detail = refusal(error)
+        return f"{detail.reason}: {detail.message}"
 
 
 def outcome(value: dict[str, Any] | RowError) -> dict[str, Any] | str:
@@ -192,13 +192,13 @@ BROKEN = st.sampled_from(
     place=st.floats(0, 1),
 )
 @settings(max_examples=300)
-def test_row_has_the_value_or_the_refusal_of_the_plain_way(
+def test_row_has_the_value_or_error_of_the_simple_parser(
     value: dict[str, Any], padding: int, harm: bytes, place: float
 ) -> None:
     whole = json.dumps({**value, "padding": "[" * padding}, ensure_ascii=False).encode()
     cut = int(place * len(whole))
     for raw in (whole, whole[:cut] + harm + whole[cut:]):
-        wanted = plainly(raw)
+        wanted = simple_parse(raw)
         assert outcome(parse_many([raw])[0]) == wanted
         try:
             assert parse(raw) == wanted
@@ -214,9 +214,7 @@ PIECES = st.sampled_from(
 @given(pieces=st.lists(PIECES, max_size=14), first=st.booleans())
 @example(pieces=[b"\xef\xbb\xbf", b"{}", b"\r", b"\r\n"], first=True)
 @settings(max_examples=400)
-def test_rows_of_a_block_of_lines_are_those_of_the_plain_way(
-    pieces: list[bytes], first: bool
-) -> None:
+def test_rows_of_a_block_equal_the_simple_parser(pieces: list[bytes], first: bool) -> None:
     data = b"".join(pieces)
     rows, lines, starts = split_lines(data, 0 if first else 8)
     found = list(zip(rows, (lines + 1).tolist(), starts.tolist(), strict=True))

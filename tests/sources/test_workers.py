@@ -1,4 +1,4 @@
-"""Other processes and threads: small pickles, any start method, a bounded number of files."""
+"""Tests of processes and threads: small pickles, start methods, open files, memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.programs import python
-from tests.sources.make import TEXT_MAKERS, as_lines, jsonl, parquet, settle
+from tests.sources.make import TEXT_MAKERS, as_lines, jsonl, parquet, wait_until_stable
 from tokenmill.errors import SourceChanged, SourceError
 from tokenmill.sources.limits import OPEN_FILES
 from tokenmill.sources.rows import Rows, open_rows
@@ -22,7 +22,7 @@ PICKLE_LIMIT = 16 << 10  # bytes
 
 
 def total(rows: Rows) -> int:
-    """What a worker does with a view: every way of reading."""
+    """Read a view in every way."""
     return sum(row["n"] for row in rows) + rows[3]["n"] + sum(r["n"] for r in rows.batch([9, 1]))
 
 
@@ -180,7 +180,7 @@ print(opened, private() - start)
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_rows(tmp_path: Path) -> None:
-    """P12 with a generous bound; the benchmark states the tight one."""
+    """A loose bound; the benchmark has the tight one."""
     grown = []
     for count in (1, 8):
         path = tmp_path / f"{count}.jsonl"
@@ -200,7 +200,7 @@ def test_batch_reads_are_coalesced(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     from tokenmill.sources.bytefile import LocalFile
 
     path = jsonl(ROWS, tmp_path)
-    settle()
+    wait_until_stable()
     rows = open_rows(path)
     rows[0]
     calls: list[int] = []
@@ -216,7 +216,7 @@ def test_batch_reads_are_coalesced(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(calls) == 1
 
 
-def test_file_that_outlives_its_module_is_closed_without_a_word(tmp_path: Path) -> None:
+def test_file_that_outlives_its_module_is_closed_without_a_message(tmp_path: Path) -> None:
     keep = (
         "import sys; from tokenmill.sources import bytefile; sys.kept = bytefile;"
         "bytefile.kept = bytefile.LocalFile(sys.argv[1])"

@@ -1,1 +1,1 @@
-"""Tests of the store room: format, reading, refusing."""
+"""Tests of `tokenmill.store`."""

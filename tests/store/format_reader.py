@@ -1,6 +1,6 @@
-"""A reader of stores that knows docs/format.md and nothing else: no module of ours, no Arrow.
+"""A reader of stores written from docs/internals/format.md alone: no module of ours, no Arrow.
 
-`StoreFiles` reads a store's directory and raises `Refused` where it is not what the page describes.
+`StoreFiles` reads a store directory and raises `InvalidStore` if it is not as the page describes.
 Where this file needs to know what the page does not say, the page is to be completed.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest, xxh3_128_hexdigest
 
 FORMAT = 1
-MEDIA_COLUMNS = {"pictures": "<i4", "patches": "<i4"}
+MEDIA_COLUMNS = {"images": "<i4", "patches": "<i4"}
 BLOCK = 1 << 20
 HEADER = np.dtype([("magic", "S8"), ("version", "<u4"), ("width", "<u4"), ("count", "<u8")])
 TABLE = np.dtype(
@@ -36,13 +36,13 @@ GROUP_COLUMNS = {"label": "<i1", "score": "<f8", "margin": "<f8", "prompt_tokens
 KINDS = ("preference", "kto", "ranked", "single")
 
 
-class Refused(Exception):
+class InvalidStore(Exception):
     pass
 
 
-def require(holds: bool, told: str) -> None:
+def require(holds: bool, detail: str) -> None:
     if not holds:
-        raise Refused(told)
+        raise InvalidStore(detail)
 
 
 def canonical(value: Any) -> str:
@@ -79,7 +79,7 @@ def read_document(data: bytes, name: str) -> dict[str, Any]:
         document = json.loads(data)
         written = canonical(document).encode() + b"\n"
     except ValueError as error:
-        raise Refused(f"{name} is not JSON") from error
+        raise InvalidStore(f"{name} is not JSON") from error
     require(isinstance(document, dict), f"{name} is no object")
     require(data == written, f"{name} is not canonical")
     return document
@@ -89,7 +89,7 @@ def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise Refused(f"{path.name} is missing") from error
+        raise InvalidStore(f"{path.name} is missing") from error
 
 
 @dataclass
@@ -98,7 +98,7 @@ class Row:
     loss_mask: list[int]
     weights: list[float]
     turns: list[tuple[str, int, int]]
-    carried: dict[str, Any]
+    extra: dict[str, Any]
     origin: tuple[int, int, int | None, int | None, int]  # source, row, line, offset, length
     part: int
     digest: int
@@ -115,6 +115,8 @@ class SliceData:
         require(checksum(data) == expected, "not the commit record that the table states")
         self.record = record = read_document(data, "commit record")
         require(record["slice"] == name, "the record is another slice's")
+        rest = {field: value for field, value in record.items() if field != "checksum"}
+        require(record["checksum"] == checksum(canonical(rest).encode()), "the record's checksum")
         self.has_groups = record.get("groups") is not None
         self.has_weights = "weight_runs.offsets" in record["meta_file"]["buffers"]
         self.has_media = "media.offsets" in record["meta_file"]["buffers"]
@@ -140,7 +142,7 @@ class SliceData:
         self.turn_starts, self.turn_ends = self.lists("turn_ends", "<i4")
         role_starts, self.turn_roles = self.lists("turn_roles", self.role_kind)
         require(np.array_equal(role_starts, self.turn_starts), "offsets of turns differ")
-        self.carried = {name: self.texts(f"carried.{name}") for name in record["carried"]}
+        self.extra = {name: self.texts(f"extra.{name}") for name in record["extra"]}
         self.weights = self._weights()
         self._check()
 
@@ -217,7 +219,7 @@ class SliceData:
             for array in arrays
         ]
         members = ("rejected", "roles", "rows_in", "source_rows")
-        rest = {"carried": self.carried, **{name: self.record[name] for name in members}}
+        rest = {"extra": self.extra, **{name: self.record[name] for name in members}}
         if self.has_media:
             rest["media"] = self.media
         return b"".join([*pieces, canonical(rest).encode()])
@@ -313,12 +315,12 @@ class StoreFiles:
         require(has_weights == any(data.has_weights for data in slices), "weights")
         if has_weights:
             self._check_weights()
-        has_media = "pictures.bin" in self.files
+        has_media = "images.bin" in self.files
         require(has_media == any(data.has_media for data in slices), "media")
         if has_media:
             for name in MEDIA_COLUMNS:
                 require(self.array(f"{name}.bin", "<i4") == self._joined(name), f"{name}.bin")
-            require(totals["pictures"] == sum(self.array("pictures.bin", "<i4")), "pictures")
+            require(totals["images"] == sum(self.array("images.bin", "<i4")), "images")
 
     def _joined(self, column: str) -> list[Any]:
         columns = [data.columns.get(column, np.zeros(data.rows, int)) for data in self.slices]
@@ -380,7 +382,7 @@ class StoreFiles:
             loss_mask=data.mask[own].tolist(),
             weights=data.weights[own].tolist(),
             turns=turns,
-            carried={name: json.loads(texts[number]) for name, texts in data.carried.items()},
+            extra={name: json.loads(texts[number]) for name, texts in data.extra.items()},
             origin=_origin(entry, *(int(at[n]) for n in ORIGIN)),
             part=int(at["part"]),
             digest=int(at["digest"]),
@@ -428,7 +430,7 @@ class StoreFiles:
 
 
 def read_sidecar(directory: Path, store: StoreFiles) -> tuple[str, str, list[Any]]:
-    """Name, made_by and values of rows, or of each row's tokens."""
+    """Name, producer and values of rows, or of each row's tokens."""
     summary = read_document(read_bytes(directory / "sidecar.json"), "sidecar.json")
     record = summary.get("record")
     require(summary.get("checksum") == checksum(canonical(record).encode()), "sidecar.json")
@@ -445,7 +447,7 @@ def read_sidecar(directory: Path, store: StoreFiles) -> tuple[str, str, list[Any
     lengths = store.array("lengths.bin", "<i4")
     require(record["rows"] == len(lengths), "rows of the sidecar")
     parts = np.split(values, np.cumsum(lengths)[:-1]) if record["per"] == "token" else values
-    return document["name"], document["made_by"], [part.tolist() for part in parts]
+    return document["name"], document["producer"], [part.tolist() for part in parts]
 
 
 ORIGIN = ("row_in_slice", "line_in_slice", "offset_in_slice", "raw_length")

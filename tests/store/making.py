@@ -23,7 +23,7 @@ def make_columns(
     *,
     seed: int = 0,
     rejected: Sequence[RejectedRow] = (),
-    carried: dict[str, list[str]] | None = None,
+    extra: dict[str, list[str]] | None = None,
 ) -> SliceColumns:
     """Random rows of the given lengths; each has three turns and trains the last."""
     rng = np.random.default_rng(seed)
@@ -54,12 +54,17 @@ def make_columns(
         source_rows=rows + len(rejected),
         rows_in=rows + len(rejected),
         rejected=rejected,
-        carried=carried or {},
+        extra=extra or {},
     )
 
 
 def make_store(
-    root: Path, slices: Sequence[SliceColumns], *, name: str = "fake", pad_id: int | None = 0
+    root: Path,
+    slices: Sequence[SliceColumns],
+    *,
+    name: str = "fake",
+    pad_token_id: int | None = 0,
+    tokenizer: str = "fake",
 ) -> Store:
     """Publish the slices under one source and commit a store of them."""
     placements, row = [], 0
@@ -67,7 +72,7 @@ def make_store(
         key = publish(root, columns, name, number)
         placements.append(Placement(key, 0, row, row + 1, 100 * row))
         row += columns.source_rows
-    return commit(root, placements, name, pad_id)
+    return commit(root, placements, name, pad_token_id, tokenizer)
 
 
 def publish(root: Path, columns: SliceColumns, *name: object) -> str:
@@ -77,13 +82,18 @@ def publish(root: Path, columns: SliceColumns, *name: object) -> str:
 
 
 def commit(
-    root: Path, placements: Sequence[Placement], name: str = "fake", pad_id: int | None = 0
+    root: Path,
+    placements: Sequence[Placement],
+    name: str = "fake",
+    pad_token_id: int | None = 0,
+    tokenizer: str = "fake",
 ) -> Store:
     """Commit a store of published slices."""
     document = {"format": 1, "recipe": {"name": name}, "sources": [{"digest": name}]}
-    tokenizer = {"identity": fingerprint.key(name), "pad_id": pad_id, "eos_id": 1}
+    identity = fingerprint.key(tokenizer)
+    entry = {"identity": identity, "pad_token_id": pad_token_id, "eos_token_id": 1}
     proof = {"paths": [f"{name}.jsonl"]}
-    return Store(commit_store(CacheLayout(root), document, placements, tokenizer, proof).directory)
+    return Store(commit_store(CacheLayout(root), document, placements, entry, proof).directory)
 
 
 def damage_slice(root: Path) -> None:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
 from tests.programs import environment
 from tests.store.making import commit, flip, make_columns, make_store, publish
-from tokenmill import CorruptionError, Store, UsageError, open_store
+from tokenmill import Store, open_store
+from tokenmill._core import fingerprint
+from tokenmill.errors import CorruptionError, MissingFileError, UsageError
 from tokenmill.store import CacheLayout
 from tokenmill.store import collect as collecting
 from tokenmill.store.collect import collect, survey
@@ -62,7 +69,7 @@ def test_calls_mark_first_and_remove_after_the_grace_only(tmp_path: Path) -> Non
         collect(tmp_path, stores=["f" * 40])
 
 
-def test_taken_up_again_means_unmarked(tmp_path: Path) -> None:
+def test_reused_slices_are_unmarked(tmp_path: Path) -> None:
     key = stray_slice(tmp_path)
     collect(tmp_path, grace_s=DAY, now=0.0)
     store = commit_slice(tmp_path, key)
@@ -93,7 +100,75 @@ def test_store_committed_while_collecting_keeps_its_slices(
     assert store.verify() > 0
 
 
-def test_store_given_up_goes_with_the_slices_it_alone_needs(tmp_path: Path) -> None:
+def run_with_removal(work: Callable[[], object], number: int, remove: Callable[[], None]) -> bool:
+    """Call `work`; remove files before its n-th system call. Return whether there was one."""
+    calls = 0
+
+    def before_call(frame: FrameType, event: str, function: Any) -> None:
+        nonlocal calls
+        if event == "c_call" and function.__module__ in ("posix", "_io"):
+            calls += 1
+            if calls == number:
+                sys.setprofile(None)
+                remove()
+
+    sys.setprofile(before_call)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return calls >= number
+
+
+@pytest.mark.filterwarnings("ignore:.*proof.json. cannot be read")
+@pytest.mark.parametrize("work", ["list", "mark", "remove"])
+def test_store_removed_by_another_gc_is_left_out_of_a_listing_or_collection(
+    tmp_path: Path, work: str
+) -> None:
+    whole, root = tmp_path / "whole", tmp_path / "cache"
+    for name in ("kept", "removed"):
+        make_store(whole, [make_columns([3, 4])], name=name)
+    (whole / "rollouts" / "old").mkdir(parents=True)
+    kept, removed = (fingerprint.key([name, 0]) for name in ("kept", "removed"))
+    gone = next(
+        p for p in (whole / "stores").iterdir() if removed in (p / "state.json").read_text()
+    )
+
+    def remove() -> None:
+        for path in (root / "stores" / gone.name, root / "slices" / removed[:2]):
+            if kept[:2] != path.name:
+                shutil.rmtree(path)
+
+    def survey_into(listed: list[dict[str, Any]]) -> None:
+        listed.append(survey(root))
+
+    number, happened = 0, True
+    while happened:
+        number += 2 if work == "list" else 5
+        shutil.rmtree(root, ignore_errors=True)
+        shutil.copytree(whole, root)
+        listed: list[dict[str, Any]] = []
+        if work == "list":
+            happened = run_with_removal(partial(survey_into, listed), number, remove)
+        else:
+            collect(root, grace_s=0, now=0.0) if work == "remove" else None
+            again = partial(collect, root, grace_s=0, now=time.time() + DAY)
+            happened = run_with_removal(again, number, remove)
+            assert all(open_store(path).verify() for path in (root / "stores").iterdir())
+        assert not [entry for one in listed for entry in one["entries"] if "error" in entry]
+    assert number > 50
+
+
+def test_slices_removed_by_gc_are_called_missing(tmp_path: Path) -> None:
+    store = make_store(tmp_path, [make_columns([3, 4])])
+    for now in (0.0, 1.0):
+        collect(tmp_path, stores=[store.key], grace_s=0, now=now)
+    with pytest.raises(MissingFileError, match="missing; `tokenmill prepare` rebuilds") as caught:
+        store[0]
+    assert "corrupt" not in f"{type(caught.value).__name__} {caught.value}".lower()
+
+
+def test_removed_store_takes_the_slices_that_only_it_needs(tmp_path: Path) -> None:
     kept = make_store(tmp_path, [make_columns([3, 4])], name="kept")
     given_up = make_store(tmp_path, [make_columns([5, 6], seed=1)], name="given up")
     alone = next(given_up.slice_keys())
@@ -105,7 +180,7 @@ def test_store_given_up_goes_with_the_slices_it_alone_needs(tmp_path: Path) -> N
     assert kept.verify() > 0
 
 
-def test_older_than_gives_up_by_age(tmp_path: Path) -> None:
+def test_older_than_removes_by_age(tmp_path: Path) -> None:
     old, new = (make_store(tmp_path, [make_columns([3, 4])], name=name) for name in ("old", "new"))
     now = time.time()
     os.utime(old.path, (now - 10 * DAY, now - 10 * DAY))
@@ -124,7 +199,7 @@ def test_store_that_cannot_be_read_stops_the_collection(tmp_path: Path) -> None:
     assert files(tmp_path) == before
 
 
-def test_staging_goes_on_proof_of_death_only(tmp_path: Path) -> None:
+def test_only_staging_of_dead_processes_is_removed(tmp_path: Path) -> None:
     program = (
         "import os, sys; from pathlib import Path; from tokenmill._core.publish import Staging;"
         "s = Staging(Path(sys.argv[1])).__enter__(); s.write('x', b'1' * 99);"
@@ -143,7 +218,7 @@ def test_staging_goes_on_proof_of_death_only(tmp_path: Path) -> None:
     assert not (tmp_path / "staging" / name).exists()
 
 
-def test_damaged_marks_only_start_the_grace_anew(tmp_path: Path) -> None:
+def test_damaged_marks_restart_the_grace_period(tmp_path: Path) -> None:
     key = stray_slice(tmp_path)
     collect(tmp_path, now=0.0)
     (tmp_path / "gc" / "marks.json").write_bytes(b"{")

@@ -1,4 +1,4 @@
-"""Self-contained copies: movable, the same rows, nothing of the original needed."""
+"""Self-contained copies: same rows, movable, independent of the original."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.store.making import commit, make_columns, make_store, mtimes, publish
-from tokenmill import CacheError, Store, UsageError, open_store
+from tokenmill import Store, open_store
 from tokenmill._core import publish as publishing
+from tokenmill.errors import CacheError, UsageError
 from tokenmill.store.commit import Placement
 from tokenmill.store.record import RejectedRow
 from tokenmill.store.transfer import copy_store
@@ -20,13 +21,13 @@ from tokenmill.store.transfer import copy_store
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     bad = RejectedRow(2, 0, 2, 200, 99, "bad_shape", "no messages")
-    columns = make_columns([3, 7], rejected=[bad], carried={"id": ["1", "2"]})
+    columns = make_columns([3, 7], rejected=[bad], extra={"id": ["1", "2"]})
     return make_store(tmp_path / "cache", [columns, make_columns([5], seed=1)])
 
 
 def rows(store: Store) -> list[object]:
     return [
-        (row.input_ids.tolist(), row.loss_mask.tolist(), row.origin, row.turns, row.carried)
+        (row.input_ids.tolist(), row.loss_mask.tolist(), row.origin, row.turns, row.extra)
         for row in store
     ]
 
@@ -93,8 +94,8 @@ def test_file_system_without_hard_links_gets_copies(
         patch.setattr(publishing.os, "link", refused)
         copy = copy_store(store, tmp_path / "copy")
     [record, *_] = sorted((tmp_path / "cache" / "slices").rglob("*.json"))
-    twin = copy / record.relative_to(tmp_path / "cache")
-    assert twin.stat().st_ino != record.stat().st_ino
+    counterpart = copy / record.relative_to(tmp_path / "cache")
+    assert counterpart.stat().st_ino != record.stat().st_ino
     assert rows(open_store(copy, verify="open")) == wanted
 
 
@@ -107,8 +108,8 @@ def test_disk_that_is_full_leaves_no_target(
     with monkeypatch.context() as patch:
         patch.setattr(publishing.os, "link", full)
         with pytest.raises(CacheError, match="the disk is full"):
-            copy_store(store, tmp_path / "room" / "copy")
-    assert os.listdir(tmp_path / "room") == []
+            copy_store(store, tmp_path / "full" / "copy")
+    assert os.listdir(tmp_path / "full") == []
     assert store.verify() > 0
 
 

@@ -9,25 +9,27 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.making import flip, make_columns, make_store
+from tests.store.making import commit, flip, make_columns, make_store, publish
 from tokenmill._core import fingerprint
 from tokenmill.errors import CacheError, CorruptionError, TokenmillError
-from tokenmill.store import Store, open_store
+from tokenmill.store import CacheLayout, Store, open_store
+from tokenmill.store.commit import Placement
 from tokenmill.store.layout import PROOF
 from tokenmill.store.manifest import encode_manifest, with_digest
+from tokenmill.store.record import RejectedRow
 from tokenmill.store.transfer import copy_store
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    carried = {"lang": ['"en"'] * 5}
-    slices = [make_columns([30, 40, 50, 1, 900], seed=n, carried=carried) for n in range(3)]
+    extra = {"lang": ['"en"'] * 5}
+    slices = [make_columns([30, 40, 50, 1, 900], seed=n, extra=extra) for n in range(3)]
     return make_store(tmp_path / "cache", slices)
 
 
 def rows_of(store: Store) -> list[tuple[list[int], list[int], object]]:
     return [
-        (r.input_ids.tolist(), r.loss_mask.tolist(), (r.origin, tuple(r.turns), r.carried))
+        (r.input_ids.tolist(), r.loss_mask.tolist(), (r.origin, tuple(r.turns), r.extra))
         for r in store
     ]
 
@@ -178,6 +180,20 @@ def test_runs_that_are_not_the_masks_are_refused_at_commit(tmp_path: Path) -> No
     columns.__dict__["mask_runs"] = (runs + 1, starts)
     with pytest.raises(CorruptionError, match="runs of its masks"):
         make_store(tmp_path, [columns])
+
+
+def test_commit_refuses_a_record_with_any_changed_character(tmp_path: Path) -> None:
+    rejected = [RejectedRow(2, 0, 2, 200, 99, "bad_json", "not JSON")]
+    columns = make_columns([9, 14], rejected=rejected, extra={"lang": ['"en"', '"de"']})
+    key = publish(tmp_path, columns, "changed")
+    path = CacheLayout(tmp_path).slice(key).record
+    data = path.read_bytes()
+    for place in range(len(data)):
+        flip(path, 8 * place)  # turns 0 into 1, a into `, b into c
+        with pytest.raises(CorruptionError):
+            commit(tmp_path, [Placement(key, 0, 0, 1, 0)])
+        path.write_bytes(data)
+    assert len(commit(tmp_path, [Placement(key, 0, 0, 1, 0)])) == 2
 
 
 @pytest.mark.parametrize("name", ["mask_runs.bin", "first_trained.bin", "mask_run_ends.bin"])

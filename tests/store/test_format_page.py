@@ -1,4 +1,4 @@
-"""docs/format.md is enough to read a store: `format_reader`, written from it, reads ours."""
+"""`format_reader`, written from docs/internals/format.md alone, reads our stores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import tokenmill as tm
 from tests.build.making import EXAMPLES, INLINE, TOKENIZER, conversation, small_cuts, write_rows
 from tests.store import format_reader
-from tests.store.format_reader import Refused, StoreFiles, canonical, read_sidecar
+from tests.store.format_reader import InvalidStore, StoreFiles, canonical, read_sidecar
 from tests.store.making import flip, make_columns, make_store
 from tokenmill._core import fingerprint
 from tokenmill.store import Store
@@ -46,7 +46,7 @@ def pair(number: int, **more: Any) -> Document:
 
 
 def prepare(source: Any, cache: Path, **given: Any) -> Store:
-    options = {"cache_dir": cache, "carry": ("id",), **INLINE, **given}
+    options = {"cache_dir": cache, "keep_columns": ("id",), **INLINE, **given}
     return tm.prepare(source, str(TOKENIZER), **options)
 
 
@@ -61,20 +61,22 @@ def plain(root: Path) -> Store:
 
 def columnar(root: Path) -> Store:
     pq.write_table(pa.Table.from_pylist([conversation(n) for n in range(9)]), root / "rows.parquet")
-    return prepare(root / "rows.parquet", root / "cache", template_kwargs={"x": [1e16, 0.00001]})
+    return prepare(
+        root / "rows.parquet", root / "cache", chat_template_kwargs={"x": [1e16, 0.00001]}
+    )
 
 
 def made(root: Path) -> Store:
     """Rows without tokens or trained from the first on, a slice without rows, too many roles."""
     texts = ['"é"', "null", "2", '{"b":[1.5]}']
-    columns = make_columns([4, 0, 2, 300_000], carried={"a": texts})
+    columns = make_columns([4, 0, 2, 300_000], extra={"a": texts})
     names = tuple(f"role {number}" for number in range(200))
     many = replace(columns, roles=names, turn_roles=np.arange(12, dtype=np.int16) * 16)
     return make_store(root / "cache", [columns, make_columns([]), many])
 
 
 def seen(root: Path, rows: list[Document]) -> Store:
-    """Rows of which the first ones show a picture each."""
+    """Rows of which the first ones show an image each."""
     from tests.build.illustrated import Album
     from tests.media import processors
 
@@ -84,7 +86,12 @@ def seen(root: Path, rows: list[Document]) -> Store:
         first["content"] = f"<image>{first['content']}"
         row["images"] = [album.name(number % 4)]
     source = write_rows(root / "rows.jsonl", rows)
-    how = {"cache_dir": root / "cache", "carry": ("id",), "executor": "inline", "progress": False}
+    how = {
+        "cache_dir": root / "cache",
+        "keep_columns": ("id",),
+        "executor": "inline",
+        "progress": False,
+    }
     return tm.prepare(str(source), processor=processors.make("llava"), **how)
 
 
@@ -137,7 +144,7 @@ def served(store: Store) -> list[format_reader.Row]:
         found.append(
             format_reader.Row(
                 row.input_ids.tolist(), row.loss_mask.tolist(), row.weights.tolist(),
-                list(row.turns), row.carried, told(store, origin), parts[number], digests[number],
+                list(row.turns), row.extra, place(store, origin), parts[number], digests[number],
                 answers[number],
                 [
                     [one.kind, one.reference, one.digest, one.width, one.height, one.start,
@@ -149,7 +156,7 @@ def served(store: Store) -> list[format_reader.Row]:
     return found
 
 
-def told(store: Store, origin: tm.Origin) -> tuple[Any, ...]:
+def place(store: Store, origin: tm.Origin) -> tuple[Any, ...]:
     source = store.sources.index(origin.path)
     return source, origin.row, origin.line, origin.offset, origin.length
 
@@ -162,7 +169,7 @@ def test_reader_of_the_page_reads_what_the_library_serves(
     files = StoreFiles(store.path)
     assert list(files.rows()) == served(store)
     assert len(store) > 0
-    expected = [(told(store, o), reason, detail) for o, reason, detail in store.rejected_rows()]
+    expected = [(place(store, o), reason, text) for o, reason, text in store.rejected_rows()]
     assert list(files.rejected()) == expected
 
 
@@ -196,7 +203,7 @@ def test_reader_of_the_page_follows_the_digests_to_the_sources(
     edited = bytearray(contents[source])
     edited[(at.offset or 0) + 5] ^= 1
     contents[source] = bytes(edited)
-    with pytest.raises(Refused, match="slice key"):
+    with pytest.raises(InvalidStore, match="slice key"):
         files.check_sources(contents)
 
 
@@ -208,15 +215,15 @@ def test_reader_of_the_page_reads_what_is_attached(
     count = len(store) if per == "row" else int(store.lengths.sum())
     values = np.random.default_rng(4).normal(size=count).astype(np.float32)
     values[3] = np.inf
-    sidecar = store.attach(f"of_{per}", values, made_by="a seed", per=per)
-    name, made_by, found = read_sidecar(sidecar.path, StoreFiles(store.path))
-    assert (name, made_by) == (sidecar.name, "a seed")
+    sidecar = store.attach(f"of_{per}", values, producer="a seed", per=per)
+    name, producer, found = read_sidecar(sidecar.path, StoreFiles(store.path))
+    assert (name, producer) == (sidecar.name, "a seed")
     served = values if per == "row" else sidecar.batch(range(len(store)))
     assert found == [value.tolist() for value in served]
     for name in ("values.f32", "sidecar.json"):
         shutil.copytree(sidecar.path, tmp_path / name / sidecar.path.name)
         flip(tmp_path / name / sidecar.path.name / name, 77)
-        with pytest.raises(Refused):
+        with pytest.raises(InvalidStore):
             read_sidecar(tmp_path / name / sidecar.path.name, StoreFiles(store.path))
 
 
@@ -235,15 +242,15 @@ def test_damage_to_any_file_is_noticed(stores: dict[str, Store], kind: str, tmp_
             continue
         for bit in rng.sample(range(8 * file.stat().st_size), min(8, file.stat().st_size)):
             whole = flip(file, bit)
-            with pytest.raises(Refused):
+            with pytest.raises(InvalidStore):
                 StoreFiles(path)
             file.write_bytes(whole)
         for other in (whole[:-1], whole + b"\0"):
             file.write_bytes(other)
-            with pytest.raises(Refused):
+            with pytest.raises(InvalidStore):
                 StoreFiles(path)
         file.unlink()
-        with pytest.raises(Refused):
+        with pytest.raises(InvalidStore):
             StoreFiles(path)
         file.write_bytes(whole)
     StoreFiles(path)

@@ -1,4 +1,4 @@
-"""What goes into a slice comes out of the store, through us and through `datasets`."""
+"""Rows written to slices are read from the store, by tokenmill and by `datasets`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import tokenmill
 from tests.programs import python
 from tests.store.making import make_columns, make_store
-from tokenmill import UsageError
 from tokenmill._core import publish
 from tokenmill._core.origin import Origin
-from tokenmill.errors import SourceMissing
+from tokenmill.errors import SourceMissing, UsageError
 from tokenmill.store import CacheLayout, Store, open_store
 from tokenmill.store.record import RejectedRow
 from tokenmill.store.slice_writer import encode_slice, publish_slice
@@ -60,7 +60,7 @@ def test_store_negative_and_out_of_range_indexes_follow_lists(tmp_path: Path) ->
     assert [len(row) for row in store[::-1]] == [7, 6, 5]
     assert [len(row) for row in store.batch([2, 0])] == [7, 5]
     for wrong in (3, -4):
-        with pytest.raises(IndexError, match="of 3"):
+        with pytest.raises(IndexError, match="out of range: there are 3"):
             store[wrong]
 
 
@@ -73,13 +73,13 @@ def test_store_rejected_rows_keep_their_origin(tmp_path: Path) -> None:
     assert store[3].origin == Origin("fake.jsonl", 3, 4, 300, 99)
 
 
-def test_store_carried_columns_come_back_as_values(tmp_path: Path) -> None:
+def test_store_extra_columns_are_decoded(tmp_path: Path) -> None:
     texts = ['"en"', '{"a":[1,null]}', "null"]
-    store = make_store(tmp_path, [make_columns([3, 4, 5], carried={"lang": texts})])
-    assert [row.carried["lang"] for row in store] == ["en", {"a": [1, None]}, None]
-    ((first, columns),) = list(store.columns(["digest", "carried.lang", "source"]))
+    store = make_store(tmp_path, [make_columns([3, 4, 5], extra={"lang": texts})])
+    assert [row.extra["lang"] for row in store] == ["en", {"a": [1, None]}, None]
+    ((first, columns),) = list(store.columns(["digest", "extra.lang", "source"]))
     assert first == 0
-    assert columns["carried.lang"] == texts
+    assert columns["extra.lang"] == texts
     assert columns["source"].tolist() == [0, 0, 0]
 
 
@@ -119,7 +119,7 @@ def test_store_without_mapping_reads_the_same(
 def test_store_more_slices_than_may_be_open_keeps_descriptors_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokenmill.store.store._most_open", lambda: 3)
+    monkeypatch.setattr("tokenmill.store.store._max_open_slices", lambda: 3)
     store = make_store(tmp_path, [make_columns([4], seed=n) for n in range(12)])
     kept = [store[i].input_ids for i in range(12)]
     assert len(store._open) == 3
@@ -127,7 +127,7 @@ def test_store_more_slices_than_may_be_open_keeps_descriptors_bounded(
         np.testing.assert_array_equal(store[i].input_ids, kept[i])
 
 
-def test_open_store_elsewhere_says_what_to_do(tmp_path: Path) -> None:
+def test_open_store_of_another_directory_explains_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(SourceMissing, match="prepare"):
         open_store(tmp_path / "nothing")
     with pytest.raises(UsageError, match=r"manifest\.json"):
@@ -142,7 +142,7 @@ def test_reading_a_store_loads_no_heavy_library(tmp_path: Path) -> None:
     heavy = ["pyarrow", "jinja2", "tokenizers", "transformers", "datasets", "torch", "ray"]
     code = (
         "import sys; from tokenmill import open_store\n"
-        f"row = open_store({str(store.path)!r})[1]; row.origin, row.turns, row.carried\n"
+        f"row = open_store({str(store.path)!r})[1]; row.origin, row.turns, row.extra\n"
         f"print([m for m in {heavy} if m in sys.modules])"
     )
     done = python(code)
@@ -170,3 +170,20 @@ def test_names_of_a_slice_are_durable_before_its_record_has_one(
     cache.slice("0" * 40).record.unlink()
     publish_slice(cache, encoded)  # also names that another gave, who died perhaps before it synced
     assert steps == ["arrow", "meta.arrow", "sync", "json", "sync"] * 2
+
+
+def test_row_decodes_its_text_and_shows_trained_tokens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    examples = Path(tokenmill.__file__).parent / "examples"
+    row = tokenmill.prepare(
+        examples / "conversations.jsonl", examples / "tokenizer", cache_dir=tmp_path, num_workers=0
+    )[0]
+    assert np.array_equal(row.labels == -100, row.loss_mask == 0)
+    assert np.array_equal(row.labels[row.loss_mask > 0], row.input_ids[row.loss_mask > 0])
+    row.show()
+    head, _, text = capsys.readouterr().out.partition("\n")
+    assert head == repr(row)
+    assert text.replace("⟦", "").replace("⟧", "") == row.text + "\n"
+    runs = np.count_nonzero(np.diff(row.loss_mask, prepend=0) == 1)
+    assert text.count("⟦") == text.count("⟧") == runs > 0

@@ -17,10 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tokenmill as tm
 from tests.store.making import flip, make_columns, make_store, mtimes
+from tokenmill._core import artifact
 from tokenmill._core import publish as publishing
-from tokenmill._core import sealed
 from tokenmill.errors import CacheError, CorruptionError, NonDeterminismError, UsageError
 from tokenmill.store import Store, access, open_store, sidecar_writer, sidecars
 from tokenmill.store.collect import collect, survey
@@ -87,7 +86,7 @@ def test_any_division_of_the_values_gives_the_same_sidecar(data: st.DataObject) 
         cuts = sorted(data.draw(st.sets(st.integers(0, len(rows)))) | {0, len(rows)})
         pieces = [np.concatenate(rows[a:b]) for a, b in pairwise(cuts)]
         for values in (flat, rows, iter(pieces), flat.astype(np.float64)):
-            found = store.attach("ref", values, made_by="m", per="token")
+            found = store.attach("ref", values, producer="m", per="token")
             assert found.values.tobytes() == flat.tobytes()
         fresh = open_store(store.path).sidecar("ref")
         order = data.draw(st.lists(st.integers(-len(rows), len(rows) - 1)))
@@ -98,7 +97,7 @@ def test_any_division_of_the_values_gives_the_same_sidecar(data: st.DataObject) 
 
 def test_values_per_row_are_floats_and_batches_are_arrays(store: Store) -> None:
     values = row_values(store)
-    found = store.attach("reward", values, made_by="m")
+    found = store.attach("reward", values, producer="m")
     assert [found[n] for n in range(len(store))] == values.tolist()
     assert type(found[-1]) is float
     assert found.batch([3, 0, -1]).tolist() == values[[3, 0, -1]].tolist()  # type: ignore[union-attr]
@@ -106,7 +105,7 @@ def test_values_per_row_are_floats_and_batches_are_arrays(store: Store) -> None:
     assert found.values.dtype == np.float32
     assert pickle.loads(pickle.dumps(found))[4] == values[4]
     assert len(pickle.dumps(found)) < 1024
-    with pytest.raises(IndexError, match="row 15 of 15"):
+    with pytest.raises(IndexError, match="row 15 is out of range: there are 15"):
         found[15]
 
 
@@ -117,17 +116,17 @@ def test_values_per_row_are_floats_and_batches_are_arrays(store: Store) -> None:
      lambda v: np.load("v.npy", mmap_mode="r")],
     ids=["list", "tuple", "scalars", "chunks", "other type", "memory map"],
 )  # fmt: skip
-def test_values_may_come_in_any_shape_that_is_one_behind_the_other(
+def test_values_may_be_arrays_lists_or_iterables(
     store: Store, made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = row_values(store)
     monkeypatch.chdir(tmp_path)
     np.save("v.npy", values)
-    assert np.array_equal(store.attach("reward", made(values), made_by="m").values, values)
+    assert np.array_equal(store.attach("reward", made(values), producer="m").values, values)
 
 
 @pytest.mark.parametrize(
-    ("values", "per", "said"),
+    ("values", "per", "message"),
     [
         (lambda s: np.zeros(14), "row", "14 values for a store of 15 rows"),
         (lambda s: iter([np.zeros(10), np.zeros(6)]), "row", "16 or more values .* of 15 rows"),
@@ -135,39 +134,39 @@ def test_values_may_come_in_any_shape_that_is_one_behind_the_other(
         (lambda s: np.zeros(524), "token", "524 values for a store of 525 tokens"),
         (lambda s: token_values(s)[:-1], "token", "14 arrays of values for 15 rows"),
         (lambda s: [*token_values(s)[:14], np.zeros(89)], "token", "89 values for row 14, .* 90"),
-        (lambda s: iter([np.zeros(31)]), "token", "ends at token 31, within row 1"),
+        (lambda s: iter([np.zeros(31)]), "token", "ends at token 31, inside row 1"),
         (lambda s: [0.0] * 7 + [float("nan")] * 8, "row", "value of row 7 is .*nan"),
         (lambda s: np.full(15, 1e39), "row", "value of row 0 is .*1e\\+39"),
-        (lambda s: np.zeros((15, 1)), "row", r"not in shape \(15, 1\)"),
-        (lambda s: np.zeros(15, complex), "row", "not complex128"),
-        (lambda s: ["a"] * 15, "row", "not <U1"),
-        (lambda s: "text", "row", "not str"),
-        (lambda s: None, "row", "not NoneType"),
-        (lambda s: np.zeros(15), "word", "per is 'word'; it is one of row, token"),
+        (lambda s: np.zeros((15, 1)), "row", r"got shape \(15, 1\)"),
+        (lambda s: np.zeros(15, complex), "row", "got complex128"),
+        (lambda s: ["a"] * 15, "row", "got <U1"),
+        (lambda s: "text", "row", "got str"),
+        (lambda s: None, "row", "got NoneType"),
+        (lambda s: np.zeros(15), "word", "per must be one of row, token, got 'word'"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_attached_is_refused_with_both_numbers_and_nothing_is_published(
-    store: Store, values: Any, per: str, said: str
+def test_invalid_values_are_rejected_and_not_published(
+    store: Store, values: Any, per: str, message: str
 ) -> None:
-    with pytest.raises(UsageError, match=said):
-        store.attach("reward", values(store), made_by="m", per=per)
+    with pytest.raises(UsageError, match=message):
+        store.attach("reward", values(store), producer="m", per=per)
     assert store.sidecars == []
     assert not list((store.path.parent.parent / "staging").iterdir())
 
 
-def test_name_that_a_filter_or_batch_could_not_use_and_no_made_by_are_refused(store: Store) -> None:
+def test_invalid_name_or_producer_is_rejected(store: Store) -> None:
     for name in ("", "1a", "a b", "a.b", "é", "labels", "length", "x" * 101, 7):
         with pytest.raises(UsageError, match="name"):
-            store.attach(name, row_values(store), made_by="m")  # type: ignore[arg-type]
-    for made_by in ("", None, "x" * 1001, "\ud800"):
-        with pytest.raises(UsageError, match="made_by"):
-            store.attach("reward", row_values(store), made_by=made_by)  # type: ignore[arg-type]
+            store.attach(name, row_values(store), producer="m")  # type: ignore[arg-type]
+    for producer in ("", None, "x" * 1001, "\ud800"):
+        with pytest.raises(UsageError, match="producer"):
+            store.attach("reward", row_values(store), producer=producer)  # type: ignore[arg-type]
 
 
 def test_infinities_are_values_and_do_not_spoil_the_mean(store: Store) -> None:
     values = np.zeros(len(store))
     values[3], values[4] = -np.inf, 15.0
-    record = store.attach("reward", values, made_by="m").record
+    record = store.attach("reward", values, producer="m").record
     assert (record.infinite, record.low, record.high) == (1, 0.0, 15.0)
     assert record.mean == pytest.approx(15 / 14)
 
@@ -178,24 +177,24 @@ def test_infinities_are_values_and_do_not_spoil_the_mean(store: Store) -> None:
 def test_same_values_again_are_a_hit_that_writes_nothing(store: Store) -> None:
     root = store.path.parent.parent
     unattached = mtimes(root / "stores", root / "slices")
-    first = store.attach("reward", row_values(store), made_by="m")
+    first = store.attach("reward", row_values(store), producer="m")
     assert mtimes(root / "stores", root / "slices") == unattached, "the store does not change"
     before = mtimes(root)
-    again = open_store(store.path).attach("reward", row_values(store), made_by="m")
+    again = open_store(store.path).attach("reward", row_values(store), producer="m")
     assert again.path == first.path
     assert mtimes(root) == before
 
 
-def test_other_values_under_one_identity_are_refused_and_the_first_stay(store: Store) -> None:
-    first = store.attach("reward", row_values(store), made_by="m")
+def test_other_values_of_one_producer_are_rejected(store: Store) -> None:
+    first = store.attach("reward", row_values(store), producer="m")
     kept = (first.path / "values.f32").read_bytes()
     for values, per in ((row_values(store, 1), "row"), (token_values(store), "token")):
-        with pytest.raises(NonDeterminismError, match="what is there stays"):
-            store.attach("reward", values, made_by="m", per=per)
+        with pytest.raises(NonDeterminismError, match="which are unchanged"):
+            store.attach("reward", values, producer="m", per=per)
     assert (first.path / "values.f32").read_bytes() == kept
 
 
-def test_who_comes_second_at_the_last_step_is_compared(
+def test_second_writer_is_compared_at_the_last_step(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = open_store(store.path)
@@ -204,29 +203,29 @@ def test_who_comes_second_at_the_last_step_is_compared(
     def beaten(staged: Path, target: Path) -> bool:
         with monkeypatch.context() as patch:
             patch.setattr(publishing, "publish_directory", publish)
-            other.attach("reward", row_values(store), made_by="m")
+            other.attach("reward", row_values(store), producer="m")
         return publish(staged, target)
 
     monkeypatch.setattr(publishing, "publish_directory", beaten)
     with pytest.raises(NonDeterminismError):
-        store.attach("reward", row_values(store, 1), made_by="m")
-    assert store.attach("reward", row_values(store), made_by="m").values is not None
+        store.attach("reward", row_values(store, 1), producer="m")
+    assert store.attach("reward", row_values(store), producer="m").values is not None
 
 
-def test_makers_live_side_by_side_and_a_bare_name_is_then_refused(store: Store) -> None:
+def test_name_with_several_producers_is_ambiguous(store: Store) -> None:
     for seed, maker in enumerate(("one", "two")):
-        store.attach("reward", row_values(store, seed), made_by=maker)
+        store.attach("reward", row_values(store, seed), producer=maker)
     (entry,) = survey(store.path.parent.parent)["entries"]
     assert entry["sidecars"] == [
-        {"name": "reward", "made_by": made_by, "per": "row", "bytes": 60}
-        for made_by in ("one", "two")
+        {"name": "reward", "producer": producer, "per": "row", "bytes": 60}
+        for producer in ("one", "two")
     ]
-    assert store.sidecar("reward", made_by="two")[0] == row_values(store, 1)[0]
-    with pytest.raises(UsageError, match="say made_by, one of 'one', 'two'"):
+    assert store.sidecar("reward", producer="two")[0] == row_values(store, 1)[0]
+    with pytest.raises(UsageError, match="choose producer from 'one', 'two'"):
         store.sidecar("reward")
-    with pytest.raises(UsageError, match="'three'; it was made by 'one', 'two'"):
+    with pytest.raises(UsageError, match="'three'; it has 'one', 'two'"):
         store.sidecar("reward", "three")
-    with pytest.raises(UsageError, match="no sidecar 'x'; attached is: reward"):
+    with pytest.raises(UsageError, match="no sidecar 'x'; attached sidecars: reward"):
         store.sidecar("x")
 
 
@@ -248,8 +247,8 @@ def refused_or_right(store: Store, expected: list[Any]) -> str | None:
 
 def test_bit_flips_cuts_and_growth_are_refused_before_a_wrong_value(store: Store) -> None:
     expected = [token_values(store), row_values(store)]
-    store.attach("ref", expected[0], made_by="m", per="token")
-    store.attach("reward", expected[1], made_by="m")
+    store.attach("ref", expected[0], producer="m", per="token")
+    store.attach("reward", expected[1], producer="m")
     rng = random.Random(3)
     for path in [p for s in store.sidecars for p in s.path.iterdir()]:
         data = path.read_bytes()
@@ -272,7 +271,7 @@ def test_block_is_checked_once_and_only_when_it_is_touched(
 ) -> None:
     store = make_store(tmp_path, [make_columns([3] * 10)])
     small_blocks(monkeypatch, 2)
-    found = store.attach("reward", np.arange(10.0), made_by="m")
+    found = store.attach("reward", np.arange(10.0), producer="m")
     flip(found.path / "values.f32", 8 * 9 * 4)
     found = open_store(store.path).sidecar("reward")
     assert found.batch(range(8)).tolist() == list(range(8))  # type: ignore[union-attr]
@@ -282,27 +281,27 @@ def test_block_is_checked_once_and_only_when_it_is_touched(
 
 
 def test_swapped_sidecars_are_refused(store: Store) -> None:
-    paths = [store.attach(n, row_values(store), made_by="m").path for n in ("a", "b")]
+    paths = [store.attach(n, row_values(store), producer="m").path for n in ("a", "b")]
     other = make_store(store.path.parents[2] / "c2", [make_columns([2] * 15)], name="other")
-    theirs = other.attach("a", row_values(store), made_by="m").path
+    theirs = other.attach("a", row_values(store), producer="m").path
     for source in (paths[1], theirs):
         shutil.rmtree(paths[0])
         shutil.copytree(source, paths[0])
-        with pytest.raises(CorruptionError, match="lies under this key"):
+        with pytest.raises(CorruptionError, match="key"):
             open_store(store.path).sidecar("a", "m")
 
 
 def test_damaged_sidecar_goes_to_quarantine_when_it_is_attached_again(store: Store) -> None:
-    first = store.attach("reward", row_values(store), made_by="m")
+    first = store.attach("reward", row_values(store), producer="m")
     for name in ("values.f32", "sidecar.json"):
         (first.path / name).write_bytes(b"damaged")
-        again = open_store(store.path).attach("reward", row_values(store), made_by="m")
+        again = open_store(store.path).attach("reward", row_values(store), producer="m")
         assert np.array_equal(again.values, row_values(store))
     assert len(list((store.path.parent.parent / "quarantine").iterdir())) == 2
 
 
 def test_link_out_of_the_cache_is_not_followed(store: Store, tmp_path: Path) -> None:
-    first = store.attach("reward", row_values(store), made_by="m")
+    first = store.attach("reward", row_values(store), producer="m")
     shutil.move(first.path, tmp_path / "outside")
     first.path.symlink_to(tmp_path / "outside")
     with pytest.raises((CacheError, CorruptionError), match="symbolic link"):
@@ -312,8 +311,8 @@ def test_link_out_of_the_cache_is_not_followed(store: Store, tmp_path: Path) -> 
 def test_network_file_systems_are_read_not_mapped(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.attach("ref", token_values(store), made_by="m", per="token")
-    store.attach("reward", row_values(store), made_by="m")
+    store.attach("ref", token_values(store), producer="m", per="token")
+    store.attach("reward", row_values(store), producer="m")
     found = open_store(store.path)
     assert found.lengths.size
 
@@ -322,7 +321,7 @@ def test_network_file_systems_are_read_not_mapped(
 
     monkeypatch.setattr(sidecars, "is_network", lambda path: True)
     monkeypatch.setattr("mmap.mmap", refused)
-    monkeypatch.setattr(access.GuardedFile, "unchecked_view", refused)
+    monkeypatch.setattr(access.ChecksummedFile, "unchecked_view", refused)
     assert np.array_equal(found.sidecar("ref")[4], token_values(store)[4])
     rewards = found.sidecar("reward")
     assert rewards.batch([4, 2]).tolist() == row_values(store)[[4, 2]].tolist()  # type: ignore[union-attr]
@@ -333,9 +332,9 @@ def test_network_file_systems_are_read_not_mapped(
 
 
 def test_copy_carries_what_is_attached_now_and_later(store: Store, tmp_path: Path) -> None:
-    store.attach("reward", row_values(store), made_by="m")
+    store.attach("reward", row_values(store), producer="m")
     copy = copy_store(store, tmp_path / "copy")
-    store.attach("ref", token_values(store), made_by="m", per="token")
+    store.attach("ref", token_values(store), producer="m", per="token")
     copy_store(store, copy)
     shutil.rmtree(tmp_path / "cache")
     found = open_store(shutil.move(copy, tmp_path / "moved"), verify="open")
@@ -344,11 +343,11 @@ def test_copy_carries_what_is_attached_now_and_later(store: Store, tmp_path: Pat
     assert not [p for p in found.path.rglob("*") if p.name.startswith(".")], "staging is gone"
 
 
-def test_store_that_stands_alone_takes_sidecars_and_gives_them_to_a_cache(
+def test_self_contained_store_takes_sidecars_and_pull_copies_them(
     store: Store, tmp_path: Path
 ) -> None:
     copy = open_store(copy_store(store, tmp_path / "copy"))
-    copy.attach("reward", row_values(store), made_by="m")
+    copy.attach("reward", row_values(store), producer="m")
     assert [path.name for path in (copy.path / "sidecars").iterdir()] == [
         copy.sidecar("reward").path.name
     ]
@@ -357,21 +356,21 @@ def test_store_that_stands_alone_takes_sidecars_and_gives_them_to_a_cache(
     assert np.array_equal(pulled.sidecar("reward").values, row_values(store))
 
 
-def test_store_that_may_not_be_written_beside_uses_the_own_cache(
+def test_read_only_store_uses_the_default_cache(
     store: Store, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = sealed.Staging.__enter__
+    real = artifact.Staging.__enter__
 
     def read_only(self: Any) -> Any:
         if own_cache not in self.path.parents:
             raise CacheError("read-only file system", path=self.path)
         return real(self)
 
-    monkeypatch.setattr(sealed.Staging, "__enter__", read_only)
-    store.attach("reward", row_values(store), made_by="m")
+    monkeypatch.setattr(artifact.Staging, "__enter__", read_only)
+    store.attach("reward", row_values(store), producer="m")
     found = open_store(store.path).sidecar("reward")
     assert own_cache in found.path.parents
-    with tm.attach(store, "ref", made_by="m", per="token") as writer:
+    with store.attach_writer("ref", producer="m", per="token") as writer:
         writer.write(slice(None), token_values(store))
     assert own_cache in store.sidecar("ref").path.parents
     collect(own_cache, grace_s=0, now=0.0)
@@ -389,12 +388,12 @@ def test_collecting_keeps_those_of_living_stores_and_takes_those_of_dead_ones(
 ) -> None:
     stores = [make_store(tmp_path, [make_columns([3, 4])], name=name) for name in "ab"]
     for store in stores:
-        store.attach("reward", np.zeros(2), made_by="m")
-    survivor, condemned = stores
-    gone = collected(tmp_path, stores=[condemned.key])
-    assert f"sidecars/{condemned.key}" in gone
+        store.attach("reward", np.zeros(2), producer="m")
+    survivor, expired = stores
+    gone = collected(tmp_path, stores=[expired.key])
+    assert f"sidecars/{expired.key}" in gone
     assert open_store(survivor.path).sidecar("reward").values.tolist() == [0.0, 0.0]
-    assert not (tmp_path / "sidecars" / condemned.key).exists()
+    assert not (tmp_path / "sidecars" / expired.key).exists()
     shutil.rmtree(survivor.path)
     assert f"sidecars/{survivor.key}" in collected(tmp_path)
 
@@ -403,10 +402,10 @@ def test_collecting_takes_parts_when_the_sidecar_is_complete_and_not_before(
     store: Store,
 ) -> None:
     root = store.path.parent.parent
-    with tm.attach(store, "reward", made_by="m") as writer:
+    with store.attach_writer("reward", producer="m") as writer:
         writer.write(range(14), row_values(store)[:14])
     assert not collected(root)
-    with tm.attach(store, "reward", made_by="m") as writer:
+    with store.attach_writer("reward", producer="m") as writer:
         assert writer.missing.tolist() == [14]
         writer.write(14, row_values(store)[14:])
     (gone,) = collected(root)
@@ -424,7 +423,7 @@ def test_attaching_ten_million_values_in_chunks_stays_small(tmp_path: Path) -> N
             yield np.arange(first, first + 250_000, dtype=np.float32)
 
     tracemalloc.start()
-    found = store.attach("reward", chunks(), made_by="m")
+    found = store.attach("reward", chunks(), producer="m")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 16 << 20

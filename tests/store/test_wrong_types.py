@@ -1,4 +1,4 @@
-"""Documents of a store whose members have wrong types: refused; a proof is a warning."""
+"""Files of a store with wrong types raise errors; a wrong proof is a warning."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import pytest
 import tokenmill as tm
 from tests.remote.servers import RangeServer, serving
 from tests.store.making import make_columns, make_store
-from tokenmill._core.sealed import SealedKind
-from tokenmill.build.outcome import Account, Prepared
+from tokenmill._core.artifact import ArtifactKind
+from tokenmill.build.outcome import BuildStats, Prepared
 from tokenmill.build.recipe import RunOptions
-from tokenmill.data.choices import filtered
 from tokenmill.errors import CorruptionError
 from tokenmill.store import Store
 from tokenmill.store.manifest import encode_manifest, with_digest
@@ -36,9 +35,9 @@ def test_proof_of_wrong_types_is_a_warning(store: Store, member: str, wrong: Any
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         assert isinstance(opened[0].origin.path, str | None)
-        list(Prepared(opened, True, Account(slices=1), 0.0, RunOptions()).remarks())
+        list(Prepared(opened, True, BuildStats(slices=1), 0.0, RunOptions()).remarks())
     fits = member == "notes" and wrong == {"a": {"b": 1}}
-    assert fits or any("proof cannot be read" in str(one.message) for one in said)
+    assert fits or any("proof.json: cannot be read" in str(one.message) for one in said)
 
 
 def test_list_of_files_of_wrong_types_is_refused(store: Store, tmp_path: Path) -> None:
@@ -63,8 +62,8 @@ def test_list_of_files_of_wrong_types_is_refused(store: Store, tmp_path: Path) -
         (("totals", "rows"), "3"),
         (("totals", "rejected"), None),
         (("totals", "rejected"), {"overlong": "1"}),
-        (("tokenizer", "pad_id"), "0"),
-        (("tokenizer", "eos_id"), [1]),
+        (("tokenizer", "pad_token_id"), "0"),
+        (("tokenizer", "eos_token_id"), [1]),
         (("files", "lengths.bin", "checksum"), 5),
         (("files", "lengths.bin", "size"), True),
         (("files", "mask_runs.bin"), None),
@@ -88,14 +87,12 @@ def test_manifest_of_wrong_types_is_refused(
 
 @pytest.mark.parametrize("member", ["document", "rows", "checksums"])
 @pytest.mark.parametrize("wrong", [None, "x", [1], {"index.bin": 3}, 1.5, True], ids=repr)
-def test_index_of_kept_rows_of_wrong_types_is_refused(
-    store: Store, member: str, wrong: Any
-) -> None:
-    view = filtered(store, "length > 3")
+def test_selection_index_of_wrong_types_is_rejected(store: Store, member: str, wrong: Any) -> None:
+    view = store.filter("length > 3")
     (path,) = (store.path.parent.parent / "rows").glob("*/kept.json")
     path.chmod(0o644)
     record = {**json.loads(path.read_text())["record"], member: wrong}
-    path.write_bytes(SealedKind("index", "kept.json").encode(record))
+    path.write_bytes(ArtifactKind("index", "kept.json").encode(record))
     with pytest.raises(CorruptionError, match=r"kept\.json"):
-        filtered(store, "length > 3")
+        store.filter("length > 3")
     assert len(view) == 2

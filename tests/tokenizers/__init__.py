@@ -1,1 +1,1 @@
-"""Tests of the tokenizer room."""
+"""Tests of the tokenizers package."""

@@ -1,7 +1,7 @@
-"""Small tokenizers of every family, trained here, and the slow oracle for masks.
+"""Small trained tokenizers of every family, and a slow oracle for masks.
 
-Byte-level with a normal form (Qwen), byte fallback with an added space (Phi-3) or without one
-(Gemma), Unigram with a normalising Metaspace (T5), WordPiece that lowers case (BERT).
+Byte-level with normalization (Qwen), byte fallback with an added space (Phi-3) or without one
+(Gemma), Unigram with a normalizing Metaspace (T5), WordPiece with lower case (BERT).
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def oracle_mask_by(raw: Tokenizer, text: str, spans: Spans | None) -> tuple[list
     mask = []
     for number, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
         if number in added and added[number] in text[start:end]:
-            # White space that an added token swallows is nobody's.
+            # White space that an added token strips is not part of it.
             start = text.index(added[number], start)
             end = start + len(added[number])
         chars = range(start, max(end, start + 1))

@@ -1,4 +1,4 @@
-"""What a process has loaded stays loaded; what a cache holds is not made again."""
+"""Loaded objects stay in memory, and tables of pieces are read from the cache."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ def test_engines_of_one_tokenizer_are_loaded_once_per_process(loads: list[str]) 
     texts = ["Hello world", "<|im_start|>你好"]
     first = Encoder(fresh(), "fastokens").encode(texts)
     again = Encoder(fresh(), "fastokens").encode(texts)
-    by_reference = Encoder(fresh(), "hf").encode(texts)
+    reference = Encoder(fresh(), "hf").encode(texts)
     assert sorted(loads) == ["fastokens", "reference", "table"]
     assert np.array_equal(first.ids, again.ids)
-    assert np.array_equal(first.ids, by_reference.ids)
+    assert np.array_equal(first.ids, reference.ids)
     assert fresh().key == fresh().key != fresh("stripping").key
     assert loads.count("digest") == 2
     assert loads.count("reference") == 2  # other bytes are another tokenizer
 
 
-def test_threads_that_ask_at_the_same_time_load_once() -> None:
+def test_concurrent_threads_load_once() -> None:
     made: list[object] = []
 
     def make() -> object:
@@ -70,12 +70,12 @@ def test_threads_that_ask_at_the_same_time_load_once() -> None:
         return made[-1]
 
     with ThreadPoolExecutor(4) as pool:
-        got = list(pool.map(lambda _: cache.once("x", "thing", make), range(4)))
+        results = list(pool.map(lambda _: cache.once("x", "thing", make), range(4)))
     assert len(made) == 1
-    assert got == made * 4
+    assert results == made * 4
 
 
-def test_only_the_last_tokenizers_stay_and_failures_do_not() -> None:
+def test_only_the_last_tokenizers_are_cached_and_errors_are_not() -> None:
     made = []
 
     def make(name: str) -> str:
@@ -95,7 +95,7 @@ def test_only_the_last_tokenizers_stay_and_failures_do_not() -> None:
     assert cache.once("y", "thing", lambda: 2) == 2
 
 
-def test_forked_child_starts_with_nothing_and_encodes() -> None:
+def test_forked_child_starts_empty_and_encodes() -> None:
     tokenizer = fresh()
     ids = Encoder(tokenizer, "fastokens").encode(["Hello world"]).ids.tolist()
     inside, go = threading.Event(), threading.Event()
@@ -127,12 +127,12 @@ def test_forked_child_starts_with_nothing_and_encodes() -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_table_read_back_is_the_table_that_was_made(name: str) -> None:
+def test_stored_table_equals_the_original(name: str) -> None:
     made = fresh(name).make_table()
     read = PieceTable.from_bytes(made.to_bytes())
-    for attribute in ("size", "spelling", "space", "prefix", "hopeless"):
+    for attribute in ("size", "spelling", "space", "prefix", "needs_offsets"):
         assert getattr(read, attribute) == getattr(made, attribute)
-    for attribute in ("is_added", "is_special", "has_twin"):
+    for attribute in ("is_added", "is_special", "has_counterpart"):
         assert np.array_equal(getattr(read, attribute), getattr(made, attribute))
         assert getattr(read, attribute).dtype == bool
     assert read.pieces(range(len(read))) == made.pieces(range(len(made)))
@@ -140,7 +140,7 @@ def test_table_read_back_is_the_table_that_was_made(name: str) -> None:
     assert read.joined(every)[1].to_pybytes() == made.joined(every)[1].to_pybytes()
 
 
-def test_table_is_made_once_per_cache_and_again_where_it_is_damaged(
+def test_table_is_built_once_per_cache_and_rebuilt_if_damaged(
     own_cache: Path, loads: list[str]
 ) -> None:
     def share() -> Tokenizer:
@@ -149,10 +149,10 @@ def test_table_is_made_once_per_cache_and_again_where_it_is_damaged(
         cache.share_table(tokenizer, own_cache)
         return tokenizer
 
-    wanted = share().table.pieces(range(600))
-    cache.share_table(fresh(), own_cache / "other")  # a process that has it leaves it there, too
+    expected = share().table.pieces(range(600))
+    cache.share_table(fresh(), own_cache / "other")  # a table in memory is written, too
     assert list((own_cache / "other" / "tokenizers" / "memo").iterdir())
-    assert share().table.pieces(range(600)) == wanted
+    assert share().table.pieces(range(600)) == expected
     assert loads == ["table"]
     (path,) = (own_cache / "tokenizers" / "memo").iterdir()
     whole = path.read_bytes()
@@ -160,15 +160,15 @@ def test_table_is_made_once_per_cache_and_again_where_it_is_damaged(
     for damaged in (whole[:-1], b"", whole.replace(b"Hello", b"Jello", 1), head, body):
         path.write_bytes(damaged)
         loads.clear()
-        assert share().table.pieces(range(600)) == wanted
+        assert share().table.pieces(range(600)) == expected
         assert loads == ["table"]
-        assert path.read_bytes() == whole  # and the damaged one made room
+        assert path.read_bytes() == whole  # the damaged file was replaced
     loads.clear()
     share()
     assert loads == []
 
 
-def test_table_of_another_version_or_with_impossible_places_is_not_used() -> None:
+def test_table_of_another_version_or_with_invalid_offsets_is_not_used() -> None:
     data = fresh().make_table().to_bytes()
     stored = msgspec.msgpack.decode(data, type=StoredTable)
     starts = np.frombuffer(stored.starts, np.int32)
@@ -199,7 +199,7 @@ def test_little_work_starts_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     engine._backend = Backend()
     ids, _ = engine.encode(["Hello world"] * 3)
     assert batches == []
-    monkeypatch.setattr(engines, "LITTLE_WORK", 20)
+    monkeypatch.setattr(engines, "SMALL_JOB_BYTES", 20)
     many, _ = engine.encode(["Hello world"] * 3)
     assert batches == [3]
     assert np.array_equal(ids, many)

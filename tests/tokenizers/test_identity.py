@@ -1,4 +1,4 @@
-"""Identity: what must change the key, what must not, and the facts that a cache keeps."""
+"""Identity: changes that must change the key, changes that must not, and cached facts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ CHANGES: dict[str, Callable[[Document, Document], Any]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_key_changes_with_every_change_that_can_reach_the_output(
+def test_key_changes_with_everything_that_can_change_the_output(
     change: str, tmp_path: Path
 ) -> None:
     document, config = json.loads(family_json("byte_level")), dict(CONFIG)
@@ -67,12 +67,12 @@ def test_key_changes_with_every_change_that_can_reach_the_output(
     assert key_of(tmp_path / "b", document, config) != before
 
 
-def test_key_stays_whatever_the_name_spelling_or_use(tmp_path: Path) -> None:
+def test_key_does_not_depend_on_path_or_form_of_the_file(tmp_path: Path) -> None:
     document = json.loads(family_json("byte_level"))
     key = key_of(tmp_path / "a", document, CONFIG)
     assert key_of(tmp_path / "renamed", document, CONFIG, indent=2) == key
     old = json.loads(family_json("byte_level"))
-    merges = old["model"]["merges"]  # which old versions of tokenizers write as one text each
+    merges = old["model"]["merges"]  # old versions of tokenizers write one text per merge
     old["model"]["merges"] = [m if isinstance(m, str) else " ".join(m) for m in merges]
     old["model"] = {name: value for name, value in old["model"].items() if value is not None}
     old["truncation"] = {"max_length": 4, "stride": 0, "strategy": "LongestFirst",
@@ -96,7 +96,7 @@ def test_key_of_an_object_stays_after_use_with_truncation_and_padding(tmp_path: 
     assert after.reference.encode("Hello world", add_special_tokens=False).ids == ids
 
 
-def test_key_of_every_real_tokenizer_is_that_of_its_object(shared: Path) -> None:
+def test_key_of_a_real_tokenizer_equals_that_of_its_object(shared: Path) -> None:
     import tokenizers
 
     for name in ("t5-small", "bert-base-uncased", "chatglm3"):
@@ -107,7 +107,7 @@ def test_key_of_every_real_tokenizer_is_that_of_its_object(shared: Path) -> None
         assert other.key == tokenizer.key, name
 
 
-def test_cache_that_cannot_be_written_only_costs_time(directory: Path, tmp_path: Path) -> None:
+def test_read_only_cache_costs_only_time(directory: Path, tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("a file where the cache should be")
     tokenizer = identify(directory, cache_dir=blocked)
@@ -131,7 +131,7 @@ print(json.dumps([card and card.as_dict(), heavy]))
 """
 
 
-def test_recalled_card_equals_the_found_one_and_loads_no_engine(
+def test_recall_returns_the_same_fingerprint_and_loads_no_engine(
     directory: Path, own_cache: Path
 ) -> None:
     assert recall(directory, cache_dir=own_cache) is None
@@ -140,10 +140,10 @@ def test_recalled_card_equals_the_found_one_and_loads_no_engine(
     assert recalled == json.loads(json.dumps(card.as_dict()))
     assert heavy == []
     assert card == identify(directory, cache_dir=own_cache).card
-    assert (card.eos_id, card.bos_id, card.pad_id) == (3, 0, None)
+    assert (card.eos_token_id, card.bos_token_id, card.pad_token_id) == (3, 0, None)
 
 
-def test_facts_hold_for_every_template_without_comparing_again(
+def test_facts_are_valid_for_every_template(
     directory: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = identify(directory, cache_dir=own_cache)
@@ -155,11 +155,11 @@ def test_facts_hold_for_every_template_without_comparing_again(
 
     monkeypatch.setattr("tokenmill.tokenizers.loading.load_auto", forbidden)
     for template in ("x{{ mask_token }}", "y"):
-        found = identify(directory, cache_dir=own_cache, chat_template=template)
+        tokenizer = identify(directory, cache_dir=own_cache, chat_template=template)
         card = recall(directory, cache_dir=own_cache, chat_template=template)
         direct = load(directory, backend="file", chat_template=template).card
-        assert card == found.card == replace(direct, notes=card.notes)
-        assert (own_cache / "tokenizers" / found.key).is_dir()
+        assert card == tokenizer.card == replace(direct, notes=card.notes)
+        assert (own_cache / "tokenizers" / tokenizer.key).is_dir()
     assert identify(directory, cache_dir=own_cache).card == first.card
 
 
@@ -179,9 +179,7 @@ def test_facts_of_changed_files_arguments_or_versions_are_not_used(
     assert card.template == "other"
 
 
-def test_template_file_is_remembered_by_content(
-    directory: Path, own_cache: Path, tmp_path: Path
-) -> None:
+def test_template_file_counts_by_content(directory: Path, own_cache: Path, tmp_path: Path) -> None:
     template = tmp_path / "t.jinja"
     template.write_text("one")
     one = identify(directory, cache_dir=own_cache, chat_template=template).card

@@ -1,4 +1,4 @@
-"""Masks: the vectorised way against a slow oracle, and the traps by name."""
+"""Masks: the vectorized code against a slow oracle, and difficult cases."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ TEXTS = st.lists(WORDS | st.text(max_size=4), max_size=12).map("".join)
 @st.composite
 def rows(draw: st.DrawFn) -> tuple[str, list[tuple[int, int]] | None, list[int]]:
     text = draw(TEXTS.filter(lambda t: t.isprintable() or "\ud800" not in t))
-    places = st.integers(0, len(text))
-    cuts = sorted(draw(st.lists(places, max_size=8)))
+    positions = st.integers(0, len(text))
+    cuts = sorted(draw(st.lists(positions, max_size=8)))
     spans = list(zip(cuts[::2], cuts[1::2], strict=False))
-    ends = sorted(draw(st.lists(places, max_size=3)))
+    ends = sorted(draw(st.lists(positions, max_size=3)))
     return text, (None if draw(st.integers(0, 5)) == 0 else spans), [*ends, len(text)]
 
 
@@ -51,28 +51,28 @@ def test_mask_of_random_rows_and_spans_equals_oracle(name: str, batch: list) -> 
     assert encoded.mask.dtype == np.uint8
     assert encoded.turn_ends.dtype == np.int32
     assert encoded.row_starts.dtype == encoded.turn_starts.dtype == np.int64
-    refused = {row for row, _ in encoded.rejected}
+    rejected = {row for row, _ in encoded.rejected}
     for number, (text, spans, ends) in enumerate(batch):
-        if number in refused:
+        if number in rejected:
             continue
         ids, mask = oracle_mask(family(name).data, text, spans)
-        got_ids, got_mask, got_ends = encoded.row(number)
-        assert got_ids.tolist() == ids
-        assert got_mask.tolist() == mask
-        assert len(got_ends) == len(ends)
-        assert got_ends.tolist()[-1:] == [len(ids)]
-        assert (np.diff(got_ends) >= 0).all()
+        row_ids, row_mask, row_ends = encoded.row(number)
+        assert row_ids.tolist() == ids
+        assert row_mask.tolist() == mask
+        assert len(row_ends) == len(ends)
+        assert row_ends.tolist()[-1:] == [len(ids)]
+        assert (np.diff(row_ends) >= 0).all()
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
-def test_most_rows_of_ordinary_text_are_proven_without_reference(name: str) -> None:
+def test_ordinary_rows_are_proven_without_the_reference(name: str) -> None:
     texts = [f"<|im_start|>\nHello {n} world<|im_end|>\n<|im_start|>你好" for n in range(20)]
     notes = encoder_of(name).encode(texts, [[(0, 5)]] * 20).notes
-    # Lower case and white space that a token swallows are lost; nothing else here is.
+    # Only these two lose text: upper case, and white space that a token strips.
     assert notes["reference_rows"] == (20 if name in ("word_piece", "stripping") else 0)
 
 
-def test_mask_where_normal_form_grows_one_turn_and_shrinks_another_is_by_offsets() -> None:
+def test_mask_uses_offsets_if_normalization_keeps_the_total_length_by_chance() -> None:
     # U+0958 grows by three bytes under NFC, three U+212B shrink by one each: the sum of the tokens'
     # byte lengths equals the text's, and every offset in between is wrong.
     user, answer = "\u0958 what", "\u212b\u212b\u212b yes"
@@ -89,8 +89,8 @@ def test_mask_where_normal_form_grows_one_turn_and_shrinks_another_is_by_offsets
     assert mask[-1] == 1
 
 
-def test_invented_space_belongs_to_the_character_after_it() -> None:
-    text = "<|im_start|>猫好"  # "▁" is invented before 猫 and is a token of its own
+def test_added_space_counts_as_part_of_the_next_character() -> None:
+    text = "<|im_start|>猫好"  # the tokenizer adds the token "▁" before 猫
     encoded = encoder_of("fallback_prepend").encode([text] * 2, [[(12, 13)], [(13, 14)]])
     pieces = family("fallback_prepend").pieces(encoded.row(0)[0])
     assert pieces[1] == b" "
@@ -98,8 +98,8 @@ def test_invented_space_belongs_to_the_character_after_it() -> None:
     assert encoded.row(1)[1].tolist()[:2] == [0, 0]
 
 
-def test_added_token_that_swallows_white_space_of_an_answer_is_not_trained_with_it() -> None:
-    # <|im_start|> swallows what follows it, <|im_end|> what comes before.
+def test_added_token_that_strips_white_space_of_an_answer_is_not_trained() -> None:
+    # <|im_start|> strips the white space after it, <|im_end|> that before it.
     text = "<|im_start|> \n Hello <|im_end|> \n<|im_start|>"
     answer = text.index(" \n Hello"), text.index("<|im_end|>")
     closed = answer[0], answer[1] + len("<|im_end|>")
@@ -112,7 +112,7 @@ def test_added_token_that_swallows_white_space_of_an_answer_is_not_trained_with_
     assert [one.strip() for one in trained] == ["Hello", "Hello<|im_end|>"]
 
 
-def test_token_that_straddles_a_span_is_trained_and_empty_spans_train_nothing() -> None:
+def test_token_that_overlaps_a_span_is_trained_and_empty_spans_train_nothing() -> None:
     text = "Hello world"
     encoded = encoder_of("byte_level").encode([text] * 3, [[(4, 5)], [(2, 2)], []])
     assert encoded.row(0)[1].sum() == 1
@@ -120,7 +120,7 @@ def test_token_that_straddles_a_span_is_trained_and_empty_spans_train_nothing() 
     assert encoded.row(2)[1].sum() == 0
 
 
-def test_turn_ends_count_tokens_that_begin_before_them() -> None:
+def test_turn_ends_count_the_tokens_that_start_before_them() -> None:
     text = "<|im_start|>Hello<|im_end|>你好<|im_end|>"
     ends = [12, 17, 27, len(text)]
     encoded = encoder_of("byte_level").encode([text], [[]], [ends])
@@ -129,7 +129,7 @@ def test_turn_ends_count_tokens_that_begin_before_them() -> None:
         assert len(b"".join(pieces[:tokens])) == len(text[:end].encode())
 
 
-def test_rows_that_cannot_be_encoded_or_placed_are_rejected_by_name() -> None:
+def test_rows_with_lone_surrogates_or_bad_positions_are_rejected() -> None:
     encoded = encoder_of("byte_level").encode(
         ["good", "half \ud800 pair", "outside", "backwards", "good"],
         [None, None, [(0, 99)], [], [(0, 2)]],
@@ -143,7 +143,7 @@ def test_rows_that_cannot_be_encoded_or_placed_are_rejected_by_name() -> None:
     assert all(isinstance(error, RowError) for _, error in encoded.rejected)
 
 
-def test_offsets_that_go_backwards_reject_the_row_unless_all_is_trained(
+def test_offsets_that_go_backwards_reject_the_row_unless_everything_is_trained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     encoder = Encoder(family("word_piece"), "hf")
@@ -178,17 +178,17 @@ def test_empty_batch_and_empty_texts_give_empty_arrays() -> None:
 
 
 @given(text=st.lists(WORDS | st.just("plain words " * 8) | st.text(max_size=3)).map("".join))
-def test_byte_places_are_the_lengths_of_what_lies_before(text: str) -> None:
-    wanted = [len(text[:place].encode()) for place in range(len(text) + 1)]
-    found = masks.byte_places(text.encode(), np.arange(len(text) + 1))
-    assert found.tolist() == wanted
+def test_byte_positions_are_the_lengths_of_the_text_before(text: str) -> None:
+    expected = [len(text[:char].encode()) for char in range(len(text) + 1)]
+    positions = masks.byte_positions(text.encode(), np.arange(len(text) + 1))
+    assert positions.tolist() == expected
 
 
 @given(
     lengths=st.lists(st.lists(st.integers(0, 3), max_size=6), min_size=1, max_size=5),
     drawn=st.data(),
 )
-def test_spans_in_any_order_train_every_token_that_they_touch(
+def test_spans_in_any_order_train_every_token_that_they_overlap(
     lengths: list[list[int]], drawn: st.DataObject
 ) -> None:
     flat = np.array([length for row in lengths for length in row], np.int32)
@@ -198,18 +198,18 @@ def test_spans_in_any_order_train_every_token_that_they_touch(
     bases = np.cumsum([0, *map(sum, lengths)])
     spans = []
     for row in range(len(lengths)):
-        places = st.integers(int(bases[row]), int(bases[row + 1]))
-        pairs = drawn.draw(st.lists(st.tuples(places, places), max_size=4))
+        positions = st.integers(int(bases[row]), int(bases[row + 1]))
+        pairs = drawn.draw(st.lists(st.tuples(positions, positions), max_size=4))
         spans += [(min(pair), max(pair), row) for pair in pairs if min(pair) < max(pair)]
     if drawn.draw(st.booleans()):
         spans.reverse()
     columns = np.array(spans, np.int64).reshape(-1, 3).T
-    found = masks.trained_tokens(starts, ends, row_starts, *columns)
-    wanted = [
+    mask = masks.trained_tokens(starts, ends, row_starts, *columns)
+    expected = [
         any(starts[n] < stop and ends[n] > start and row_starts[row] <= n < row_starts[row + 1]
             for start, stop, row in spans)
         for n in range(len(flat))
     ]  # fmt: skip
-    assert [bool(one) for n, one in enumerate(found) if flat[n]] == [
-        one for n, one in enumerate(wanted) if flat[n]
+    assert [bool(one) for n, one in enumerate(mask) if flat[n]] == [
+        one for n, one in enumerate(expected) if flat[n]
     ]

@@ -1,7 +1,7 @@
-"""Real tokenizers: the ids that transformers gave for real rows, and engines that agree.
+"""Real tokenizers: equal ids to transformers on real rows, and parity of the engines.
 
-golden/ids holds what transformers renders and encodes for 125 real rows. Loading a tokenizer takes
-seconds, so the scope of parameters is the module: pytest then runs all tests of one together.
+golden/ids has the texts and ids of transformers for 125 real rows. Loading a tokenizer takes
+seconds, so parameters have module scope: pytest then runs all tests of one tokenizer together.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from tokenmill.tokenizers.engines import FastokensEngine, HfEngine, first_differ
 from tokenmill.tokenizers.loading import load
 
 DATE = "2026-11-15"
-# AutoTokenizer rebuilds this one; the golden ids are those that a trainer gets from it.
+# AutoTokenizer changes this one; the golden ids are those of AutoTokenizer.
 BACKENDS = {"phi-3-mini": "transformers"}
-# Its directory names tokens that its tokenizer.json lacks; the golden ids are the file's.
+# Its directory defines tokens that tokenizer.json lacks; the golden ids are those of the file.
 FILES = {"chatglm3": "tokenizer.json"}
 NAMES = [
     "chatglm3", "command-r-plus", "deepseek-v3", "gemma3", "gpt-oss", "llama3.1", "mistral-nemo",
     "phi-3-mini", "qwen2.5", "qwen3",
 ]  # fmt: skip
-ALIKE = ["command-r-plus", "deepseek-v3", "gpt-oss", "mistral-nemo", "qwen2.5"]  # to others
+SIMILAR = ["command-r-plus", "deepseek-v3", "gpt-oss", "mistral-nemo", "qwen2.5"]  # to others
 OTHERS = ["bert-base-uncased", "gpt-4o-o200k", "smollm2", "t5-small"]  # without golden rows
 
 
 def sampled(names: Sequence[str], *rare: str) -> list[Any]:
-    soaked = {*ALIKE, *rare}
+    soaked = {*SIMILAR, *rare}
     return [pytest.param(name, marks=pytest.mark.soak if name in soaked else ()) for name in names]
 
 
@@ -90,7 +90,7 @@ def test_fastokens_on_real_and_random_texts_equals_reference(name: str, shared: 
         fast = FastokensEngine(tokenizer)
     except TokenizerError as error:
         assert name in ("bert-base-uncased", "t5-small", "gpt-4o-o200k")
-        assert "does not load" in error.message
+        assert "cannot load" in error.message
         return
     texts = corpus_texts(shared, 3) + random_texts(tokenizer.added_contents, seed=1)
     assert first_difference(fast, HfEngine(tokenizer), texts) is None
@@ -101,23 +101,23 @@ def test_ids_of_golden_rows_equal_transformers(name: str, shared: Path) -> None:
     from transformers.utils import chat_template_utils as utils
 
     directory = shared / "tokenizers" / name
-    # Not by the fixture, after which nothing stays loaded.
+    # The fixture `monkeypatch` would unload all engines afterwards.
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         patch.setattr(utils, "datetime", _PinnedDate)
         warnings.simplefilter("ignore")
         tokenizer = load(directory / FILES.get(name, ""), backend=BACKENDS.get(name, "file"))
         rows = [row for row in golden_rows(shared, name) if "error" not in row]
         texts = golden_texts(rows, tokenizer.template, tokenizer.special_tokens)
-    wanted = [row["ids"] for row in rows]
+    expected = [row["ids"] for row in rows]
     for engine in ("auto", "hf"):
         encoder = Encoder(tokenizer, engine)
-        if engine == "auto":  # fastokens knows all but the Metaspace that AutoTokenizer makes
+        if engine == "auto":  # fastokens does not support the Metaspace that AutoTokenizer makes
             assert encoder.engine.name == ("hf" if name == "phi-3-mini" else "fastokens")
         encoded = encoder.encode(texts)
         assert encoded.rejected == []
         assert encoded.notes["mismatches"] == 0
-        got = [encoded.row(number)[0].tolist() for number in range(len(rows))]
-        assert got == wanted, engine
+        actual = [encoded.row(number)[0].tolist() for number in range(len(rows))]
+        assert actual == expected, engine
         assert np.array_equal(encoded.trained, encoded.lengths)
 
 
@@ -126,7 +126,7 @@ def test_ids_of_golden_rows_equal_transformers(name: str, shared: Path) -> None:
 def test_prepare_real_rows_gives_the_ids_of_transformers(
     name: str, shared: Path, tmp_path: Path
 ) -> None:
-    """Rows as they stand; one that the template refuses is rejected for it, and nothing else is."""
+    """Only rows for which the template raises an error are rejected."""
     golden = golden_rows(shared, name)
     source = tmp_path / "rows.jsonl"
     with open(source, "w") as file:
@@ -139,10 +139,10 @@ def test_prepare_real_rows_gives_the_ids_of_transformers(
         tokenizer_backend=BACKENDS.get(name, "auto"),
         train_on="everything",
         date=DATE,
-        carry=["number"],
+        keep_columns=["number"],
         executor="inline",
     )
-    served = {row.carried["number"]: row for row in store}
+    served = {row.extra["number"]: row for row in store}
     refused = {origin.row: reason for origin, reason, _ in store.rejected_rows()}
     assert refused == {n: "template_error" for n, row in enumerate(golden) if "error" in row}
     wrong = [n for n, row in served.items() if row.input_ids.tolist() != golden[n]["ids"]]

@@ -1,4 +1,4 @@
-"""Pause Python's cycle collector where much is parsed and nothing of it has a cycle."""
+"""Pause Python's cyclic garbage collector while parsing many objects without cycles."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def without_collector() -> Iterator[None]:
-    """Pause it: looking for cycles costs a tenth of reading rows, a third of reading a vocabulary.
+    """Disable the collector, which takes 10% of reading rows and 30% of reading a vocabulary.
 
-    When the pause ends, what was parsed must be dead, because the collector then looks at all of
-    it. So use it around a call, or on a function, whose locals they are.
+    Once enabled again, the collector visits all objects that are still alive. So use this around
+    a call, or on a function, that drops the parsed objects before it returns.
     """
     was_on = gc.isenabled()
     gc.disable()

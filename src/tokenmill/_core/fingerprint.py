@@ -1,8 +1,8 @@
 """Keys and checksums.
 
-A *key* names a document: canonical JSON (sorted members, no spaces, UTF-8), hashed with BLAKE2b to
-160 bits. A *checksum* guards bytes: xxh3. Nothing here depends on hash seeds, locale, insertion
-order or the version of a library.
+A *key* identifies a document: canonical JSON (sorted members, no spaces, UTF-8), hashed with
+BLAKE2b to 160 bits. A *checksum* (xxh3) detects damaged bytes. Neither depends on hash seeds,
+locale, insertion order or library versions.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from tokenmill.errors import UsageError
 
 KEY_HEX = 40  # hex digits of a key: 160 bits, so that 2**40 documents do not collide
 
-MOST_NESTED = 64  # levels of a value that a person writes down
+MAX_NESTED = 64  # levels of a value in a recipe
 
 _encoder = msgspec.json.Encoder(order="sorted")
-_as_it_stands = msgspec.json.Encoder()
+_unsorted = msgspec.json.Encoder()
 
 
 def canonical(document: Any) -> bytes:
     """Encode plain values, and structs as the dict of their fields, as canonical JSON.
 
-    Whatever would share its encoding with a different document is a ValueError: NaN and infinities
-    (``null``), bytes (their base64 text), keys that are numbers.
+    Raises:
+        ValueError: A value would be encoded like a different one: NaN and infinities (``null``),
+            bytes (base64), keys that are numbers.
     """
     _require_plain(document)
     return _encoder.encode(document)
@@ -44,9 +45,7 @@ def _require_plain(value: Any) -> None:
     elif isinstance(value, dict):
         for name, member in value.items():
             if not isinstance(name, str):
-                raise ValueError(
-                    f"a member named {name!r} has no canonical form: name it by a text"
-                )
+                raise ValueError(f"the key {name!r} has no canonical form; use a string")
             _require_plain(member)
     elif isinstance(value, list | tuple):
         for member in value:
@@ -59,19 +58,20 @@ def _require_plain(value: Any) -> None:
 
 
 def plain(value: Any, name: str, depth: int = 0) -> Any:
-    """Return a value of the caller's as plain values, with tuples as lists.
+    """Check a value from the caller and return it with tuples as lists.
 
-    Whatever could not go into a key, or would go into it as something that a template prints
-    differently, is a `UsageError`: NaN, bytes, names that are not text, lone surrogates, integers
-    beyond 64 bits, subclasses of str, int or float.
+    Raises:
+        UsageError: The value has no canonical form, or a template would print it differently: NaN,
+            bytes, keys that are not strings, lone surrogates, integers beyond 64 bits, subclasses
+            of str, int or float.
     """
-    if depth > MOST_NESTED:
-        raise UsageError(f"{name} is nested deeper than {MOST_NESTED} levels")
+    if depth > MAX_NESTED:
+        raise UsageError(f"{name} is nested deeper than {MAX_NESTED} levels")
     if isinstance(value, Mapping):
         for member in value:
             if type(member) is not str:
-                raise UsageError(f"{name} has a member named {member!r}; a name is a plain text")
-            plain(member, f"a name in {name}")
+                raise UsageError(f"{name} has the key {member!r}; keys must be strings")
+            plain(member, f"a key of {name}")
         return {
             member: plain(item, f"{name}[{member!r}]", depth + 1) for member, item in value.items()
         }
@@ -81,29 +81,29 @@ def plain(value: Any, name: str, depth: int = 0) -> Any:
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise UsageError(f"{name} is {value!r}, which is no Unicode text: {error}") from error
+            raise UsageError(f"{name} is {value!r}, which is not valid Unicode: {error}") from error
     elif type(value) is int:
         if not -(1 << 63) <= value < 1 << 64:
-            raise UsageError(f"{name} is {value}, which does not fit into 64 bits; give it as text")
+            raise UsageError(f"{name} is {value}, which does not fit into 64 bits; pass a string")
     elif type(value) is float:
         if not math.isfinite(value):
-            raise UsageError(f"{name} is {value!r}; a number is finite")
+            raise UsageError(f"{name} must be finite, got {value!r}")
     elif value is not None and type(value) is not bool:
         raise UsageError(
-            f"{name} is {value!r}, a {type(value).__name__}; give text, a number, true, false, "
-            "nothing, a list or a mapping"
+            f"{name} is {value!r}, a {type(value).__name__}; pass a string, a number, true, false, "
+            "null, a list or a mapping"
         )
     return value
 
 
 def own_order(document: Mapping[str, Any]) -> str | None:
-    """Return a document as JSON if sorting its nested mappings changes it, else None.
+    """Return a document as unsorted JSON if sorting its nested mappings changes it, else None.
 
-    The canonical encoding sorts every mapping, but a template prints one in its own order.
+    The canonical encoding sorts every mapping, but a template prints mappings in their own order.
     """
     top = {name: document[name] for name in sorted(document)}
-    stands = _as_it_stands.encode(top)
-    return None if stands == canonical(top) else stands.decode()
+    unsorted = _unsorted.encode(top)
+    return None if unsorted == canonical(top) else unsorted.decode()
 
 
 def key(document: Any) -> str:
@@ -111,7 +111,7 @@ def key(document: Any) -> str:
 
 
 def canonical_of_parsed(document: Any) -> bytes:
-    """`canonical` of parsed JSON, unchecked: of a large vocabulary, checks cost half a second."""
+    """Encode parsed JSON without checks, which take half a second for a large vocabulary."""
     return _encoder.encode(document)
 
 
@@ -120,7 +120,7 @@ def key_of_parsed(document: Any) -> str:
 
 
 def key_of_pieces(pieces: Iterable[bytes]) -> str:
-    """`key` of a document whose canonical JSON comes in pieces."""
+    """Return the key of a document whose canonical JSON comes in pieces."""
     hashed = hashlib.blake2b(digest_size=KEY_HEX // 2)
     for piece in pieces:
         hashed.update(piece)

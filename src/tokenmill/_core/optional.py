@@ -1,4 +1,4 @@
-"""Optional libraries: imported where they are needed, or refused by name.
+"""Import optional libraries where they are needed; name the pip command if one is missing.
 
 with optional("torch", "verl's datasets"): import torch
 """
@@ -34,17 +34,18 @@ LIBRARIES: dict[str, tuple[str, str | None]] = {
     "uvicorn": ("uvicorn", "tokenmill[serve]"),
     "verl": ("verl", None),
 }
-"""Package → its name in a sentence, and what pip installs it by; None: the host brings itself."""
+"""Package → its display name and pip requirement; None for trainers, which users install."""
 
 
 def install_line(package: str) -> str:
-    wanted = LIBRARIES[package][1]
-    return f"pip install '{wanted}'" if "[" in str(wanted) else f"pip install {wanted}"
+    requirement = LIBRARIES[package][1]
+    quote = "'" if "[" in str(requirement) else ""
+    return f"pip install {quote}{requirement}{quote}"
 
 
-@functools.cache  # milliseconds each, and what is installed stays so while a process runs
+@functools.cache  # each lookup takes milliseconds, and the answer is constant within a process
 def installed_version(package: str) -> str | None:
-    from importlib import metadata  # which loads a parser of e-mails
+    from importlib import metadata  # imports the email parser
 
     try:
         return metadata.version(package)
@@ -60,18 +61,18 @@ def optional(
     raises: type[TokenmillError] = UsageError,
     path: str | os.PathLike[str] | None = None,
 ) -> Iterator[None]:
-    """Import a package of `LIBRARIES`, or modules that import it, inside this context.
+    """Translate a failed import of a package of `LIBRARIES` into an error with a pip command.
 
-    ``purpose`` is the subject of "needs" in the error, ``path`` the file that it is about.
+    ``purpose`` is the subject of "needs" in the message, ``path`` the file concerned.
     """
     try:
         yield
     except ImportError as error:
-        name, wanted = LIBRARIES[package]
+        name, requirement = LIBRARIES[package]
         message = f"{purpose} needs {name}"
-        if wanted is None or (error.name or "").partition(".")[0] != package:
+        if requirement is None or (error.name or "").partition(".")[0] != package:
             message += f", which cannot be imported ({error})"
-        if wanted is not None:
+        if requirement is not None:
             message += f": {install_line(package)}"
         raise raises(message, path=path) from error
 
@@ -81,8 +82,8 @@ _muting = threading.RLock()
 
 @contextmanager
 def transformers_muted() -> Iterator[None]:
-    """Mute what transformers logs and warns, for one thread at a time."""
-    import logging  # which a process that only reads does without
+    """Suppress logs and warnings of transformers, for one thread at a time."""
+    import logging  # not needed by processes that only read stores
 
     logger = logging.getLogger("transformers")
     with _muting:
@@ -96,17 +97,17 @@ def transformers_muted() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def first_use(package: str, **homes: str) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package that imports a name's module on first use.
+def lazy_exports(package: str, **modules: str) -> Callable[[str], Any]:
+    """Return a ``__getattr__`` for a package that imports the module of a name on first use.
 
-    ``homes`` maps a module of the package to its names, separated by spaces.
+    ``modules`` maps a module of the package to its names, separated by spaces.
     """
-    home_of = {name: module for module, names in homes.items() for name in names.split()}
+    module_of = {name: module for module, names in modules.items() for name in names.split()}
 
     def find(name: str) -> Any:
-        if name not in home_of:
+        if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{package}.{home_of[name]}"), name)
+        value = getattr(import_module(f"{package}.{module_of[name]}"), name)
         setattr(sys.modules[package], name, value)
         return value
 

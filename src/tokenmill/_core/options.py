@@ -1,8 +1,8 @@
 """Options, declared once: name, type, default, choices and help.
 
-An option is a field of an `Options` struct. Its type says what is allowed: ``Literal`` for a
-choice, ``Meta(ge=1)`` for a bound, with ``Meta(title=…)`` for how a message calls it. Its help is
-its entry under "Args" of a docstring: `tokenmill.prepare`'s, or the struct's own.
+An option is a field of an `Options` struct. Its type restricts the values: ``Literal`` lists
+choices, ``Meta(ge=1)`` sets a bound, and ``Meta(title=…)`` describes them in error messages. Its
+help is its entry under "Args" in the docstring of `tokenmill.prepare` or of the struct.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import re
 import types
 from collections.abc import Collection, Iterable, Mapping
+from numbers import Integral
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -23,24 +24,29 @@ from msgspec import Meta
 from tokenmill.errors import UsageError
 
 Column = Annotated[str, Meta(min_length=1, title="the name of a column")]
-Count = Annotated[int, Meta(ge=1, title="a positive whole number")]
+Count = Annotated[int, Meta(ge=1, title="a positive integer")]
 Variables = Annotated[Mapping[str, Any], Meta(title="a mapping of names to values")]
 
+MIN_WEIGHT, MAX_WEIGHT = 2.0**-100, 2.0**100  # must neither underflow nor overflow in float32
+
 HELP = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)  # under "Args:"
-_CALLED = {bool: "true or false", str: "a text", int: "a whole number"}
+_TYPE_NAMES = {bool: "true or false", str: "a string", int: "an integer"}
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Options that belong together; a wrong value is a `UsageError` that says what is allowed."""
+    """A group of options. A wrong value raises `UsageError` with the allowed values."""
 
     def __post_init__(self) -> None:
         for name, hint in _hints(type(self)).items():
+            value = getattr(self, name)
+            if isinstance(value, Integral) and not isinstance(value, int):  # a numpy integer
+                msgspec.structs.force_setattr(self, name, int(value))
             value, kind = getattr(self, name), _with_paths_as_texts(hint)
             is_path = kind != hint and isinstance(value, os.PathLike)
             try:
                 msgspec.convert(os.fspath(value) if is_path else value, kind)
             except (msgspec.ValidationError, UnicodeError) as error:
-                raise UsageError((name,), f" is {value!r}; it is {_allowed(hint)}") from error
+                raise UsageError((name,), f" must be {_allowed(hint)}, got {value!r}") from error
 
     def __hash__(self) -> int:
         values = (getattr(self, name) for name in self.__struct_fields__)
@@ -51,39 +57,42 @@ class Option(NamedTuple):
     name: str
     type: Any  # without None and without constraints; of several kinds, text
     default: Any  # `msgspec.NODEFAULT` where there is none
-    choices: tuple[str, ...]  # allowed, or known by name; empty where any value may be
+    choices: tuple[str, ...]  # allowed values, or examples; empty if there are none
     help: str
 
 
 @functools.cache
 def declared(struct: type[Options], documented: Any = None) -> dict[str, Option]:
-    """The options of a struct by name, with their help from its docstring or another object's."""
+    """Return the options of a struct by name, with the help of its or another docstring."""
     bare = get_type_hints(struct)
-    told = dict(HELP.findall(inspect.cleandoc((documented or struct).__doc__ or "")))
-    found = {}
+    help_texts = dict(HELP.findall(inspect.cleandoc((documented or struct).__doc__ or "")))
+    options = {}
     for field in msgspec.structs.fields(struct):
         kinds = [part for part in _parts(bare[field.name]) if part is not types.NoneType]
         kind = str if str in kinds else kinds[0]
         choices = get_args(kind) if get_origin(kind) is Literal else ()
-        for note in get_args(_hints(struct)[field.name]) if kind is Any else ():
-            choices = tuple(note.examples or ()) if isinstance(note, Meta) else choices
-        text = " ".join(told.get(field.name, "").split())
-        found[field.name] = Option(field.name, kind, field.default, choices, text)
-    return found
+        for meta in get_args(_hints(struct)[field.name]) if kind is Any else ():
+            choices = tuple(meta.examples or ()) if isinstance(meta, Meta) else choices
+        text = " ".join(help_texts.get(field.name, "").split())
+        options[field.name] = Option(field.name, kind, field.default, choices, text)
+    return options
 
 
-def refuse_unknown(names: Iterable[str], known: Collection[str], what: str, **place: Any) -> None:
-    """Raise a `UsageError` for names that are no options, with the likeliest that was meant.
+def refuse_unknown(
+    names: Iterable[str], known: Collection[str], what: str, **location: Any
+) -> None:
+    """Raise `UsageError` for names that are not in ``known``, with suggestions.
 
-    ``what`` says how the message calls the names; ``place`` are further arguments of the error.
+    ``what`` is the noun of the message; ``location`` are further arguments of the error.
     """
-    said = []
+    unknown = []
     for name in sorted(set(names) - set(known)):
-        meant = difflib.get_close_matches(name, known, 1)
-        said.append(f"{name} (did you mean {meant[0]}?)" if meant else name)
-    if said:
+        similar = difflib.get_close_matches(name, known, 1)
+        unknown.append(f"{name} (did you mean {similar[0]}?)" if similar else name)
+    if unknown:
         raise UsageError(
-            f"unknown {what}: {', '.join(said)}; known are {', '.join(sorted(known))}", **place
+            f"unknown {what}: {', '.join(unknown)}; known are {', '.join(sorted(known))}",
+            **location,
         )
 
 
@@ -93,30 +102,30 @@ def _hints(struct: type[Options]) -> dict[str, Any]:
 
 
 def _parts(hint: Any) -> tuple[Any, ...]:
-    """The members of a union; of any other type, itself."""
+    """Return the members of a union; for any other type, the type alone."""
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
 @functools.cache
 def _with_paths_as_texts(hint: Any) -> Any:
-    """A type as msgspec can check it: it knows no path objects, so a path is its text."""
+    """Replace path objects by strings, because msgspec cannot check path objects."""
     if get_origin(hint) is Annotated:
-        kind, *notes = get_args(hint)
-        return Annotated[(_with_paths_as_texts(kind), *notes)]
+        kind, *metas = get_args(hint)
+        return Annotated[(_with_paths_as_texts(kind), *metas)]
     kinds = [str if get_origin(part) is os.PathLike else part for part in _parts(hint)]
     return functools.reduce(operator.or_, kinds)
 
 
 def _allowed(hint: Any) -> str:
-    """What may be given, in words."""
-    kind, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    for note in notes:
-        if note.title:
-            return str(note.title)
+    """Describe the allowed values in words."""
+    kind, *metas = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    for meta in metas:
+        if meta.title:
+            return str(meta.title)
     if get_origin(kind) is Literal:
         return f"one of {', '.join(get_args(kind))}"
     if get_origin(kind) is os.PathLike:
         return "a path"
     if len(_parts(kind)) == 1:
-        return _CALLED.get(kind, str(kind))
+        return _TYPE_NAMES.get(kind, str(kind))
     return " or ".join(_allowed(part) for part in _parts(kind) if part is not types.NoneType)

@@ -1,4 +1,4 @@
-"""Where a row comes from."""
+"""The origin of a row: its file and position."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tokenmill.errors import SourceError
 
 
 class Origin(NamedTuple):
-    """One record of one source file.
+    """Where a row comes from.
 
     Attributes:
-        path: The file, as the caller named it; None when it is not known.
+        path: The file, as the caller named it; None if unknown.
         row: Row number within the file, from 0.
         line: Physical line within the file, from 1; None for formats without lines.
         offset: Byte offset of the row in the decompressed file; None for Parquet and Arrow.
@@ -41,9 +41,9 @@ def nothing_left(
     rows: Iterable[tuple[Origin, str, str]],
     path: str | None,
 ) -> SourceError:
-    """Return the error for a source of which every row was rejected; it names the first.
+    """Return the error for a source without accepted rows; it names the first rejected row.
 
-    ``what`` is ``row`` or ``prompt``, ``path`` the source, where there was nothing to reject.
+    ``what`` is ``row`` or ``prompt``; ``path`` is the source, used if no row was rejected.
     """
     for origin, reason, detail in rows:
         counts = ", ".join(f"{number:,} {why}" for why, number in rejected.items() if number)

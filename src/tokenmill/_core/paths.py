@@ -6,31 +6,52 @@ import os
 import re
 from pathlib import Path
 
-from tokenmill.errors import CacheError
+from tokenmill.errors import CacheError, CorruptionError
+
+MAX_METADATA_BYTES = 256 << 20  # of a file read whole; a manifest of 100,000 sources has 30 MB
 
 
 def default_cache_dir() -> Path:
-    """Return the cache directory of this user; it need not exist yet."""
-    stated = os.environ.get("TOKENMILL_CACHE_DIR")
-    if stated:
-        return Path(stated)
-    shared = os.environ.get("XDG_CACHE_HOME")
-    # The XDG rules say that a relative path is to be ignored.
-    if shared and os.path.isabs(shared):
-        return Path(shared) / "tokenmill"
+    """Return the cache directory of this user, which may not exist yet."""
+    directory = os.environ.get("TOKENMILL_CACHE_DIR")
+    if directory:
+        return Path(directory)
+    xdg = os.environ.get("XDG_CACHE_HOME")
+    # The XDG specification requires that relative paths are ignored.
+    if xdg and os.path.isabs(xdg):
+        return Path(xdg) / "tokenmill"
     return Path.home() / ".cache" / "tokenmill"
 
 
+def require_bounded(path: str | os.PathLike[str], size: int) -> None:
+    if size > MAX_METADATA_BYTES:
+        raise CorruptionError(
+            f"more than {MAX_METADATA_BYTES} bytes, the limit of a metadata file; it is damaged or"
+            " another file",
+            path=path,
+        )
+
+
+def read_bounded(path: Path) -> bytes:
+    """Return all bytes of a file, or raise `CorruptionError` if it is over the limit."""
+    if not isinstance(path, Path):  # a `RemotePath`, whose reads are bounded
+        return path.read_bytes()
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size  # 0 for a device without end
+        require_bounded(path, size)
+        return file.read(size)
+
+
 def require_inside(path: Path, root: Path) -> None:
-    """Raise `CacheError` for a path below a root that a symbolic link leads out of it."""
-    place, top = os.fspath(path), os.fspath(root)
-    while len(place) > len(top) and not os.path.islink(place):
-        place = os.path.dirname(place)
-    if len(place) <= len(top):
-        return  # nothing that could lead anywhere; the usual case, at one look per directory
+    """Raise `CacheError` if a symbolic link leads from a path below a root out of the root."""
+    current, top = os.fspath(path), os.fspath(root)
+    while len(current) > len(top) and not os.path.islink(current):
+        current = os.path.dirname(current)
+    if len(current) <= len(top):
+        return  # no symbolic link: the usual case, at one lstat per directory
     real, real_root = os.path.realpath(path), os.path.realpath(root)
     if os.path.commonpath([real, real_root]) != real_root:
-        raise CacheError(f"a symbolic link leads out of the cache, to {real}", path=path)
+        raise CacheError(f"a symbolic link leads out of the cache to {real}", path=path)
 
 
 NETWORK_KINDS = frozenset((
@@ -38,7 +59,7 @@ NETWORK_KINDS = frozenset((
     "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "panfs", "pvfs2", "smb3", "smbfs", "vboxsf",
     "virtiofs", "wekafs",
 ))  # fmt: skip
-# Plain ``fuse`` is a mounted bucket that names no subtype; ``fuseblk`` is a disk.
+# ``fuse`` without a subtype is a mounted bucket; ``fuseblk`` is a disk.
 
 _MOUNTS = "/proc/self/mountinfo"
 
@@ -61,13 +82,13 @@ def filesystem_kind(path: str | os.PathLike[str]) -> str:
 
 
 def is_network(path: str | os.PathLike[str]) -> bool:
-    """Whether mapping a file is unsafe: where it can vanish, it ends its reader with SIGBUS."""
+    """Whether mapping is unsafe: if a mapped network file vanishes, its reader gets SIGBUS."""
     kind = filesystem_kind(path)
     return kind in NETWORK_KINDS or kind.startswith("fuse.")
 
 
 def _parse(line: str) -> tuple[str, str]:
-    """Mount point and kind of ``36 35 98:0 /root /mnt opts - ext4 /dev/x rw``."""
+    """Return mount point and kind of ``36 35 98:0 /root /mnt opts - ext4 /dev/x rw``."""
     fields, _, rest = line.partition(" - ")
     mount_point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields.split(" ")[4])
     return mount_point, rest.split(" ")[0]

@@ -1,4 +1,4 @@
-"""Objects of one process: a forked child neither cleans them up nor waits for their locks."""
+"""Locks, caches and temporary directories that are safe across fork."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any, Self
 
 
 def at_end(owner: object, function: Callable[..., object], *arguments: Any) -> None:
-    """Call a function when ``owner`` is collected or this process ends, but in no forked child."""
-    weakref.finalize(owner, _if_ours, os.getpid(), function, *arguments)
+    """Call a function when ``owner`` is collected or this process ends; not in forked children."""
+    weakref.finalize(owner, _call_in_process, os.getpid(), function, *arguments)
 
 
-def _if_ours(process: int, function: Callable[..., object], *arguments: Any) -> None:
+def _call_in_process(process: int, function: Callable[..., object], *arguments: Any) -> None:
     if os.getpid() == process:
         function(*arguments)
 
@@ -26,7 +26,8 @@ def _if_ours(process: int, function: Callable[..., object], *arguments: Any) -> 
 class PrivateDirectory:
     """A temporary directory, removed when this object is collected.
 
-    As a context it is removed at once by an error, whose traceback keeps this object alive.
+    Used as a context manager, it is also removed on an error, whose traceback would otherwise
+    keep this object alive.
     """
 
     def __init__(self, prefix: str = "tokenmill-") -> None:
@@ -50,7 +51,7 @@ _watched: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def in_children(owner: Any) -> None:
-    """Call ``owner.after_fork()`` in every forked child, as long as ``owner`` is alive."""
+    """Call ``owner.after_fork()`` in every forked child while ``owner`` is alive."""
     _watched.add(owner)
 
 
@@ -63,7 +64,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class ProcessLock:
-    """A lock between the threads of one process; a forked child finds it free."""
+    """A lock between the threads of one process; in a forked child it is free."""
 
     def __init__(self) -> None:
         self.after_fork()
@@ -79,7 +80,7 @@ class ProcessLock:
         self._lock.release()
 
 
-_shared: list[PrivateDirectory] = []  # the last one is this process's, if it has one
+_shared: list[PrivateDirectory] = []  # the last one may belong to this process
 _sharing = ProcessLock()
 
 
@@ -95,7 +96,7 @@ def has_process_directory() -> bool:
 
 
 class RecentValues:
-    """An LRU cache bounded in bytes, the newest value aside, for threads and forked children."""
+    """An LRU cache bounded in bytes, safe for threads and forks; it always holds one value."""
 
     def __init__(self, bound: int) -> None:
         self._bound = bound
@@ -110,25 +111,25 @@ class RecentValues:
             self.bytes = 0
 
     def after_fork(self) -> None:
-        """Another thread of the parent may have held the lock, half way through a change."""
+        # Another thread of the parent may have held the lock in the middle of a change.
         self._lock = threading.Lock()
         self.bytes = sum(size for _, size in self._values.values())
 
     def get(self, key: Hashable) -> Any:
         with self._lock:
-            found = self._values.get(key)
-            if found is None:
+            entry = self._values.get(key)
+            if entry is None:
                 return None
             self._values.move_to_end(key)
-            return found[0]
+            return entry[0]
 
     def put(self, key: Hashable, value: Any, size: int | None = None) -> None:
-        """Keep a value; ``size`` in bytes is its length by default."""
+        """Add a value; ``size`` in bytes defaults to its length."""
         size = len(value) if size is None else size
         with self._lock:
             _, before = self._values.pop(key, (None, 0))
             self._values[key] = value, size
             self.bytes += size - before
             while self.bytes > self._bound and len(self._values) > 1:
-                _, (_, gone) = self._values.popitem(last=False)
-                self.bytes -= gone
+                _, (_, removed) = self._values.popitem(last=False)
+                self.bytes -= removed

@@ -1,9 +1,9 @@
 """Write, stage and publish files.
 
-`publish_file` links a staged file to its final name, which fails when something is there; file
-systems without hard links get a rename that does not replace. `publish_directory` renames. Both
-recognise a lost reply: the step was done, yet an error came back. File modes come from the cache
-root, not from the umask: a root that its group may write gives files that the group may write.
+`publish_file` hard-links a staged file to its final name, which fails if the name exists; without
+hard links it renames without replacing. `publish_directory` renames. Both detect a lost reply: the
+file system did the step but returned an error. File modes come from the cache root, not from the
+umask: in a group-writable root, files are group-writable.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import xxhash
 from tokenmill._core.paths import require_inside
 from tokenmill.errors import CacheError, TokenmillError
 
-_UNSUPPORTED = (  # what linking a file can raise where hard links do not work
+_UNSUPPORTED = (  # error codes of os.link where hard links do not work
     errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EACCES,
     errno.EINVAL,
 )  # fmt: skip
@@ -36,10 +36,10 @@ _REMEDIES = {
     errno.EROFS: "the file system is read-only; choose a writable cache_dir",
     errno.EACCES: "no permission to write here; choose another cache_dir",
     errno.EPERM: "no permission to write here; choose another cache_dir",
-    errno.EEXIST: "a file stands where a directory is needed; choose another cache_dir",
-    errno.ENOTDIR: "a file stands where a directory is needed; choose another cache_dir",
+    errno.EEXIST: "a file is in place of a directory; choose another cache_dir",
+    errno.ENOTDIR: "a file is in place of a directory; choose another cache_dir",
 }
-_GATHERED = 1 << 20  # bytes of small pieces that are written at once
+_WRITE_BYTES = 1 << 20  # small pieces are buffered up to this size
 
 Buffer = bytes | bytearray | memoryview
 
@@ -49,7 +49,7 @@ def writing_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except TokenmillError:
-        raise  # from here, or from whoever makes the chunks: some of them are OSErrors too
+        raise  # some TokenmillErrors are OSErrors
     except OSError as error:
         remedy = _REMEDIES.get(error.errno or 0, "nothing was published; run the command again")
         reason = error.strerror or str(error)
@@ -67,9 +67,9 @@ def write_file(path: Path, chunks: Buffer | Iterable[Buffer]) -> NewFile:
 
 
 class NewFile:
-    """A file written piece by piece. Leaving it syncs, closes and checks the size.
+    """A file written piece by piece. On exit it is synced, closed, and its size checked.
 
-    A network file system may report lost data only on closing.
+    A network file system may report lost data only on close.
     """
 
     def __init__(self, path: Path) -> None:
@@ -89,7 +89,7 @@ class NewFile:
         view = memoryview(piece).cast("B")
         self.size += len(view)
         self._hasher.update(view)
-        if len(self._held) + len(view) < _GATHERED:
+        if len(self._held) + len(view) < _WRITE_BYTES:
             self._held += view
             return
         self._flush()
@@ -105,10 +105,10 @@ class NewFile:
 
     def _put(self, view: memoryview) -> None:
         with writing_errors(self.path):
-            while view:  # a short write is not an error, it is a beginning
+            while view:  # os.write may write less than it was given
                 step = os.write(self._descriptor, view)
                 if step == 0:
-                    raise OSError(errno.EIO, "the file takes no more bytes")
+                    raise OSError(errno.EIO, "no bytes were written")
                 view = view[step:]
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -130,7 +130,7 @@ class NewFile:
 def make_directory(path: Path, root: Path) -> None:
     """Create a directory and its parents below ``root`` with the mode of the root.
 
-    The root itself gets the caller's umask. A symbolic link out of it is a `CacheError`.
+    The root itself gets the caller's umask. A symbolic link out of the root is a `CacheError`.
     """
     if path == root or root not in path.parents:
         path.mkdir(parents=True, exist_ok=True)
@@ -148,7 +148,7 @@ def make_directory(path: Path, root: Path) -> None:
 
 def _apply_mode(path: Path, root: Path, *, directory: bool) -> None:
     mode = root.stat().st_mode & (0o3777 if directory else 0o666)
-    # Someone else's umask-made directory is theirs to change; ours is not worth an error.
+    # A directory of another user keeps its mode.
     with contextlib.suppress(PermissionError):
         path.chmod(mode)
 
@@ -158,7 +158,7 @@ def sync_directory(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some network file systems cannot sync a directory; the names are durable there anyway.
+        # Some network file systems cannot sync a directory; names are durable there without it.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
             raise
     finally:
@@ -166,11 +166,11 @@ def sync_directory(path: Path) -> None:
 
 
 class Staging:
-    """A private directory ``<root>/staging/<host>-<pid>-<random>``, removed on leaving.
+    """A private directory ``<root>/staging/<host>-<pid>-<random>``, removed on exit.
 
-    Host and process id let a later collection prove its owner dead. ``beside`` is a target outside
-    of any cache: the staging directory is then its hidden sibling, so that the last rename stays
-    within one file system, and the caller's umask applies.
+    Host and process id let garbage collection verify that the owner is dead. ``beside`` is a target
+    outside any cache: the staging directory is then its hidden sibling, so that the final rename
+    stays within one file system, and the caller's umask applies.
     """
 
     def __init__(self, root: Path, *, beside: Path | None = None) -> None:
@@ -195,12 +195,12 @@ class Staging:
                 directory.mkdir(parents=True, exist_ok=True)
 
     def __exit__(self, *_: object) -> None:
-        if os.getpid() == self._process:  # a child forked in between leaves, too
+        if os.getpid() == self._process:  # a forked child leaves the context too
             shutil.rmtree(self.path, ignore_errors=True)
 
     def write(self, name: str, chunks: Buffer | Iterable[Buffer]) -> Path:
         path = self.path / name
-        if path.parent != self.path:  # that one is there, and nobody else's
+        if path.parent != self.path:
             self.make(path.parent)
         write_file(path, chunks)
         return path
@@ -219,7 +219,7 @@ class Staging:
 
 
 def publish_file(staged: Path, target: Path, *, durable: bool = True) -> bool:
-    """Make a staged file visible if its name is free; return whether the visible one is ours."""
+    """Publish a staged file if its name is free; return whether the visible file is ours."""
     before = os.stat(staged)
     ours = True
     for step in (os.link, _rename_without_replacing, _rename_if_free):
@@ -227,8 +227,8 @@ def publish_file(staged: Path, target: Path, *, durable: bool = True) -> bool:
             step(staged, target)
             break
         except (FileExistsError, FileNotFoundError):
-            # A repeated request finds the target there, or nothing to rename, because the first
-            # one was carried out.
+            # A network file system may repeat a request whose first attempt succeeded. The
+            # repetition then fails, because the target exists or the staged file is gone.
             ours = target.exists() and os.path.samestat(before, os.stat(target))
             if not ours and not (target.exists() and staged.exists()):
                 raise
@@ -236,15 +236,15 @@ def publish_file(staged: Path, target: Path, *, durable: bool = True) -> bool:
         except OSError as error:
             if error.errno not in _UNSUPPORTED or step is _rename_if_free:
                 raise
-    # Also when another was first: what we do next may rely on a name that its writer, perhaps
-    # dead by now, has not made durable yet.
+    # Also sync if another process published first: it may have died before its own sync, and the
+    # next steps rely on the name.
     if durable:
         sync_directory(target.parent)
     return ours
 
 
 def replace_file(staged: Path, target: Path) -> None:
-    """Replace a file of the user by a staged one, in one step; nothing in a cache is replaced."""
+    """Atomically replace a file outside the cache; files in a cache are never replaced."""
     os.replace(staged, target)
     sync_directory(target.parent)
 
@@ -253,16 +253,16 @@ def _rename_without_replacing(staged: Path, target: Path) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "renameat2"):
         raise OSError(errno.ENOSYS, "no renameat2")
-    done = libc.renameat2(
+    result = libc.renameat2(
         _AT_FDCWD, os.fsencode(staged), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE
     )
-    if done != 0:
+    if result != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), os.fspath(target))
 
 
 def _rename_if_free(staged: Path, target: Path) -> None:
-    # Neither links nor a guarded rename: equal keys hold equal bytes, so a rename that comes second
+    # The last resort has a race, which is harmless: equal keys have equal bytes, so a second rename
     # replaces a file by an equal one.
     if target.exists():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(target))
@@ -270,7 +270,7 @@ def _rename_if_free(staged: Path, target: Path) -> None:
 
 
 def publish_directory(staged: Path, target: Path) -> bool:
-    """Make a staged directory visible by one rename; return whether the visible one is ours."""
+    """Publish a staged directory by one rename; return whether the visible one is ours."""
     before = os.stat(staged)
     for directory, _, _ in os.walk(staged):
         sync_directory(Path(directory))
@@ -283,7 +283,7 @@ def publish_directory(staged: Path, target: Path) -> bool:
         if not target.is_dir():
             raise
         ours = os.path.samestat(before, os.stat(target))
-        if not ours and not staged.is_dir():  # what we staged is gone and nobody has it
+        if not ours and not staged.is_dir():  # the staged directory was lost
             raise
     sync_directory(target.parent)
     return ours
@@ -292,7 +292,7 @@ def publish_directory(staged: Path, target: Path) -> bool:
 def copy_or_link(
     source: Path, target: Path, pieces: Callable[[], Iterable[Buffer]] | None = None
 ) -> None:
-    """Link a published file, or copy it; ``pieces`` reads the source for a copy, with checks."""
+    """Hard-link or copy a published file; ``pieces`` reads and checks the source of a copy."""
     try:
         os.link(source, target)
         return

@@ -1,7 +1,7 @@
 """Read a remote object like a file: any offset, any thread, few requests.
 
-All files of the process share a cache of recent blocks. A sequential reader gets windows that
-double up to 8 MiB, and then the next window is prefetched. Long reads are not cached.
+All files of the process share a cache of recent blocks. Sequential reads fetch windows that double
+up to 8 MiB; then the next window is prefetched. Long reads are not cached.
 """
 
 from __future__ import annotations
@@ -18,22 +18,21 @@ from tokenmill._core.process import RecentValues
 from tokenmill._core.remote import RemoteObject, Version, require_version
 from tokenmill.errors import TokenmillError
 
-BLOCK = 256 << 10  # bytes of one cached block: what a single row costs
+BLOCK = 256 << 10  # bytes of one cached block, and of the request for a single row
 WINDOW = 8 << 20  # bytes of the largest request
 DIRECT = 4 << 20  # bytes; a longer read is not cached
-POOLED = 64 << 20  # bytes of blocks kept by a process, over all files
+RECENT_BYTES = 64 << 20  # bytes of blocks cached per process
 
-
-recent = RecentValues(POOLED)  # of all files of this process, and of stores read by ranges
+recent = RecentValues(RECENT_BYTES)  # shared by all files and remote stores of this process
 
 _serials = itertools.count()
 
 
-class _Ahead(threading.Thread):
-    """Fetches a window while its predecessor is read."""
+class _Prefetch(threading.Thread):
+    """Fetch a window while the previous one is read."""
 
     def __init__(self, file: RemoteFile, first: int, count: int) -> None:
-        super().__init__(daemon=True, name="tokenmill-ahead")
+        super().__init__(daemon=True, name="tokenmill-prefetch")
         self.first = first
         self.count = count
         self.pid = os.getpid()
@@ -42,13 +41,13 @@ class _Ahead(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        # What goes wrong here is met again by whoever needs the bytes.
+        # The reader repeats a failed request and gets the error.
         with contextlib.suppress(TokenmillError, RuntimeError):
             self.data = self._file.fetch_blocks(self.first, self.count)
 
 
 class RemoteFile:
-    """Bytes by offset of one version of an object: ``expected``, or the present one."""
+    """Bytes by offset of one version of an object: ``expected``, or the current one."""
 
     def __init__(self, url: str, expected: Version | None = None, *, shared: bool = True) -> None:
         self._object = RemoteObject(url)
@@ -56,12 +55,12 @@ class RemoteFile:
         self.path = self._object.path
         self.version = expected if expected is not None else self._object.look()
         self.size = self.version.size
-        # Files of one version share blocks, unless the version does not prove equal bytes.
-        shared = shared and self.version.settled
+        # Files share cached blocks only if an equal version proves equal bytes.
+        shared = shared and self.version.is_stable
         self._key: Hashable = (url, self.version) if shared else next(_serials)
-        self._after = -1  # block behind the last window
-        self._blocks = 1  # of the last window
-        self._ahead: _Ahead | None = None
+        self._next_block = -1  # after the last window
+        self._window_blocks = 1  # length of the last window
+        self._prefetch: _Prefetch | None = None
 
     def pread(self, length: int, offset: int) -> bytes:
         stop = min(offset + length, self.size)
@@ -91,33 +90,33 @@ class RemoteFile:
         stop = min((first + count) * BLOCK, self.size)
         return self._object.fetch(first * BLOCK, stop, self.version)
 
-    def _block(self, number: int, wanted: int) -> memoryview:
-        """Return one block; a request fetches up to ``wanted`` blocks or more."""
-        found: memoryview | None = recent.get((self._key, number))
-        if found is not None:
-            return found
-        ahead, self._ahead = self._ahead, None
+    def _block(self, number: int, needed: int) -> memoryview:
+        """Return one block; a request fetches at least ``needed`` blocks, up to the end."""
+        cached: memoryview | None = recent.get((self._key, number))
+        if cached is not None:
+            return cached
+        prefetch, self._prefetch = self._prefetch, None
         data = None
-        if ahead is not None and ahead.pid == os.getpid() and ahead.first == number:
-            ahead.join()
-            data, count = ahead.data, ahead.count
+        if prefetch is not None and prefetch.pid == os.getpid() and prefetch.first == number:
+            prefetch.join()
+            data, count = prefetch.data, prefetch.count
         if data is None:
-            goes_on = number == self._after
-            count = min(2 * self._blocks, WINDOW // BLOCK) if goes_on else 1
-            count = min(max(count, wanted), -(-self.size // BLOCK) - number)
+            is_sequential = number == self._next_block
+            count = min(2 * self._window_blocks, WINDOW // BLOCK) if is_sequential else 1
+            count = min(max(count, needed), -(-self.size // BLOCK) - number)
             data = self.fetch_blocks(number, count)
-        self._after, self._blocks = number + count, count
+        self._next_block, self._window_blocks = number + count, count
         view = memoryview(data)
-        for index in range(count - 1, -1, -1):  # the first one last: it is wanted now
+        for index in range(count - 1, -1, -1):  # the first block last: it is needed first
             recent.put((self._key, number + index), view[index * BLOCK : (index + 1) * BLOCK])
-        if count >= WINDOW // BLOCK and self._after * BLOCK < self.size:
-            left = -(-self.size // BLOCK) - self._after
-            self._ahead = _Ahead(self, self._after, min(count, left))
+        if count >= WINDOW // BLOCK and self._next_block * BLOCK < self.size:
+            left = -(-self.size // BLOCK) - self._next_block
+            self._prefetch = _Prefetch(self, self._next_block, min(count, left))
         return view[:BLOCK]
 
 
 class RangedStream(io.RawIOBase):
-    """A remote file with a position of its own."""
+    """A remote file as a stream."""
 
     def __init__(self, file: RemoteFile) -> None:
         super().__init__()

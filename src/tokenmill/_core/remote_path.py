@@ -1,4 +1,4 @@
-"""A URL used like a path (`RemotePath`), and a disk cache of what is read from it."""
+"""A URL used like a path (`RemotePath`), and a disk cache of blocks read from it."""
 
 from __future__ import annotations
 
@@ -10,47 +10,48 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tokenmill._core.process import ProcessLock
-from tokenmill._core.remote import RemoteObject, shown
-from tokenmill.errors import TokenmillError, UsageError
+from tokenmill._core.remote import RemoteObject
+from tokenmill.errors import TokenmillError, UsageError, shown
 
-MOST_BYTES = 8 << 30
-KEPT_SHARE = 0.8  # of the bound is left after making room, so that it is not made for every block
+DEFAULT_MAX_BYTES = 8 << 30
+LEFT_SHARE = 0.8  # of the bound, left by an eviction, so that not every block causes another one
 _VARIABLE = "TOKENMILL_BLOCK_CACHE_BYTES"
 
 
-def _most_bytes() -> int:
-    stated = os.environ.get(_VARIABLE) or MOST_BYTES
+def _max_bytes() -> int:
+    value = os.environ.get(_VARIABLE) or DEFAULT_MAX_BYTES
     try:
-        return max(0, int(stated))
+        return max(0, int(value))
     except ValueError:
-        raise UsageError(f"{_VARIABLE} is {stated!r}; it is a number of bytes") from None
+        raise UsageError(f"{_VARIABLE} must be a number of bytes, got {value!r}") from None
 
 
 class BlockCache:
     """The ``blocks/`` directory of one cache: small files named by their content.
 
-    Readers check what they take. Files may vanish at any time, and a full or read-only disk keeps
-    nothing. Beyond ``TOKENMILL_BLOCK_CACHE_BYTES`` (0: keep nothing) the longest unused ones go.
+    Readers verify the bytes. Files may vanish at any time, and on a full or read-only disk nothing
+    is cached. Over ``TOKENMILL_BLOCK_CACHE_BYTES`` (0 disables the cache), the least recently used
+    files are removed.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.directory = root / "blocks"
-        self._most = _most_bytes()
-        self._known: int | None = None  # bytes, as of the last look plus what was put since
+        self._max_bytes = _max_bytes()
+        self._bytes: int | None = None  # on disk when last counted, plus files added since
         self._lock = ProcessLock()
 
     def __reduce__(self) -> tuple[type[BlockCache], tuple[Path]]:
         return BlockCache, (self.root,)
 
-    def place(self, name: str) -> Path:
+    def path(self, name: str) -> Path:
         return self.directory / name[:2] / name
 
     def get(self, name: str) -> bytes | None:
-        path = self.place(name)
+        path = self.path(name)
         try:
             data = path.read_bytes()
-            os.utime(path)  # used now: others go first
+            os.utime(path)  # marks it as recently used
         except OSError:
             return None
         return data
@@ -59,19 +60,19 @@ class BlockCache:
         self.put_pieces(name, (data,))
 
     def put_pieces(self, name: str, pieces: Iterable[bytes | memoryview]) -> Path | None:
-        """Keep a file that comes in pieces; None when it could not be kept."""
-        if not self._most:
+        """Add a file that comes in pieces; return None if it could not be written."""
+        if not self._max_bytes:
             return None
-        path = self.place(name)
+        path = self.path(name)
         unique = path.with_name(f".{os.getpid()}-{secrets.token_hex(8)}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(unique, "wb") as file:
                 size = sum(map(file.write, pieces))
             os.replace(unique, path)
-            self._account(size)
+            self._add_bytes(size)
         except TokenmillError:
-            raise  # of the pieces: some of them are OSErrors, too
+            raise  # raised by the pieces; some TokenmillErrors are OSErrors
         except OSError:
             return None
         finally:
@@ -81,32 +82,32 @@ class BlockCache:
 
     def drop(self, name: str) -> None:
         with contextlib.suppress(OSError):
-            self.place(name).unlink()
+            self.path(name).unlink()
 
-    def _account(self, size: int) -> None:
+    def _add_bytes(self, size: int) -> None:
         with self._lock:
-            if self._known is None:
-                self._known = sum(status.st_size for _, status in self._all())
+            if self._bytes is None:
+                self._bytes = sum(status.st_size for _, status in self._all())
             else:
-                self._known += size
-            if self._known > self._most:
-                self._known = self._make_room()
+                self._bytes += size
+            if self._bytes > self._max_bytes:
+                self._bytes = self._evict()
 
     def _all(self) -> list[tuple[Path, os.stat_result]]:
-        found = []
+        files = []
         for directory, _, names in os.walk(self.directory):
             for name in names:
                 path = Path(directory, name)
                 with contextlib.suppress(OSError):
-                    found.append((path, path.stat()))
-        return found
+                    files.append((path, path.stat()))
+        return files
 
-    def _make_room(self) -> int:
+    def _evict(self) -> int:
         """Remove the least recently used files; return the bytes that are left."""
         files = sorted(self._all(), key=lambda one: one[1].st_mtime_ns)
         left = sum(status.st_size for _, status in files)
         for path, status in files:
-            if left <= KEPT_SHARE * self._most:
+            if left <= LEFT_SHARE * self._max_bytes:
                 break
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -115,7 +116,7 @@ class BlockCache:
 
 
 class RemotePath:
-    """A directory or file by URL, with the part of `Path` that reading a store needs."""
+    """A directory or file by URL, with the methods of `Path` that reading a store needs."""
 
     def __init__(self, url: str, blocks: BlockCache) -> None:
         self.url = url.rstrip("/")
@@ -136,7 +137,7 @@ class RemotePath:
         return shown(self.url)
 
     def __str__(self) -> str:
-        return self.url
+        return shown(self.url)
 
     def __repr__(self) -> str:
         return f"RemotePath({shown(self.url)!r})"
@@ -151,15 +152,15 @@ class RemotePath:
     def fetch(self, start: int, stop: int) -> bytes:
         return self.object.fetch(start, stop)
 
-    def read_kept(self, name: str, is_it: Callable[[bytes], bool]) -> bytes:
-        """Return all bytes; the block cache keeps them as ``name``, which states their digest."""
-        kept = self.blocks.get(name)
-        if kept is not None:
-            if is_it(kept):
-                return kept
+    def read_cached(self, name: str, is_valid: Callable[[bytes], bool]) -> bytes:
+        """Return all bytes through the block cache, where ``name`` contains their digest."""
+        cached = self.blocks.get(name)
+        if cached is not None:
+            if is_valid(cached):
+                return cached
             self.blocks.drop(name)
         data = self.read_bytes()
-        if is_it(data):
+        if is_valid(data):
             self.blocks.put(name, data)
         return data
 

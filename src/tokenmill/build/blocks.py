@@ -1,9 +1,9 @@
 """Open sources and run a function over their blocks on an executor.
 
-`MissingBlocks` yields the blocks whose result is not published yet, in a random order, and looks
-again just before it yields one. So processes that build the same thing at the same time share the
-work without knowing of each other: eight of them build a few blocks twice at the end. A process
-with a rank begins with the blocks of its rank, which makes that even rarer.
+`MissingBlocks` yields the blocks whose result is not published, in a random order, and checks again
+just before it yields one. So processes that build the same store at the same time share the work
+without communication; eight processes build a few blocks twice at the end. A process with a rank
+begins with the blocks of its rank, which makes this rarer.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from tokenmill.errors import CorruptionError
 from tokenmill.sources.block import Block
 from tokenmill.sources.rows import Rows, open_rows
 from tokenmill.store import CacheLayout
-from tokenmill.tokenizers.cache import LITTLE_WORK, engine_for
-from tokenmill.tokenizers.identity import IdentityCard
+from tokenmill.tokenizers.cache import SMALL_JOB_BYTES, engine_for
+from tokenmill.tokenizers.identity import TokenizerFingerprint
 
 MAX_SHUFFLED = 4096  # missing blocks in memory at once; more are shuffled piece by piece
+FIRST_ROWS = 100  # rows of each file in which a column that an argument names must appear
+MAX_NAMED = 16  # columns in a message
 
 _EMPTY: Mapping[str, Any] = {}
 
@@ -40,22 +42,36 @@ def cache_of(directory: Source | None) -> CacheLayout:
 
 
 def open_sources(
-    sources: Source | Sequence[Source], cache: CacheLayout, *, rehash: bool = False
+    sources: Source | Sequence[Source], cache: CacheLayout, *, reread: bool = False
 ) -> Rows:
-    """Open rows; rebuild a damaged row index, which only repeats the source."""
+    """Open rows; rebuild a damaged row index."""
     try:
-        return open_rows(sources, cache_dir=cache.root, rehash=rehash)
+        return open_rows(sources, cache_dir=cache.root, force_recache=reread)
     except CorruptionError as error:
-        if rehash or cache.rows not in Path(error.path or "").parents:
+        if reread or cache.rows not in Path(error.path or "").parents:
             raise
-        return open_rows(sources, cache_dir=cache.root, rehash=True)
+        return open_rows(sources, cache_dir=cache.root, force_recache=True)
+
+
+def missing_columns(rows: Rows, names: Iterable[str]) -> tuple[set[str], str]:
+    """Return the names that no first row of any file has, and a list of the columns there are."""
+    missing, columns, start = set(names), set[str](), 0
+    for _, blocks in itertools.groupby(rows.blocks(), key=lambda block: block.file):
+        if not missing:
+            break
+        for _, row in rows[start : start + FIRST_ROWS].scan():
+            columns.update(row if isinstance(row, dict) else ())
+        missing -= columns
+        start += sum(block.rows for block in blocks)
+    # Rows that cannot be parsed are rejected later, with their own reason.
+    return missing if columns else set(), ", ".join(sorted(columns)[:MAX_NAMED])
 
 
 def source_documents(blocks: Iterable[Block]) -> list[tuple[int, dict[str, Any]]]:
     """Describe the sources by content, in order: (number of a file, document of its rows).
 
-    The digests are those of the blocks in use, so ``path@[a:b]`` has a content of its own. A file
-    that is named again after another one is a source again.
+    The digests are those of the blocks in use, so ``path@[a:b]`` has its own content. A file that
+    appears again after another file is another source.
     """
     documents = []
     for file, run in itertools.groupby(blocks, key=lambda block: block.file):
@@ -73,12 +89,12 @@ def source_documents(blocks: Iterable[Block]) -> list[tuple[int, dict[str, Any]]
 class BlockTask(NamedTuple):
     number: int  # among the blocks of the rows
     block: Block
-    key: str = ""  # what its result is published under, if anything
-    more: Mapping[str, Any] = _EMPTY  # further members of the payload
+    key: str = ""  # of the published result, if there is one
+    params: Mapping[str, Any] = _EMPTY  # additional task parameters
 
     def task(self) -> Task:
         block = self.block
-        payload = {"key": self.key, "block": msgspec.to_builtins(block), **self.more}
+        payload = {"key": self.key, "block": msgspec.to_builtins(block), **self.params}
         last = block.first_row + block.rows - 1
         return Task(self.number, payload, f"{block.path}, rows {block.first_row} to {last}")
 
@@ -88,11 +104,11 @@ def block_of(payload: dict[str, Any]) -> Block:
 
 
 def size_of(tasks: Iterable[BlockTask]) -> int:
-    """Add up the bytes of tasks, until they are more than a small job."""
+    """Add up the bytes of tasks, up to the limit of a small job."""
     size = 0
     for task in tasks:
         size += task.block.length
-        if size > LITTLE_WORK:
+        if size > SMALL_JOB_BYTES:
             break
     return size
 
@@ -101,24 +117,31 @@ class BlockJob:
     """Runs blocks on an executor with one cache and, if a card is given, one tokenizer."""
 
     def __init__(
-        self, executor: Executor, root: Path, card: IdentityCard | None, engine: str = "auto"
+        self,
+        executor: Executor,
+        root: Path,
+        card: TokenizerFingerprint | None,
+        *,
+        reference: bool = False,
     ) -> None:
         self._executor = executor
         self._root = root
         self._card = card
-        self._engine = engine
+        self._reference = reference
 
     def setup(self, entry: str, size: int, **options: Any) -> Setup:
         """Return the workers' setup for `size` bytes of rows; the options are for the entry."""
         card = self._card
-        stated = {
+        defaults = {
             "cache": str(self._root),
             "tokenizer": None if card is None else str(self._root / "tokenizers" / card.key),
             "card": None if card is None else card.as_dict(),
-            "engine": engine_for(self._engine, size),
+            "reference": self._reference,
+            "engine": "hf" if self._reference else engine_for("auto", size),
+            "renderer": "jinja2" if self._reference else "auto",
             **options,
         }
-        return Setup(entry, stated, shared=(str(self._root),), little=size <= LITTLE_WORK)
+        return Setup(entry, defaults, shared=(str(self._root),), small_job=size <= SMALL_JOB_BYTES)
 
     def run(
         self,
@@ -161,7 +184,7 @@ class MissingBlocks:
         self._is_ours = is_ours
 
     def __iter__(self) -> Iterator[BlockTask]:
-        chance = random.SystemRandom()  # the order decides only who builds what
+        chance = random.SystemRandom()  # the order affects only who builds what
         rank, ranks = _rank()
         missing = self._from(chance.randrange(max(self._count, 1)))
         while some := list(itertools.islice(missing, MAX_SHUFFLED)):

@@ -1,9 +1,9 @@
-"""Executors of this machine: worker processes, and what happens when one dies or hangs.
+"""Run tasks in worker processes of this machine, and replace workers that die or hang.
 
-A worker is *stuck*, and killed, when it sent nothing for `HEARTBEAT_SILENCE_S` and used no CPU time
-either: an engine that holds the interpreter lock for minutes silences the heartbeat but burns CPU.
-A worker that is runnable and gets no processor is not stuck. Silence counts only while the parent
-listens, so a slow consumer or a suspended machine kills no worker.
+A worker is *stuck* if it sent nothing and used no CPU time for `HEARTBEAT_SILENCE_S`; it is killed.
+An engine that holds the interpreter lock for minutes stops the heartbeat but uses CPU time. A
+runnable worker that gets no processor is not stuck. Silence counts only while the parent reads, so
+a slow consumer or a suspended machine kills no worker.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from tokenmill.build.process import END_S, WorkerProcess, describe_exit
 from tokenmill.build.tasks import MAX_RETRIES, Done, Executor, InlineExecutor, Setup, Task
 from tokenmill.errors import UsageError, WorkerError, check_one_of, check_positive
 
-HEARTBEAT_SILENCE_S = 20.0  # promise P11: stuck after this, so that 30 s suffice for the error
+HEARTBEAT_SILENCE_S = 20.0  # a hanging worker is reported within 30 s (docs/guarantees.md)
 BEAT_S = 1.0  # seconds between heartbeats; shorter only where the allowed silence is
-RUNNABLE = "R"  # the state of a process that runs, or waits for nothing but a processor
-FINISH_S = 2.0  # seconds an idle worker gets to leave by itself after the last task
+RUNNABLE = "R"  # state of a process that runs or waits for a processor
+FINISH_S = 2.0  # seconds in which an idle worker must exit after the last task
 
 
 @dataclass(slots=True)
 class _Assignment:
     task: Task
-    deaths: list[str] = field(default_factory=list)  # how workers ended that had it before
-    finishing: bool = False  # only its rest is left
+    deaths: list[str] = field(default_factory=list)  # how earlier workers with this task ended
+    finishing: bool = False  # only its completion is left
 
 
 class LocalExecutor:
-    """Runs tasks in worker processes of this machine, which each call of `run` starts and ends.
+    """Runs tasks in worker processes; each call of `run` starts and ends them.
 
-    With ``num_workers=None`` there are as many as usable cores of this rank, and none for a small
-    job. Each is pinned to one core before it loads an engine: fastokens starts a thread per core
-    that it sees.
+    With ``num_workers=None`` there is one per usable core of this rank, and none for a small job.
+    Each is pinned to one core before it loads an engine, because fastokens starts a thread per
+    visible core.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class LocalExecutor:
     ) -> None:
         if num_workers is not None:
             check_positive("num_workers", num_workers)
-        self._was_told = num_workers is not None
+        self._has_fixed_size = num_workers is not None
         self.num_workers = default_workers() if num_workers is None else num_workers
         self.heartbeat_silence_s = heartbeat_silence_s
 
     def run(self, setup: Setup, tasks: Iterable[Task]) -> Iterator[Done]:
-        if setup.little and not self._was_told:
+        if setup.small_job and not self._has_fixed_size:
             yield from InlineExecutor().run(setup, tasks)
             return
         run = _Run(self, setup, iter(tasks))
@@ -69,7 +69,7 @@ class LocalExecutor:
 
 
 class _Run:
-    """The workers and tasks of one call of `run`: one thread, a select loop that results drive."""
+    """The workers and tasks of one call of `run`, in one thread with a select loop."""
 
     def __init__(self, executor: LocalExecutor, setup: Setup, tasks: Iterator[Task]) -> None:
         self._executor = executor
@@ -86,9 +86,9 @@ class _Run:
         self._owner = os.getpid()
 
     def results(self) -> Iterator[Done]:
-        """Yield every task's result; raise the first failure after the results before it."""
+        """Yield every result; raise the first failure after the results that preceded it."""
         while True:
-            # A consumer slower than the workers holds them back here, not in a growing queue.
+            # If the consumer is slower than the workers, assign nothing: the queue must not grow.
             if self._failure is None and len(self._finished) <= self._executor.num_workers:
                 self._assign()
             if self._finished:
@@ -102,7 +102,7 @@ class _Run:
                 return
 
     def finish(self) -> None:
-        """Let idle workers leave by themselves, all at the same time."""
+        """Let all idle workers exit."""
         for worker in self._workers:
             worker.finish()
         deadline = time.monotonic() + FINISH_S
@@ -110,7 +110,7 @@ class _Run:
             code = worker.wait(max(0.0, deadline - time.monotonic()))
             worker.drain_output()
             if code is not None and code > 0:
-                raise WorkerError(f"worker {worker.number} failed at its end{worker.last_output()}")
+                raise WorkerError(f"worker {worker.number} failed at exit{worker.last_output()}")
 
     def end(self) -> None:
         self._selector.close()
@@ -119,7 +119,7 @@ class _Run:
                 worker.kill()
             for worker in self._workers:
                 worker.wait(END_S)
-        # else: a process that the parent forked; the workers are its parent's, not its own.
+        # A forked child of the owner must not kill the workers of its parent.
         for worker in self._workers:
             worker.release()
         self._workers.clear()
@@ -141,7 +141,7 @@ class _Run:
     def _is_idle(self, worker: WorkerProcess) -> bool:
         """Whether a worker can begin the next task.
 
-        One that lost a worker before is done alone, so that the next death is no other's.
+        A task that lost a worker before runs alone, so that another death is clearly its own.
         """
         under_way = self._workers[worker].values()
         if self._retries:
@@ -174,12 +174,12 @@ class _Run:
         self._selector.modify(worker.channel, events, worker)
 
     def _listen(self, timeout_s: float) -> None:
-        """Handle what the workers sent; then look at those that sent nothing."""
+        """Handle the workers' messages; then check the workers that sent nothing."""
         heard = set()
         for key, events in self._selector.select(timeout_s):
             worker: WorkerProcess = key.data
             if worker not in self._workers:
-                continue  # replaced a moment ago, in this same round
+                continue  # replaced earlier in this loop
             if key.fileobj is not worker.channel:
                 if not worker.drain_output():
                     self._selector.unregister(worker.output)
@@ -192,14 +192,14 @@ class _Run:
                 if not self._hear(worker):
                     self._replace(worker)
         now = time.monotonic()
-        # A round longer than this was not spent waiting for workers but suspended or elsewhere.
+        # A longer time was not spent waiting: the machine was suspended or the consumer slow.
         elapsed_s = min(now - self._listened, 2 * self._beat_s)
         self._listened = now
         for worker in [worker for worker in self._workers if worker not in heard]:
-            self._judge(worker, elapsed_s)
+            self._check_worker(worker, elapsed_s)
 
     def _hear(self, worker: WorkerProcess) -> bool:
-        """Take in a worker's messages; False when there will be no more."""
+        """Handle a worker's messages; return False if its channel is closed."""
         is_open, messages = worker.receive()
         worker.silent_s = 0.0
         under_way = self._workers[worker]
@@ -207,7 +207,7 @@ class _Run:
             if isinstance(message, wire.Ready):
                 worker.is_ready = True
             elif isinstance(message, wire.OutOfMemory):
-                worker.ending = "ran out of memory (hint: fewer num_workers)"
+                worker.ending = "ran out of memory (hint: use fewer num_workers)"
             elif isinstance(message, wire.Finishing) and message.number in under_way:
                 under_way[message.number].finishing = True
             elif isinstance(message, wire.Finished) and message.number in under_way:
@@ -221,7 +221,7 @@ class _Run:
                 )
                 self._finished.append(done)
             elif isinstance(message, wire.Failed) and under_way:
-                # Without a number it could not get ready, and has but one task.
+                # Without a number, the worker failed to start and has only one task.
                 number = next(iter(under_way)) if message.number is None else message.number
                 assignment = under_way.pop(number)
                 if self._failure is None:
@@ -229,12 +229,12 @@ class _Run:
                     self._failure.add_note(f"in worker {worker.number}, at {assignment.task}")
         return is_open
 
-    def _judge(self, worker: WorkerProcess, elapsed_s: float) -> None:
+    def _check_worker(self, worker: WorkerProcess, elapsed_s: float) -> None:
         worker.silent_s += elapsed_s
         if worker.silent_s <= 2 * self._beat_s:
             worker.cpu_ticks = None
             return
-        if not worker.is_alive:  # yet its channel is open: a child of a task holds it
+        if not worker.is_alive:  # a child of a task keeps its channel open
             self._replace(worker)
             return
         state, ticks = worker.read_cpu()
@@ -251,12 +251,12 @@ class _Run:
             self._replace(worker)
 
     def _replace(self, worker: WorkerProcess) -> None:
-        """Let a dead worker go; its tasks are tried again by others, or fail."""
+        """Remove a dead worker; retry its tasks on other workers, or fail."""
         code = worker.wait(END_S)
-        self._hear(worker)  # a result that it sent before it died is a result
+        self._hear(worker)  # results that it sent before it died count
         worker.drain_output()
         self._selector.unregister(worker.channel)
-        with contextlib.suppress(KeyError):  # its end may have been seen before
+        with contextlib.suppress(KeyError):  # unregistered already if its end was read
             self._selector.unregister(worker.output)
         worker.release()
         ending = worker.ending or describe_exit(code)
@@ -270,7 +270,7 @@ class _Run:
             elif self._failure is None:
                 endings = "; then ".join(assignment.deaths)
                 self._failure = WorkerError(
-                    f"{assignment.task}: gave up after {len(assignment.deaths)} workers were lost: "
+                    f"{assignment.task}: gave up after {len(assignment.deaths)} workers died: "
                     f"{endings}{worker.last_output()}"
                 )
 
@@ -280,7 +280,9 @@ def resolve_executor(executor: str | Executor | None, num_workers: int | None) -
     executor = "local" if executor is None else executor
     if not isinstance(executor, str):
         if not callable(getattr(executor, "run", None)):
-            raise UsageError(f"executor is {executor!r}; it is a name or an executor object")
+            raise UsageError(
+                ("executor",), f" must be a name or an executor object, got {executor!r}"
+            )
         return executor
     check_one_of("executor", executor, ("local", "inline", "ray"))
     if executor == "ray":
@@ -294,7 +296,7 @@ def resolve_executor(executor: str | Executor | None, num_workers: int | None) -
 
 @contextlib.contextmanager
 def executor_for(executor: str | Executor | None, num_workers: int | None) -> Iterator[Executor]:
-    """`resolve_executor`, which closes what it made and not what was given."""
+    """Yield the executor; close it afterwards unless the caller passed the object."""
     resolved = resolve_executor(executor, num_workers)
     try:
         yield resolved
@@ -321,7 +323,7 @@ def usable_cores() -> int:
 
 
 def default_workers() -> int:
-    """Return this rank's part of the usable cores, by the launcher's ``LOCAL_WORLD_SIZE``."""
+    """Return this rank's share of the usable cores, by the launcher's ``LOCAL_WORLD_SIZE``."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
     shared_by = int(ranks) if ranks.isascii() and ranks.isdigit() else 1
     return max(1, usable_cores() // max(1, shared_by))
@@ -330,8 +332,8 @@ def default_workers() -> int:
 def core_of_worker(worker: int, workers: int, cores: list[int]) -> int:
     """Return the core of a worker: round robin over the allowed cores.
 
-    Ranks that a launcher numbered start side by side, other processes at a place that their process
-    id picks, so that they do not share cores.
+    Ranks of a launcher use consecutive cores; other processes start at their process id, so that
+    they rarely share cores.
     """
     rank = os.environ.get("LOCAL_RANK", "")
     start = int(rank) * workers if rank.isascii() and rank.isdigit() else os.getpid()
@@ -341,7 +343,7 @@ def core_of_worker(worker: int, workers: int, cores: list[int]) -> int:
 def cpu_quota(
     membership: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")
 ) -> float | None:
-    """Return the cores' worth of time that the control groups above this process allow."""
+    """Return the CPU quota of this process's control groups, in cores."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
@@ -356,7 +358,7 @@ def cpu_quota(
         else:
             continue
         for root in roots:
-            # The group's own path is not visible in every container; the root then is the group.
+            # In some containers the group's own path is not visible; the root is the group then.
             group = Path(path.lstrip("/"))
             for directory in (group, *group.parents):
                 quota = _quota_of(root / directory)

@@ -1,9 +1,9 @@
 """Expand the image tokens of rendered texts, and find the images again in the encoded tokens.
 
-The reference is the user's processor with real pixels. The *learned* expansion, from image headers,
-is the fast engine: the first row with images of each slice and some others, by content, must have
-exactly the ids that the processor gives. After one difference the processor expands every text of
-the run with its own images, and texts whose ids still differ are rejected.
+The reference is the user's processor with real pixels. The fast engine is the *learned* expansion
+from image headers. The first row with images of each slice and a sample of the others must have
+exactly the ids that the processor gives. After one difference, the processor expands every text of
+the run, and texts whose ids still differ are rejected.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenmill.build.externals import Digests, Externals, digest_of
+from tokenmill.build.referenced import Digests, ReferencedFiles, digest_of
 from tokenmill.chat import Rendering
-from tokenmill.chat.pictures import MediaTokens, Picture, Place
+from tokenmill.chat.images import Image, MediaTokens, Place
 from tokenmill.errors import RowError, SourceChanged
 from tokenmill.media import (
-    Answer,
-    Answers,
     Expanded,
-    ExpansionDiffers,
-    PictureFacts,
+    ExpansionMismatch,
+    ImageExpansion,
+    ImageFacts,
     Processor,
     Reference,
+    RowExpansion,
     Size,
     reference_of,
 )
@@ -41,11 +41,11 @@ from tokenmill.store.columns import MediaColumns
 from tokenmill.tokenizers.encoded import Encoded, starts_of
 
 LEARNED, BY_PROCESSOR = "learned", "processor"
-AUDIT_ASKED_ONE_IN = 128  # rows whose expansion was asked with blank images, by content
-# Rows whose expansion the processor computed from sizes, which is a proof already. A row by the
-# processor costs as much as a hundred others: one in 128 would be half of a build's time.
+AUDIT_PROBED_ONE_IN = 128  # rows whose expansion was probed with blank images
+# Rows whose expansion the processor computed from sizes, which is already proven. Running the
+# processor costs as much as a hundred rows: one in 128 would take half of a build's time.
 AUDIT_COMPUTED_ONE_IN = 1024
-_MAX_FOLDED = 128  # expansions; one of a large picture has 200 kB
+_MAX_FOLDED = 128  # expansions; one of a large image has 200 kB
 _json = msgspec.json.Encoder()
 
 
@@ -60,9 +60,9 @@ class FoldedRun(NamedTuple):
 class Folding:
     """Leaves one token of each run in a text.
 
-    An expansion is mostly one token, thousands of times over. Where that token is split off before
-    a tokenizer looks at the rest of a text (`Processor.repeatable`), the text around it is encoded
-    alike however often it occurs.
+    An expansion is mostly one token, repeated thousands of times. If the tokenizer splits off that
+    token first (`Processor.repeatable`), the text around it is encoded the same for any number of
+    repetitions.
     """
 
     def __init__(self, tokens: Mapping[str, int]) -> None:
@@ -85,9 +85,9 @@ class Folding:
 
 
 def unfolded(encoded: Encoded, folded: Iterable[tuple[int, int, FoldedRun]]) -> Encoded | None:
-    """Return the batch with its runs at full length; None if another token is at a run's place.
+    """Return the batch with runs at full length; None if another token is at a run's position.
 
-    ``folded`` has for each run its row, and which of the row's turn ends is where it begins.
+    ``folded`` has for each run its row and the index of the turn end at its start.
     """
     found = list(folded)
     if not found:
@@ -107,9 +107,9 @@ def unfolded(encoded: Encoded, folded: Iterable[tuple[int, int, FoldedRun]]) -> 
 
 
 class TextMedia(NamedTuple):
-    told: str  # JSON text of `tokenmill.store.record.Media`
-    pictures: int
-    patches: int  # what they cost a vision model
+    detail: str  # JSON text of `tokenmill.store.record.Media`
+    images: int
+    patches: int  # for the cost in a vision model
 
 
 _NONE = TextMedia("[]", 0, 0)
@@ -117,14 +117,14 @@ _NONE = TextMedia("[]", 0, 0)
 
 @dataclass(slots=True)
 class _Shown:
-    """A text with images on its way."""
+    """A text with images, between expansion and encoding."""
 
     rendered: str  # before expansion
-    pictures: Sequence[Picture]
+    images: Sequence[Image]
     references: list[Reference]
-    facts: list[PictureFacts]
-    answers: Answers  # the processor's
-    computed: bool  # whether it computed them from the sizes
+    facts: list[ImageFacts]
+    expansion: RowExpansion
+    computed: bool  # whether the processor computed it from the sizes
     starts: list[int]  # of expansions, as indices into the marks that were encoded
     stops: list[int]
     runs: Sequence[FoldedRun]
@@ -133,7 +133,7 @@ class _Shown:
 
 @dataclass(slots=True)
 class Expansion:
-    """What is encoded instead of a rendering's own texts, spans and turn ends."""
+    """Expanded texts of a rendering, with their spans and turn ends."""
 
     texts: list[str]
     spans: list[Any]
@@ -143,32 +143,32 @@ class Expansion:
 
 
 class Expander:
-    """Expands the texts of blocks, by `LEARNED` answers or `BY_PROCESSOR`, the reference."""
+    """Expands the texts of blocks, `LEARNED` or `BY_PROCESSOR` (the reference)."""
 
     def __init__(
         self,
         processor: Processor,
         tokens: MediaTokens,
         media_token_ids: Sequence[int],
-        externals: Externals,
+        referenced: ReferencedFiles,
     ) -> None:
         self._processor = processor
         self.tokens = tokens
         self._media_ids = np.asarray(sorted(media_token_ids), np.int32)
-        self.pictures = externals.pictures
-        self._externals = externals
+        self.images = referenced.images
+        self._referenced = referenced
         self.engine = LEARNED
         self._block: Block | None = None
         self._digests: Digests = {}
         self.engine_seconds = 0.0
 
     @functools.cached_property
-    def _folding(self) -> Folding:  # the processor is asked when there is a picture
+    def _folding(self) -> Folding:  # not needed without images
         return Folding(self._processor.repeatable if self.engine == LEARNED else {})
 
     def use_reference(self) -> None:
-        """Expand by the processor alone from now on."""
-        self._processor.distrust()
+        """Expand with the processor from now on."""
+        self._processor.disable_fast_path()
         self.engine, self._folding = BY_PROCESSOR, Folding({})
 
     def begin(self, block: Block, expected: str) -> None:
@@ -177,10 +177,10 @@ class Expander:
         Raises:
             SourceChanged: Its images do not have the digest ``expected``, which is in the key.
         """
-        self._block, self._digests = block, self._externals.of(block)
+        self._block, self._digests = block, self._referenced.of(block)
         if digest_of(self._digests) != expected:
             raise SourceChanged(
-                "a picture that its rows refer to changed since the key was made; start again",
+                "an image of these rows changed during the build; run the command again",
                 path=block.path,
                 row=block.first_row,
             )
@@ -191,11 +191,11 @@ class Expander:
         """Expand texts as the processor does, and move their spans and turn ends."""
         made = Expansion(list(rendering.texts), list(rendering.spans), list(rendering.ends))
         for number, text in enumerate(rendering.texts):
-            pictures = rendering.pictures.get(number, ())
-            if not pictures and self._processor.image_token not in text:
+            images = rendering.images.get(number, ())
+            if not images and self._processor.image_token not in text:
                 continue
             try:
-                self._expand(made, number, text, pictures)
+                self._expand(made, number, text, images)
             except RowError as error:
                 made.rejected[number] = error
                 made.texts[number] = ""
@@ -203,17 +203,17 @@ class Expander:
                 made.marks[number] = [0] * len(made.marks[number])
         return made
 
-    def _expand(self, made: Expansion, number: int, text: str, pictures: Sequence[Picture]) -> None:
-        references = [reference_of(picture.value) for picture in pictures]
+    def _expand(self, made: Expansion, number: int, text: str, images: Sequence[Image]) -> None:
+        references = [reference_of(image.value) for image in images]
         facts = [self._facts(reference) for reference in references]
         sizes = self._sizes(number, references, facts)
-        answers, computed = Answers(), False
-        if self.engine == BY_PROCESSOR and pictures:
-            answers = self._processor.ask(self._images(number, references))
-        elif pictures:
-            answers, computed = self._processor.learned(sizes)
-        folded = [self._folding.fold(answer.text) for answer in answers.pictures]
-        shorter = Answers(tuple(Answer(short) for short, _ in folded))
+        expansion, computed = RowExpansion(), False
+        if self.engine == BY_PROCESSOR and images:
+            expansion = self._processor.expansion_of(self._images(number, references))
+        elif images:
+            expansion, computed = self._processor.expansion_for(sizes)
+        folded = [self._folding.fold(image.text) for image in expansion.images]
+        shorter = RowExpansion(tuple(ImageExpansion(short) for short, _ in folded))
         expanded = self._processor.expand(text, sizes, shorter)
         runs = [
             run._replace(at=start + run.at)
@@ -233,27 +233,27 @@ class Expander:
         )
         made.marks[number] = marks
         made.shown[number] = _Shown(
-            text, pictures, references, facts, answers, computed, starts, stops, runs, run_starts
+            text, images, references, facts, expansion, computed, starts, stops, runs, run_starts
         )
 
     def _read(self, reference: Reference) -> bytes:
         if reference.kind == "inline":
-            return self.pictures.read(reference)
+            return self.images.read(reference)
         assert self._block is not None
-        return self._externals.read(reference, self._block, self._digests)
+        return self._referenced.read(reference, self._block, self._digests)
 
-    def _facts(self, reference: Reference) -> PictureFacts:
-        # Reading an image outside of the row has compared its digest.
+    def _facts(self, reference: Reference) -> ImageFacts:
+        # Reading a referenced image compares its digest.
         digest = None if reference.kind == "inline" else self._digests.get(reference.text())
-        return self.pictures.facts(self._read(reference), reference.name, digest)
+        return self.images.facts(self._read(reference), reference.name, digest)
 
     def open(self, reference: Reference) -> Any:
-        return self.pictures.open(self._read(reference), reference.name)
+        return self.images.open(self._read(reference), reference.name)
 
     # The images of a text as they reach the processor.
 
     def _sizes(
-        self, number: int, references: Sequence[Reference], facts: Sequence[PictureFacts]
+        self, number: int, references: Sequence[Reference], facts: Sequence[ImageFacts]
     ) -> list[Size]:
         return [(one.width, one.height) for one in facts]
 
@@ -262,7 +262,7 @@ class Expander:
 
     # After encoding
 
-    def settle(
+    def resolve_spans(
         self, made: Expansion, encoded: Encoded, digests: NDArray[np.uint64], notes: Counter[str]
     ) -> tuple[Encoded, dict[int, TextMedia]]:
         """Return the batch with its own turn ends and no image trained, and each text's images.
@@ -271,7 +271,7 @@ class Expander:
         compared with the processor.
 
         Raises:
-            ExpansionDiffers: A learned expansion gave other ids than the processor.
+            ExpansionMismatch: A learned expansion gave other ids than the processor.
         """
         gone = {number for number, _ in encoded.rejected} | set(made.rejected)
         encoded.mask[np.isin(encoded.ids, self._media_ids)] = 0  # while runs are short
@@ -284,7 +284,7 @@ class Expander:
         whole = unfolded(encoded, folded)
         if whole is None:
             notes["mismatches"] += 1
-            raise ExpansionDiffers("a run of one token was encoded as something else")
+            raise ExpansionMismatch("a run of one token was encoded as something else")
         encoded, mask = whole, whole.mask
         refused = dict(made.rejected)
         kept_marks = np.ones(len(encoded.turn_ends), bool)
@@ -302,14 +302,14 @@ class Expander:
                 first = False
                 notes["audited"] += 1
                 try:
-                    pictures = self._images(number, shown.references)
-                except RowError as error:  # whole by its structure, and broken inside
+                    images = self._images(number, shown.references)
+                except RowError as error:  # the header is valid, but the pixels are not
                     refused[number] = error
                     continue
-                difference = self._difference(shown, pictures, encoded.row(number)[0])
+                difference = self._difference(shown, images, encoded.row(number)[0])
                 if difference and self.engine == LEARNED:
                     notes["mismatches"] += 1
-                    raise ExpansionDiffers(difference)
+                    raise ExpansionMismatch(difference)
                 if difference:
                     refused[number] = RowError(difference, reason="mask_unproven")
                     continue
@@ -319,7 +319,7 @@ class Expander:
             for start, stop in zip(starts, stops, strict=True):
                 mask[row + start : row + stop] = 0
             media[number] = self._columns(shown, starts, stops)
-            notes["pictures"] += len(shown.pictures)
+            notes["images"] += len(shown.images)
         kept_marks[not_ends] = False
         rows_of_marks = np.repeat(np.arange(len(encoded)), np.diff(encoded.turn_starts))
         turns = np.bincount(rows_of_marks[kept_marks], minlength=len(encoded))
@@ -330,28 +330,28 @@ class Expander:
             turn_starts=starts_of(turns),
         )
         if refused:
-            encoded = encoded.rejecting({**refused, **dict(encoded.rejected)})
+            encoded = encoded.with_rejected({**refused, **dict(encoded.rejected)})
         return encoded, media
 
     def _is_audited(self, shown: _Shown, digest: int) -> bool:
-        one_in = AUDIT_COMPUTED_ONE_IN if shown.computed else AUDIT_ASKED_ONE_IN
+        one_in = AUDIT_COMPUTED_ONE_IN if shown.computed else AUDIT_PROBED_ONE_IN
         return self.engine != LEARNED or digest % one_in == 0
 
-    def _difference(self, shown: _Shown, pictures: list[Any], ids: NDArray[np.int32]) -> str:
-        """Return how the processor's ids of a row with its images differ; empty: not at all."""
+    def _difference(self, shown: _Shown, images: list[Any], ids: NDArray[np.int32]) -> str:
+        """Return how the processor's ids of a row differ; an empty string if they are equal."""
         try:
-            wanted = np.asarray(self._processor.reference(shown.rendered, pictures).ids, np.int64)
+            expected = np.asarray(self._processor.reference(shown.rendered, images).ids, np.int64)
         except RowError as error:
             return error.message
-        if np.array_equal(wanted, ids):
+        if np.array_equal(expected, ids):
             return ""
-        return f"the processor gives {len(wanted)} tokens for its pictures, these are {len(ids)}"
+        return f"the processor gives {len(expected)} tokens for this row, expected {len(ids)}"
 
     def _columns(self, shown: _Shown, starts: list[int], stops: list[int]) -> TextMedia:
-        told = [
+        detail = [
             [
                 "image",
-                _stored(reference, picture.place),
+                _stored(reference, image.place),
                 facts.digest,
                 facts.width,
                 facts.height,
@@ -359,26 +359,26 @@ class Expander:
                 stop - start,
                 answer.grid,
             ]
-            for picture, reference, facts, start, stop, answer in zip(
-                shown.pictures,
+            for image, reference, facts, start, stop, answer in zip(
+                shown.images,
                 shown.references,
                 shown.facts,
                 starts,
                 stops,
-                shown.answers.pictures,
+                shown.expansion.images,
                 strict=True,
             )
         ]
-        return TextMedia(_json.encode(told).decode(), len(told), shown.answers.patches)
+        return TextMedia(_json.encode(detail).decode(), len(detail), shown.expansion.patches)
 
 
 def media_columns(media: Mapping[int, TextMedia], kept: NDArray[np.int64]) -> MediaColumns | None:
     found = [media.get(number, _NONE) for number in kept.tolist()]
-    if not any(one.pictures for one in found):
+    if not any(one.images for one in found):
         return None
     return MediaColumns(
-        [one.told for one in found],
-        np.array([one.pictures for one in found], np.int32),
+        [one.detail for one in found],
+        np.array([one.images for one in found], np.int32),
         np.array([one.patches for one in found], np.int32),
     )
 
@@ -387,7 +387,7 @@ class _Move:
     """Maps positions in a rendered text to positions in the expanded one.
 
     Raises:
-        RowError: The expansion changed something else than the image tokens.
+        RowError: The expansion changed more than the image tokens.
     """
 
     def __init__(self, text: str, token: str, expanded: Expanded) -> None:
@@ -397,7 +397,7 @@ class _Move:
         for start, stop in expanded.pieces:
             at = text.index(token, at)
             if start != at + gained:
-                raise RowError("its expansion moved the text around it", reason="mask_unproven")
+                raise RowError("the image expansion moved other text", reason="mask_unproven")
             at += len(token)
             gained += stop - start - len(token)
             self._ends.append(at)
@@ -408,9 +408,9 @@ class _Move:
 
 
 def _merged(*lists: list[int]) -> tuple[list[int], list[list[int]]]:
-    """Merge sorted positions; return also the places of each list's positions in the result."""
+    """Merge sorted positions; also return the index of each position in the result."""
     flat = [(place, owner) for owner, places in enumerate(lists) for place in places]
-    flat.sort(key=operator.itemgetter(0))  # stable: those of one place stay in the lists' order
+    flat.sort(key=operator.itemgetter(0))  # stable: equal positions keep the order of the lists
     where: list[list[int]] = [[] for _ in lists]
     for number, (_, owner) in enumerate(flat):
         where[owner].append(number)
@@ -421,12 +421,12 @@ def _stored(reference: Reference, place: Place) -> str:
     """Return a reference for the store: as in the row, or a pointer to an inline image."""
     if reference.kind == "inline":
         return "#/" + "/".join(str(step).replace("~", "~0").replace("/", "~1") for step in place)
-    told = reference.url or reference.path
+    detail = reference.url or reference.path
     if reference.member:
-        told = f"{reference.path}::{reference.member}"
+        detail = f"{reference.path}::{reference.member}"
     try:
-        if not told.startswith(("#/", "{")) and reference_of(told) == reference:
-            return told
+        if not detail.startswith(("#/", "{")) and reference_of(detail) == reference:
+            return detail
     except RowError:
         pass
     return reference.text()

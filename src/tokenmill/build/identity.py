@@ -1,6 +1,6 @@
-"""Find a tokenizer's identity: in the cache, or by a worker that loads it.
+"""Find the fingerprint of a tokenizer: in the cache, or with a worker that loads it.
 
-A tokenizer given as an object exists only here, so it is examined here.
+A tokenizer object exists only in this process, so it is loaded here.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tokenmill.build.executors import LocalExecutor
 from tokenmill.build.tasks import Done, Executor, Setup, Task, run_tasks
 from tokenmill.errors import CacheError, WorkerError
 from tokenmill.tokenizers.cache import copy_path, keep_copy, recall
-from tokenmill.tokenizers.identity import IdentityCard
+from tokenmill.tokenizers.identity import TokenizerFingerprint
 
 IDENTIFY = "tokenmill.build.identity:open_identifier"
 MAX_WAIT_S = 30.0  # seconds to wait for another process that loads a tokenizer
 
 
-def identity_card(choice: Any, cache_dir: Path, executor: Executor) -> IdentityCard:
-    """Return the card of a tokenizer (`TokenizerOf`, a recipe), whose copy is in the cache then."""
+def identify_tokenizer(choice: Any, cache_dir: Path, executor: Executor) -> TokenizerFingerprint:
+    """Return the fingerprint of a tokenizer (`TokenizerOf`, a recipe); copy it to the cache."""
     arguments: dict[str, Any] = {
         "backend": choice.tokenizer_backend,
         "chat_template": choice.chat_template,
@@ -41,24 +41,24 @@ def identity_card(choice: Any, cache_dir: Path, executor: Executor) -> IdentityC
     arguments["source"] = absolute(os.fspath(choice.tokenizer))
     arguments["chat_template"] = absolute(choice.chat_template)
 
-    def known() -> IdentityCard | None:
+    def known() -> TokenizerFingerprint | None:
         card = recall(cache_dir=cache_dir, **arguments)
         return card if card is not None and copy_path(cache_dir, card).is_dir() else None
 
     if card := known():
         return card
     with _one_at_a_time(cache_dir):
-        if card := known():  # found by a process that came first
+        if card := known():  # another process was faster
             return card
         payload = {**arguments, "cache_dir": str(cache_dir)}
-        return IdentityCard.from_dict(ask_worker(executor, IDENTIFY, payload))
+        return TokenizerFingerprint.from_dict(run_on_worker(executor, IDENTIFY, payload))
 
 
 @contextlib.contextmanager
 def _one_at_a_time(cache_dir: Path) -> Iterator[None]:
     """Keep other processes of this machine from loading the same tokenizer at the same time.
 
-    Only to save work: nobody waits longer than `MAX_WAIT_S` or where locks do not work.
+    This only saves work: it waits at most `MAX_WAIT_S`, and not where locks do not work.
     """
     directory = cache_dir / "tokenizers" / "memo"
     with contextlib.ExitStack() as opened:
@@ -82,18 +82,18 @@ def absolute(name: Any) -> Any:
         return name
     try:
         return os.path.abspath(name) if os.path.exists(name) else name
-    except (OSError, ValueError):  # a template's source is no name of a file
+    except (OSError, ValueError):  # the source of a template is not a valid path
         return name
 
 
-def ask_worker(executor: Executor, entry: str, payload: dict[str, Any]) -> dict[str, Any]:
-    # A local worker is a process of our own; whatever else runs tasks may go on to other work.
+def run_on_worker(executor: Executor, entry: str, payload: dict[str, Any]) -> dict[str, Any]:
+    # A local worker ends after this task; other executors may reuse the process.
     options = {"own_process": isinstance(executor, LocalExecutor)}
-    setup = Setup(entry, options, shared=(payload["cache_dir"],), near_caller=True)
+    setup = Setup(entry, options, shared=(payload["cache_dir"],), prefer_local=True)
     answers: list[Done] = []
     run_tasks(executor, setup, [Task(0, payload, "tokenizer")], answers.append)
     if not answers:
-        raise WorkerError("no worker looked at the tokenizer")
+        raise WorkerError("no worker loaded the tokenizer")
     return answers[0].result
 
 

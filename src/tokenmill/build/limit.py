@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.build.plan import Limit
-from tokenmill.build.tasks import Rest, Work
+from tokenmill.build.tasks import Completion, Work
 from tokenmill.store import CacheLayout
 from tokenmill.store.columns import SliceColumns, weights_along, weights_or_none
 from tokenmill.store.layout import SliceFiles
@@ -30,7 +30,7 @@ def open_limiter(options: dict[str, Any]) -> Work:
     layout = CacheLayout(Path(options["cache"]))
     limit = Limit(*options["limit"])
 
-    def limit_one(payload: dict[str, Any]) -> Rest:
+    def limit_one(payload: dict[str, Any]) -> Completion:
         columns = limit_columns(read_columns(layout.slice(payload["key"])), limit)
         encoded = encode_slice(limit.key_of(payload["key"]), columns)
 
@@ -75,9 +75,9 @@ def limit_columns(columns: SliceColumns, limit: Limit) -> SliceColumns:
         turn_roles=columns.turn_roles[kept_turns],
         turn_starts=starts_of(turns[keep]),
         rejected=sorted(rejected, key=lambda row: (row.row, row.part)),
-        carried={
+        extra={
             name: [text for text, kept in zip(texts, keep, strict=True) if kept]
-            for name, texts in columns.carried.items()
+            for name, texts in columns.extra.items()
         },
         groups=None if columns.groups is None else columns.groups.take(keep),
         weights=None if weights is None else weights_or_none(weights[kept_tokens], mask),
@@ -119,9 +119,9 @@ def _lost_rows(
 
 
 def _last_image_end(columns: SliceColumns, row: int) -> int:
-    if columns.media is None or not columns.media.pictures[row]:
+    if columns.media is None or not columns.media.images[row]:
         return 0
-    last = decode_media(columns.media.told[row].encode(), None)[-1]
+    last = decode_media(columns.media.detail[row].encode(), None)[-1]
     return last.start + last.count
 
 
@@ -188,7 +188,7 @@ def read_columns(files: SliceFiles) -> SliceColumns:
         source_rows=record.source_rows,
         rows_in=record.rows_in,
         rejected=record.rejected,
-        carried={name: reader.carried_texts(name) for name in record.carried},
+        extra={name: reader.extra_texts(name) for name in record.extra},
         groups=None if record.groups is None else reader.group_columns(),
         weights=weights,
         media=reader.media_columns(),

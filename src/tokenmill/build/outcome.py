@@ -1,4 +1,4 @@
-"""What a build reports: counts of the run, the store's ``proof.json``, the caller's summary."""
+"""Reports of a build: statistics, the store's ``proof.json``, and the summary for the caller."""
 
 from __future__ import annotations
 
@@ -8,27 +8,32 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import msgspec
 
 from tokenmill._core.optional import installed_version
 from tokenmill._core.origin import Origin, nothing_left
-from tokenmill.build.plan import Share
+from tokenmill._core.publish import Staging, writing_errors
+from tokenmill.build.plan import Partition
 from tokenmill.build.recipe import RunOptions
 from tokenmill.errors import RowError, SourceError
-from tokenmill.store import Store
+from tokenmill.store import CacheLayout, Store
 from tokenmill.store.manifest import units_out
+from tokenmill.store.prefetch import prefetch_map
+from tokenmill.store.record import UNREADABLE
 
 LIBRARIES = ("tokenmill", "tokenizers", "fastokens", "jinja2", "transformers", "pillow",
              "pyarrow", "msgspec", "numpy")  # fmt: skip
 
-UNTRACED = "untraced:"  # begins counters of rows that stayed on the reference, by cause
+UNTRACED = "untraced:"  # prefix of counters of rows that only the reference rendered, by cause
 
 
 class Stage(NamedTuple):
     """A stage of the pipeline in which a fast engine may replace a reference."""
 
     name: str  # in messages
-    used: str  # the note that names the engine
+    used: str  # key of the engine's name in the notes
     reference: str
     fast: str
 
@@ -40,15 +45,22 @@ STAGES = {
 }
 
 
+Notes = dict[str, dict[str, Any]]  # of a slice: counters and engines by stage
+_notes: msgspec.json.Decoder[Notes] = msgspec.json.Decoder(
+    dict[Literal[tuple(STAGES)], dict[str, int | str]]  # type: ignore[misc]
+)
+
+
 def _per_stage() -> dict[str, Counter[str]]:
     return {stage: Counter() for stage in STAGES}
 
 
 @dataclass
-class Account:
-    """What the workers did: audits and mismatches in all, the rest since the last `restart`."""
+class BuildStats:
+    """Statistics of the workers; all but audits and mismatches count from the last `restart`."""
 
     slices: int = 0
+    slices_with_notes: int = 0
     slices_built: int = 0
     slices_derived: int = 0  # limited copies of slices that were published before
     slices_replaced: int = 0
@@ -66,14 +78,19 @@ class Account:
         self.slices_replaced += result["replaced"]
         for stage, seconds in result["seconds"].items():
             self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
-        for stage, notes in result["notes"].items():
+        self.add_notes(result["notes"])
+
+    def add_notes(self, notes_of: Notes) -> None:
+        for stage, notes in notes_of.items():
             for name, value in notes.items():
                 if name == STAGES[stage].used:
                     self.used[stage][value] += 1
                 elif isinstance(value, int):
                     self.counts[stage][name] += value
-            self.audited[stage] += notes.get("audited", 0)
-            self.mismatches[stage] += notes.get("mismatches", 0)
+        self.audited.update({stage: notes.get("audited", 0) for stage, notes in notes_of.items()})
+        self.mismatches.update(
+            {stage: notes.get("mismatches", 0) for stage, notes in notes_of.items()}
+        )
 
     @property
     def mismatched(self) -> list[str]:
@@ -98,51 +115,85 @@ class Account:
         ]
 
 
+def write_notes(cache: CacheLayout, key: str, notes: Notes) -> None:
+    """Write the notes of a slice; they replace those of an earlier build."""
+    target = cache.notes(key)
+    with Staging(cache.root) as staging, writing_errors(target):
+        staged = staging.path / "notes"
+        staged.write_bytes(msgspec.json.encode(notes))  # not synced: lost notes are not an error
+        target.unlink(missing_ok=True)
+        staging.publish(staged, target, durable=False)
+
+
+def store_stats(cache: CacheLayout, keys: Iterable[str]) -> BuildStats:
+    """Add up the notes of a store's slices, also of those that earlier runs built."""
+
+    def read(key: str) -> Notes | None:
+        try:
+            return _notes.decode(cache.notes(key).read_bytes())
+        except (OSError, *UNREADABLE):
+            return None
+
+    stats = BuildStats()
+    for notes in prefetch_map(read, keys):
+        stats.slices += 1
+        if notes is not None:
+            stats.slices_with_notes += 1
+            stats.add_notes(notes)
+    return stats
+
+
 def proof_document(
-    paths: list[str], account: Account, media_root: str | None = None
+    paths: list[str], run: BuildStats, whole: BuildStats, media_root: str | None = None
 ) -> dict[str, Any]:
-    """Return the content of ``proof.json``, which is part of no key and no digest."""
+    """Return the content of ``proof.json``, which is part of no key and no digest.
+
+    ``run`` counts the slices of this run, ``whole`` those of the store.
+    """
     stages = STAGES.items()
+    # A slice with a mismatch is not published, so only this run has counted its rows.
+    audited = run.audited if run.restarted else whole.audited
     return {
         "paths": paths,
         **({} if media_root is None else {"media_root": media_root}),
         "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "engine": account.name("encode"),
-        "renderer": account.name("render"),
-        "audited_rows": {kind.name: account.audited[stage] for stage, kind in stages},
-        "audit_mismatches": {kind.name: account.mismatches[stage] for stage, kind in stages},
-        "notices": account.notices(),
+        "engine": whole.name("encode"),
+        "renderer": whole.name("render"),
+        "audited_rows": {kind.name: audited[stage] for stage, kind in stages},
+        "audit_mismatches": {kind.name: run.mismatches[stage] for stage, kind in stages},
+        "notices": run.notices(),
         "untraced": {
             name.removeprefix(UNTRACED): rows
-            for name, rows in sorted(account.counts["render"].items())
+            for name, rows in sorted(whole.counts["render"].items())
             if name.startswith(UNTRACED)
         },
-        "slices": account.slices,
-        "slices_built": account.slices_built,
-        "slices_replaced": account.slices_replaced,
-        "stage_seconds": {name: round(spent, 3) for name, spent in account.seconds.items()},
-        "notes": {stage: dict(counts) for stage, counts in account.counts.items()},
-        "used": {f"{stage}.{kind.used}": dict(account.used[stage]) for stage, kind in stages},
+        "slices": whole.slices,
+        "slices_with_notes": whole.slices_with_notes,
+        "slices_built": run.slices_built,
+        "slices_replaced": run.slices_replaced,
+        "stage_seconds": {name: round(spent, 3) for name, spent in run.seconds.items()},
+        "notes": {stage: dict(counts) for stage, counts in whole.counts.items()},
+        "used": {f"{stage}.{kind.used}": dict(whole.used[stage]) for stage, kind in stages},
         "versions": {"python": platform.python_version(), **installed_versions(LIBRARIES)},
     }
 
 
-def audit_total(stated: Any) -> int | None:
-    if isinstance(stated, Mapping):
-        return sum(rows for rows in stated.values() if isinstance(rows, int))
+def audit_total(counts: Any) -> int | None:
+    if isinstance(counts, Mapping):
+        return sum(rows for rows in counts.values() if isinstance(rows, int))
     return None
 
 
 def installed_versions(libraries: Iterable[str]) -> dict[str, str]:
-    found = {name: installed_version(name) for name in libraries}
-    return {name: version for name, version in found.items() if version is not None}
+    versions = {name: installed_version(name) for name in libraries}
+    return {name: version for name, version in versions.items() if version is not None}
 
 
 @dataclass
 class Prepared:
     store: Store
-    hit: bool  # it was there already
-    account: Account
+    hit: bool  # the store existed already
+    build_stats: BuildStats
     seconds: float
     options: RunOptions
 
@@ -151,7 +202,7 @@ class Prepared:
         return self.store.path
 
     def copied_to(self, target: Path, *, embed_media: bool = False) -> Prepared:
-        """Return this with a self-contained copy of the store in place of the cache's."""
+        """Copy the store to a self-contained directory, and return this with the copy."""
         from tokenmill.store.transfer import copy_store
 
         paths = [str(path) for path in self.store.sources]
@@ -172,8 +223,8 @@ class Prepared:
             "tokens": totals["tokens"],
             "trained_tokens": totals["trained_tokens"],
             "slices": totals["slices"],
-            "slices_built": self.account.slices_built,
-            "slices_derived": self.account.slices_derived,
+            "slices_built": self.build_stats.slices_built,
+            "slices_derived": self.build_stats.slices_derived,
             "seconds": round(self.seconds, 3),
             "engine": proof.get("engine"),
             "renderer": proof.get("renderer"),
@@ -181,20 +232,20 @@ class Prepared:
             "audit_mismatches": audit_total(proof.get("audit_mismatches")),
         }
 
-    def judge(self) -> None:
-        """Apply the options about rejected rows, to hits and builds alike.
+    def raise_for_rejections(self) -> None:
+        """Apply `max_rejected`, for cache hits as well.
 
         Raises:
-            RowError: The first rejected row, with ``on_bad_row="raise"``.
+            RowError: The first rejected row, with ``max_rejected=0``.
             SourceError: No row is left, or more were rejected than ``max_rejected`` allows.
         """
         totals, limit = self.store.manifest["totals"], self.options.max_rejected
         count, source = totals["rows_in"] - units_out(totals), self.store.sources[0]
         reasons = ", ".join(f"{number:,} {why}" for why, number in totals["rejected"].items())
-        if count and self.options.on_bad_row == "raise":
+        if count and limit == 0:
             origin, reason, detail = next(iter(self.store.rejected_rows()))
             raise RowError(
-                f"{detail} ({reason}; {count:,} rows in all)",
+                f"{detail} ({reason}; {count:,} rows rejected in total)",
                 reason=reason,
                 **origin.location,
             )
@@ -205,26 +256,26 @@ class Prepared:
         share = isinstance(limit, float)
         if count > (limit * totals["rows_in"] if share else limit):
             raise SourceError(
-                f"{count:,} of {totals['rows_in']:,} rows rejected ({reasons}), more than "
-                f"max_rejected={f'{limit:.4g}' if share else limit} allows",
+                f"{count:,} of {totals['rows_in']:,} rows were rejected ({reasons}), more than "
+                f"max_rejected={f'{limit:.4g}' if share else limit}",
                 path=source,
             )
 
     def examples(self, most: int) -> dict[str, list[tuple[Origin, str]]]:
-        """Return the first rejected rows of each reason, with its detail."""
-        found: dict[str, list[tuple[Origin, str]]] = {why: [] for why in self.store.rejected}
+        """Return the first rejected rows of each reason, with their details."""
+        rows: dict[str, list[tuple[Origin, str]]] = {why: [] for why in self.store.rejected}
         missing = sum(min(most, number) for number in self.store.rejected.values())
         for origin, why, detail in self.store.rejected_rows():
             if not missing:
                 break
-            if len(found[why]) < most:
-                found[why].append((origin, detail))
+            if len(rows[why]) < most:
+                rows[why].append((origin, detail))
                 missing -= 1
-        return found
+        return rows
 
     def remarks(self) -> Iterator[str]:
         proof = self.store.proof
-        if self.hit:  # whoever builds is told by the build itself
+        if self.hit:  # a build has logged its notices
             yield from proof.get("notices", ())
         rendered = proof.get("notes", {}).get("render", {})
         for counter, text in REMARKS.items():
@@ -234,13 +285,13 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Unfinished:
-    """A share that is done while others are not."""
+    """A part that is finished while slices of others are missing."""
 
-    share: Share
-    key: str  # of the store to be
+    partition: Partition
+    key: str  # of the future store
     source_rows: int  # of all sources
-    missing: int  # slices that nobody has published
-    account: Account
+    missing: int  # slices that are not published
+    build_stats: BuildStats
     seconds: float
 
     def summary(self) -> dict[str, Any]:
@@ -249,25 +300,26 @@ class Unfinished:
             "key": self.key,
             "hit": False,
             "source_rows": self.source_rows,
-            "slices": self.account.slices,
-            "slices_built": self.account.slices_built,
-            "slices_derived": self.account.slices_derived,
+            "slices": self.build_stats.slices,
+            "slices_built": self.build_stats.slices_built,
+            "slices_derived": self.build_stats.slices_derived,
             "seconds": round(self.seconds, 3),
-            "engine": self.account.name("encode"),
-            "renderer": self.account.name("render"),
+            "engine": self.build_stats.name("encode"),
+            "renderer": self.build_stats.name("render"),
         }
 
 
-REMARKS = {  # counter of the render stage: what it says to a person
-    "trimmed_trailing": "conversations ended with a user turn, which was cut (trailing='trim')",
+REMARKS = {  # by counter of the render stage
+    "trimmed_trailing": "conversations ended with a user turn, which was removed (trailing='trim')",
     "trimmed_tool_turns": "conversations lost tool results after their last assistant turn",
-    "null_as_empty": "conversations have null contents on which the template fails; they were"
+    "null_as_empty": "conversations have null content that the template cannot render; it was"
     " rendered as empty text",
-    "arguments_as_text": "conversations have calls whose arguments the template takes as JSON text"
-    " and not as objects",
-    "prompts_differ": "groups whose prompt the template writes differently for different answers;"
+    "arguments_as_text": "conversations have tool-call arguments that the template expects as"
+    " JSON text instead of objects",
+    "prompts_differ": "groups have a prompt that the template renders differently for each answer;"
     " their prompt_tokens is None",
-    "generation_clipped": "rows whose template has the turn header in a generation block; the"
-    " generation prompt gives the header, so it is not trained",
-    "rows_without_closer": "rows whose template closes no turn: nothing tells the model to stop",
+    "generation_clipped": "rows have a template with the turn header in a generation block; the"
+    " header is in the generation prompt, so it is not trained",
+    "rows_without_closer": "rows have a template without an end-of-turn token, so the model does"
+    " not learn to stop",
 }

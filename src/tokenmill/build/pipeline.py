@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from tokenmill.build.expansion import Expander, TextMedia, media_columns
 from tokenmill.build.recipe import Recipe
 from tokenmill.chat import GROUPED, Renderer, Rendering
+from tokenmill.chat.images import restore_null_images
 from tokenmill.chat.render import GroupFacts
 from tokenmill.chat.shapes import row_weight
 from tokenmill.errors import RowError
-from tokenmill.media import ExpansionDiffers
+from tokenmill.media import ExpansionMismatch
 from tokenmill.sources.block import Block, BlockRows
 from tokenmill.store.columns import GroupColumns, SliceColumns, weights_or_none
 from tokenmill.store.record import RejectedRow, role_type
@@ -66,9 +67,10 @@ class Pipeline:
         self.encoder = Encoder(tokenizer, engine)
         self.seconds: dict[str, float] = defaultdict(float)
 
-    def begin(self, block: Block, pictures: str) -> None:
+    def begin(self, block: Block, rows: BlockRows, images: str) -> None:
         if self.expander is not None:
-            self.expander.begin(block, pictures)
+            restore_null_images(rows.values, rows.columns, self.renderer.spec)
+            self.expander.begin(block, images)
 
     def run(self, rows: BlockRows) -> tuple[SliceColumns, dict[str, Any]]:
         """Render, encode and mask one block; return its columns and each stage's notes."""
@@ -95,7 +97,7 @@ class Pipeline:
         notes: Counter[str] = Counter()
         try:
             encoded, media = self._expanded(self.expander, rendering, digests, notes)
-        except ExpansionDiffers:
+        except ExpansionMismatch:
             self.expander.use_reference()
             encoded, media = self._expanded(self.expander, rendering, digests, notes)
         return encoded, media, {"expand": {"expansion": self.expander.engine, **notes}}
@@ -107,12 +109,12 @@ class Pipeline:
         digests: NDArray[np.uint64],
         notes: Counter[str],
     ) -> tuple[Encoded, dict[int, TextMedia]]:
-        with self._stage("pictures", "pictures", expander):
+        with self._stage("images", "images", expander):
             made = expander.expand(rendering)
         with self._stage("encode", "mask", self.encoder):
             encoded = self.encoder.encode(made.texts, made.spans, made.marks, digests)
-        with self._stage("pictures", "pictures", expander):
-            return expander.settle(made, encoded, digests, notes)
+        with self._stage("images", "images", expander):
+            return expander.resolve_spans(made, encoded, digests, notes)
 
     @contextmanager
     def _stage(self, engine: str, rest: str, step: Renderer | Encoder | Expander) -> Iterator[None]:
@@ -156,7 +158,7 @@ class Pipeline:
             turn_roles=turn_roles,
             turn_starts=_starts(encoded.turn_starts, kept),
             roles=roles,
-            carried=self._carried(rows, kept, served),
+            extra=self._extra(rows, kept, served),
             source_rows=len(rows.values),
             rows_in=len(rows.values) if has_groups else rows_in,
             rejected=[_rejected_row(rows, entry) for entry in sorted(bad, key=lambda b: b[:2])],
@@ -165,17 +167,17 @@ class Pipeline:
             media=media_columns(media or {}, kept),
         )
 
-    def _carried(
+    def _extra(
         self, rows: BlockRows, kept: NDArray[np.int64], served: NDArray[np.int32]
     ) -> dict[str, list[str]]:
-        """Carried columns as JSON text; absent is null."""
-        carried: dict[str, list[str]] = {name: [] for name in self.recipe.carry}
-        for number in served.tolist() if carried else ():
+        """Extra columns as JSON text; absent is null."""
+        extra: dict[str, list[str]] = {name: [] for name in self.recipe.keep_columns}
+        for number in served.tolist() if extra else ():
             row = rows.values[number]
             assert isinstance(row, dict)
-            for name, texts in carried.items():
+            for name, texts in extra.items():
                 texts.append(_json.encode(row.get(name)).decode())
-        return carried
+        return extra
 
 
 class TokenizedPipeline(Pipeline):
@@ -200,7 +202,13 @@ class TokenizedPipeline(Pipeline):
             try:
                 if isinstance(row, RowError):
                     raise row
-                if (weight := row_weight(row)) != 1:
+                if (weight := row_weight(row, self.recipe)) != 1:
+                    if row.get("loss_weights") is not None:
+                        column = self.recipe.column("weight")
+                        raise RowError(
+                            f"the row has the columns {column!r} and 'loss_weights';"
+                            " columns={'weight': None} ignores the first"
+                        )
                     read.weights[len(good)] = [weight]
                 read.source.append(i)
                 good.append(row)
@@ -221,7 +229,7 @@ def pipeline_of(
 ) -> Pipeline:
     if recipe.format == "tokens":
         return TokenizedPipeline(recipe, tokenizer)
-    if recipe.format == "rollouts":
+    if recipe.format.startswith("rollouts"):
         from tokenmill.build.recorded import RolloutPipeline
 
         return RolloutPipeline(recipe, tokenizer, engine, renderer)
@@ -237,7 +245,7 @@ def _reject_untrained(encoded: Encoded) -> Encoded:
     for row in np.flatnonzero(encoded.trained == 0).tolist():
         error = RowError("no token of this row would be trained", reason="no_trained_tokens")
         refused.setdefault(row, error)
-    return encoded if len(refused) == len(encoded.rejected) else encoded.rejecting(refused)
+    return encoded if len(refused) == len(encoded.rejected) else encoded.with_rejected(refused)
 
 
 def _whole_groups(encoded: Encoded, groups: Mapping[int, GroupFacts]) -> Encoded:
@@ -249,7 +257,7 @@ def _whole_groups(encoded: Encoded, groups: Mapping[int, GroupFacts]) -> Encoded
         members = range(first, first + len(facts.labels))
         if reason := next((refused[number] for number in members if number in refused), None):
             refused.update(dict.fromkeys(members, reason))
-    return encoded.rejecting(refused)
+    return encoded.with_rejected(refused)
 
 
 def _rejections(rendering: Rendering, encoded: Encoded) -> list[Bad]:
@@ -320,7 +328,7 @@ def _weights(rendering: Rendering, encoded: Encoded) -> NDArray[np.float32] | No
 
     Tokens behind the last turn, or in a row without turns, have the last weight.
     """
-    if not rendering.weights:
+    if not rendering.weights and not encoded.weights:
         return None
     weights = encoded.mask.astype(np.float32)
     gone = {number for number, _ in encoded.rejected}
@@ -331,6 +339,9 @@ def _weights(rendering: Rendering, encoded: Encoded) -> NDArray[np.float32] | No
         own = weights[encoded.row_starts[number] : encoded.row_starts[number + 1]]
         turn = np.searchsorted(ends, np.arange(len(own)), side="right")
         own *= np.asarray(of_turns, np.float32)[np.minimum(turn, len(of_turns) - 1)]
+    for number, of_tokens in encoded.weights.items():
+        if number not in gone:
+            weights[encoded.row_starts[number] : encoded.row_starts[number + 1]] *= of_tokens
     return weights_or_none(weights, encoded.mask)
 
 

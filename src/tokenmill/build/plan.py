@@ -1,4 +1,4 @@
-"""The slices that a recipe needs, in order, their keys, and who builds which.
+"""Plan a build: the slices of a recipe in order, their keys, and their partition among processes.
 
 A slice key is the fingerprint of format, row-shaping options without the length limit, tokenizer
 identity, kind and digest of the slice's bytes, and with a processor its identity and the images
@@ -9,6 +9,7 @@ version of a library.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,20 +17,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenmill._core import fingerprint
-from tokenmill.build.blocks import source_documents
-from tokenmill.build.processor import ProcessorCard
+from tokenmill.build.blocks import missing_columns, source_documents
+from tokenmill.build.processor import ProcessorInfo
 from tokenmill.build.recipe import Recipe
+from tokenmill.chat.spec import OPTIONAL_ROLES
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.sources.block import Block
 from tokenmill.sources.rows import Rows
 from tokenmill.store import FORMAT, CacheLayout
 from tokenmill.store.commit import Placement
 from tokenmill.store.manifest import read_manifest
-from tokenmill.tokenizers.identity import IdentityCard
+from tokenmill.tokenizers.identity import TokenizerFingerprint
 
 Document = dict[str, Any]
 
 _LIMIT_FIELDS = ("max_length", "overlong")
+log = logging.getLogger("tokenmill.build")
 
 
 class Limit(NamedTuple):
@@ -48,10 +51,10 @@ class SliceKeys:
         if recipe.get("max_length") is not None:
             self.limit = Limit(recipe["max_length"], recipe["overlong"])
 
-    def of(self, block: Block, pictures: str = "") -> str:
-        """Return the key of a block's slice; `pictures` is the digest of images outside of rows."""
+    def of(self, block: Block, images: str = "") -> str:
+        """Return the key of a block's slice; `images` is the digest of images outside of rows."""
         document = {"shape": self._shape, "kind": block.kind, "digest": block.digest}
-        return fingerprint.key({**document, "pictures": pictures} if pictures else document)
+        return fingerprint.key({**document, "images": images} if images else document)
 
     def in_store(self, block: Block) -> set[str]:
         """Return the keys under which a store may use a block's slice."""
@@ -59,7 +62,7 @@ class SliceKeys:
         return {key} if self.limit is None else {key, self.limit.key_of(key)}
 
 
-class PicturesOfBlocks:
+class ImagesOfBlocks:
     """The digests of the images that blocks refer to, for the blocks that do."""
 
     def __init__(self) -> None:
@@ -73,14 +76,14 @@ class PicturesOfBlocks:
         return self._digests.get((block.file, block.first_row), "")
 
     def digest(self) -> str:
-        return fingerprint.key({"pictures": [self._digests[at] for at in sorted(self._digests)]})
+        return fingerprint.key({"images": [self._digests[at] for at in sorted(self._digests)]})
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """Every ``count``-th slice from the ``number``-th on; number 0 means the last share.
+class Partition:
+    """Every ``count``-th slice from the ``number``-th on; number 0 means the last part.
 
-    Neighbours in a file cost about the same, so shares do.
+    Neighbouring slices of a file cost about the same, so parts do as well.
     """
 
     number: int = 1
@@ -89,21 +92,22 @@ class Share:
     def __post_init__(self) -> None:
         for value in (self.number, self.count):
             if isinstance(value, bool) or not isinstance(value, int):
-                raise UsageError(f"part is {self}; it is two whole numbers i/n")
+                raise UsageError(("part",), f" must be two integers i/n, got {self}")
         if not 0 <= self.number <= self.count or self.count < 1:
             raise UsageError(
-                f"part is {self}; parts count from 1 to n, or from 0 to n-1 "
-                "(with Slurm: sbatch --array=1-n)"
+                ("part",),
+                f" must be from 1/n to n/n, or from 0/n to (n-1)/n, got {self} "
+                "(with Slurm: sbatch --array=1-n)",
             )
 
     @classmethod
-    def of(cls, value: Any) -> Share:
-        """Return a share from ``"3/8"`` or ``(3, 8)``."""
+    def of(cls, value: Any) -> Partition:
+        """Parse ``"3/8"`` or ``(3, 8)``."""
         if isinstance(value, str):
-            found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", value.strip(), re.ASCII)
-            value = tuple(map(int, found.groups())) if found else value
+            match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", value.strip(), re.ASCII)
+            value = tuple(map(int, match.groups())) if match else value
         if not isinstance(value, tuple | list) or len(value) != 2:
-            raise UsageError(f"part is {value!r}; it is i/n, for example 3/8")
+            raise UsageError(("part",), f" must be i/n, for example 3/8, got {value!r}")
         return cls(*value)
 
     def __str__(self) -> str:
@@ -117,33 +121,33 @@ class Share:
         return (slice_number + 1 - self.number) % self.count == 0
 
 
-WHOLE = Share()
+ALL = Partition()
 
 
 class Plan:
     """The slices that a recipe needs, and the key and document of the store.
 
-    It walks the blocks again whenever they are needed: a million are never in memory at once.
+    Blocks are read again whenever they are needed, so memory does not grow with them.
     """
 
     def __init__(
         self,
         recipe: Recipe,
-        card: IdentityCard,
+        card: TokenizerFingerprint,
         rows: Rows,
-        processor: ProcessorCard | None = None,
-        pictures: PicturesOfBlocks | None = None,
+        processor: ProcessorInfo | None = None,
+        images: ImagesOfBlocks | None = None,
     ) -> None:
         self.recipe = recipe
         self.card = card
         self.processor = processor
-        self.pictures = pictures or PicturesOfBlocks()
+        self.images = images or ImagesOfBlocks()
         self._rows = rows
         shaping = recipe.document()
         media: Document = {}
         if processor is not None:
             shaping["processor"] = processor.key
-            media = {"processor": processor.identity, "pictures": self.pictures.digest()}
+            media = {"processor": processor.identity, "images": self.images.digest()}
         self._keys = SliceKeys(shaping, card.key)
         self.limit = self._keys.limit
         self.slices = 0
@@ -168,32 +172,52 @@ class Plan:
             self.slices += 1
             yield block
 
+    def check_columns(self) -> None:
+        """Check that the first rows have the columns that the recipe names.
+
+        Raises:
+            UsageError: A column is missing. Optional columns are only logged.
+        """
+        named = {name: role for role, name in (self.recipe.columns or {}).items() if name}
+        missing, columns = missing_columns(self._rows, named)
+        for name in sorted(missing):
+            role = named[name]
+            error = UsageError(
+                ("columns",),
+                f" names {name!r} for the role {role!r}, but the first rows have no such column; "
+                f"their columns are {columns}",
+                path=self.paths[0],
+            )
+            if role not in OPTIONAL_ROLES:
+                raise error
+            log.warning("%s", error)
+
     @property
     def tokenizer(self) -> dict[str, Any]:
         """The manifest's entry about the tokenizer."""
         card = self.card
         return {
             "identity": card.key,
-            "pad_id": card.pad_id,
-            "eos_id": card.eos_id,
-            "bos_id": card.bos_id,
+            "pad_token_id": card.pad_token_id,
+            "eos_token_id": card.eos_token_id,
+            "bos_token_id": card.bos_token_id,
         }
 
     def blocks(self) -> Iterator[Block]:
         return self._rows.blocks()
 
     def key_of(self, block: Block) -> str:
-        return self._keys.of(block, self.pictures.of(block))
+        return self._keys.of(block, self.images.of(block))
 
     def walk(self) -> Iterator[tuple[str, Block]]:
         return ((self.key_of(block), block) for block in self.blocks())
 
-    def size_of(self, share: Share) -> tuple[int, int]:
-        if share.is_whole:
+    def size_of(self, partition: Partition) -> tuple[int, int]:
+        if partition.is_whole:
             return self.rows, self.bytes
         rows = size = 0
         for number, block in enumerate(self.blocks()):
-            if share.has(number):
+            if partition.has(number):
                 rows, size = rows + block.rows, size + block.length
         return rows, size
 
@@ -209,7 +233,7 @@ class Plan:
 
 def explain(plan: Plan, cache: CacheLayout) -> dict[str, Any]:
     """Compare a plan with the nearest store of a cache: the object of ``tokenmill why --json``."""
-    there = sum(1 for key, _ in plan.walk() if cache.slice(key).record.exists())
+    cached = sum(1 for key, _ in plan.walk() if cache.slice(key).record.exists())
     nearest, differs = _nearest(plan, cache)
     return {
         "hit": nearest == plan.key,
@@ -218,49 +242,49 @@ def explain(plan: Plan, cache: CacheLayout) -> dict[str, Any]:
         "nearest_path": None if nearest is None else str(cache.store(nearest).directory),
         "differs": differs,
         "slices": plan.slices,
-        "slices_there": there,
+        "slices_there": cached,
     }
 
 
 def _nearest(plan: Plan, cache: CacheLayout) -> tuple[str | None, list[dict[str, Any]]]:
-    """Return the key of the store with the fewest differing fields (the newest), and the fields."""
+    """Return the key of the newest store with the fewest differing fields, and these fields."""
     if cache.store(plan.key).manifest.exists():
         return plan.key, []
     nearest, differs = None, []
-    manifests = sorted(cache.stores.glob("*/manifest.json"), key=_made, reverse=True)
+    manifests = sorted(cache.stores.glob("*/manifest.json"), key=_modified, reverse=True)
     for path in manifests:
         try:
             manifest = read_manifest(cache.store(path.parent.name))
         except TokenmillError:
             continue
-        found = differences(plan.document, manifest["document"])
-        if nearest is None or len(found) < len(differs):
-            nearest, differs = manifest["key"], found
+        fields = differences(plan.document, manifest["document"])
+        if nearest is None or len(fields) < len(differs):
+            nearest, differs = manifest["key"], fields
     return nearest, differs
 
 
-def _made(path: Path) -> float:
+def _modified(path: Path) -> float:
     try:
         return path.stat().st_mtime
     except OSError:
-        return 0.0  # collected a moment ago
+        return 0.0  # deleted a moment ago
 
 
 def differences(ours: Any, theirs: Any, name: str = "") -> list[dict[str, Any]]:
-    """Return every leaf in which two documents differ, by dotted name."""
+    """Return all values in which two documents differ, by dotted name."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
-        found = []
+        fields = []
         for member in sorted({*ours, *theirs}):
             dotted = f"{name}.{member}" if name else member
-            found += differences(ours.get(member), theirs.get(member), dotted)
-        return found
+            fields += differences(ours.get(member), theirs.get(member), dotted)
+        return fields
     if isinstance(ours, list) and isinstance(theirs, list) and name == "sources":
         if len(ours) != len(theirs):
             return [{"field": "sources", "ours": len(ours), "theirs": len(theirs)}]
-        found = []
+        fields = []
         for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-            found += differences(one, other, f"sources[{number}]")
-        return found
+            fields += differences(one, other, f"sources[{number}]")
+        return fields
     if ours == theirs:
         return []
     return [{"field": name, "ours": ours, "theirs": theirs}]

@@ -1,8 +1,8 @@
-"""A worker process as its parent sees it.
+"""A worker process, as an object of its parent.
 
-The interpreter is started with ``-c`` and not with ``-m``: the parent's own ``sys.path`` is put in
-place after a clean start-up. So the worker imports exactly the parent's tokenmill, runs nothing of
-the working directory or the user's script, and is pinned before any library is loaded.
+The interpreter starts with ``-c`` instead of ``-m``, and gets the parent's ``sys.path`` after a
+clean start. So the worker imports the same tokenmill as its parent, runs nothing of the working
+directory or the user's script, and is pinned to a core before any library is loaded.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ BOOT = (
     "from tokenmill.build.worker_main import main; main(given)"
 )
 
-TAIL_BYTES = 1 << 14  # of a worker's output are kept: the end of a traceback, not a flood
-SHOWN_LINES = 8  # of them are shown in an error's message
-READ_BYTES = 1 << 18  # at once, so that a flood of output costs few calls
-END_S = 5.0  # seconds a killed process may take to be gone before it is left to the system
+TAIL_BYTES = 1 << 14  # of a worker's output that are kept: enough for the end of a traceback
+SHOWN_LINES = 8  # of the output in an error message
+READ_BYTES = 1 << 18  # per call
+END_S = 5.0  # seconds to wait for a killed process
 
 _TOKENMILL_ROOT = str(Path(__file__).resolve().parents[2])
 
@@ -38,7 +38,7 @@ _TOKENMILL_ROOT = str(Path(__file__).resolve().parents[2])
 def import_path() -> list[str]:
     """Return the parent's ``sys.path`` for a worker, absolute and without the working directory.
 
-    Where tokenmill itself was imported from the working directory, that directory is added.
+    If tokenmill was imported from the working directory, that directory is added.
     """
     path = [os.path.abspath(entry) for entry in sys.path if entry]
     if _TOKENMILL_ROOT not in map(os.path.realpath, path):
@@ -50,17 +50,16 @@ class WorkerProcess:
     def __init__(self, number: int, core: int | None, beat_s: float) -> None:
         if not sys.executable:
             raise WorkerError(
-                "no Python interpreter to start workers with (sys.executable is empty); "
-                "use executor='inline'"
+                "workers cannot be started because sys.executable is empty; set executor='inline'"
             )
         self.number = number
         self.is_ready = False
-        self.silent_s = 0.0  # since its last frame, counted only while the parent listened
-        self.idle_s = 0.0  # of these, since its CPU time last moved
+        self.silent_s = 0.0  # since its last message; counts only while the parent reads
+        self.idle_s = 0.0  # of these, without CPU time
         self.cpu_ticks: int | None = None
-        self.ending = ""  # why it ends, where its exit code alone would not say
+        self.ending = ""  # why it ended, if the exit code does not show it
         self._frames = wire.Frames()
-        self.outgoing = bytearray()  # frames, or the rest of one, that are not sent yet
+        self.outgoing = bytearray()  # bytes of messages that are not sent yet
         self._tail = bytearray()
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             self.channel, channel = socket.socketpair()
@@ -106,11 +105,11 @@ class WorkerProcess:
     def flush(self) -> None:
         while self.outgoing:
             try:
-                # Never SIGPIPE: command-line hosts reset its handler, and it would kill them.
+                # Without SIGPIPE, which would kill programs that reset its handler.
                 sent = self.channel.send(self.outgoing, socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 return
-            except OSError:  # it died; reading the channel will tell
+            except OSError:  # the worker died; `receive` notices it
                 self.outgoing.clear()
                 return
             del self.outgoing[:sent]
@@ -132,7 +131,7 @@ class WorkerProcess:
         return is_open, self._frames.ups()
 
     def drain_output(self) -> bool:
-        """Read what it printed and keep the end of it; False when nothing more can come."""
+        """Read what the worker printed and keep the end; return False at the end of the output."""
         while True:
             try:
                 data = os.read(self.output, READ_BYTES)
@@ -147,7 +146,7 @@ class WorkerProcess:
                 return True
 
     def last_output(self) -> str:
-        """Return the last lines it printed, for the end of an error message."""
+        """Return the last lines of output, for an error message."""
         text = bytes(self._tail).decode("utf-8", "replace")
         lines = [line for line in text.splitlines() if line.strip()][-SHOWN_LINES:]
         return "".join(f"\n    | {line}" for line in ["its last output:", *lines]) if lines else ""
@@ -157,7 +156,7 @@ class WorkerProcess:
         return self._process.poll() is None
 
     def read_cpu(self) -> tuple[str, int]:
-        """Return its state letter and CPU time in ticks; ("?", -1) where /proc is missing."""
+        """Return the process state and the CPU time in ticks; ("?", -1) without /proc."""
         try:
             with open(f"/proc/{self.pid}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
@@ -173,11 +172,11 @@ class WorkerProcess:
         self._process.kill()
 
     def wait(self, grace_s: float) -> int | None:
-        """Return its exit code; it is killed if it takes longer than `grace_s`."""
+        """Return the exit code; kill the process after `grace_s` seconds."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(grace_s)
         self._process.kill()
-        # One that hangs in the kernel (a dead network mount) is not worth hanging for.
+        # A process that hangs in the kernel (a dead network mount) is not waited for.
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(END_S)
         return None
@@ -189,11 +188,11 @@ class WorkerProcess:
 
 def describe_exit(code: int | None) -> str:
     if code is None:
-        return "did not end even when killed"
+        return "did not exit after SIGKILL"
     if code == -signal.SIGKILL:
         return (
             "killed by SIGKILL, which tokenmill did not send: probably out of memory "
-            "(hint: fewer num_workers)"
+            "(hint: use fewer num_workers)"
         )
     if code < 0:
         try:

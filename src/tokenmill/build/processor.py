@@ -1,7 +1,7 @@
-"""The identity of an image processor, its facts in the cache, and the copy that workers load.
+"""Identify an image processor, and store the copy that workers load.
 
-A worker identifies a processor that is named: that imports transformers and probes many sizes. One
-that is given as an object is used as it is, because not every one can be loaded from files again.
+A worker identifies a processor given by name, which imports transformers and probes many sizes. A
+processor object is used directly, because not every object can be loaded from files again.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from tokenmill._core import fingerprint
+from tokenmill._core.artifact import publish_files
 from tokenmill._core.process import PrivateDirectory
-from tokenmill._core.sealed import publish_files
-from tokenmill.build.identity import absolute, ask_worker
+from tokenmill.build.identity import absolute, run_on_worker
 from tokenmill.build.tasks import Executor
 from tokenmill.errors import CorruptionError, UsageError
 from tokenmill.store import CacheLayout, Store
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from tokenmill.media import Processor
 
 IDENTIFY = "tokenmill.build.processor:open_identifier"
-VERSION = 1  # raised when a card's members or finding one change
+VERSION = 1  # incremented when `ProcessorInfo` or its computation changes
 _SUFFIXES = (".json", ".jinja", ".py", ".model", ".txt")
 
-_given: dict[str, Processor] = {}  # by key: given to this process as objects, or loaded
+_given: dict[str, Processor] = {}  # by key: objects of the caller, and loaded processors
 
 
-class ProcessorCard(msgspec.Struct, frozen=True):
-    """What is known of a processor without loading it."""
+class ProcessorInfo(msgspec.Struct, frozen=True):
+    """Facts about a processor that is not loaded."""
 
     key: str  # fingerprint of `identity`
-    identity: dict[str, Any]  # everything that decides its answers
+    identity: dict[str, Any]  # everything that determines its output
     template: str | dict[str, str] | None
-    image_token: str  # what the template prints for one image
+    image_token: str  # printed by the template for one image
     video_token: str | None
     media_token_ids: tuple[int, ...]  # never trained
 
@@ -49,8 +49,8 @@ class TokenizerOf(NamedTuple):
     trust_remote_code: bool
 
 
-def tokenizer_choice(recipe: Any, card: ProcessorCard | None) -> Any:
-    """Return the recipe's tokenizer and template, or else the processor's."""
+def tokenizer_choice(recipe: Any, card: ProcessorInfo | None) -> Any:
+    """Return the tokenizer and template of the recipe, with those of the processor as defaults."""
     if card is None:
         return recipe
     tokenizer, template = recipe.tokenizer, recipe.chat_template
@@ -65,7 +65,7 @@ def tokenizer_choice(recipe: Any, card: ProcessorCard | None) -> Any:
     )
 
 
-def processor_card(recipe: Any, cache: CacheLayout, executor: Executor) -> ProcessorCard | None:
+def processor_info(recipe: Any, cache: CacheLayout, executor: Executor) -> ProcessorInfo | None:
     where = recipe.processor
     if where is None:
         return None
@@ -75,15 +75,15 @@ def processor_card(recipe: Any, cache: CacheLayout, executor: Executor) -> Proce
         processor = Processor.load(where, cache_dir=cache.root)
         card = _card(processor)
         _given[card.key] = processor
-        _keep(processor, card, cache)
+        _store_copy(processor, card, cache)
         return card
     arguments = {"where": absolute(where), "trust_remote_code": recipe.trust_remote_code}
     name = _facts_key(**arguments)
-    known = read_fact(cache.root, name, ProcessorCard)
+    known = read_fact(cache.root, name, ProcessorInfo)
     if known is not None and cache.processor(known.key).is_dir():
         return known
-    found = ask_worker(executor, IDENTIFY, {**arguments, "cache_dir": str(cache.root)})
-    card = msgspec.convert(found, ProcessorCard)
+    found = run_on_worker(executor, IDENTIFY, {**arguments, "cache_dir": str(cache.root)})
+    card = msgspec.convert(found, ProcessorInfo)
     write_fact(cache.root, name, card)
     return card
 
@@ -91,10 +91,10 @@ def processor_card(recipe: Any, cache: CacheLayout, executor: Executor) -> Proce
 def load_processor(
     path: Path, identity: dict[str, Any], *, trust_remote_code: bool = False
 ) -> Processor:
-    """Return the processor of an identity: the object that was given, or the copy at `path`.
+    """Return the processor with an identity: the caller's object, or the copy at `path`.
 
     Raises:
-        CorruptionError: The copy is not what was kept.
+        CorruptionError: The copy is damaged.
         UsageError: It cannot be loaded here.
     """
     key = fingerprint.key(identity)
@@ -102,50 +102,49 @@ def load_processor(
         return known
     processor = _load(
         path,
-        "a processor that cannot be loaded from its own files serves only the process that it was "
-        "given to (num_workers=0)",
+        "a processor that cannot be loaded from its files works only in this process "
+        "(num_workers=0)",
         path,
         options=identity["options"],
         trust_remote_code=trust_remote_code,
         cache_dir=path.parent.parent if path.parent.name == "processors" else None,
     )
     if processor.key != key:
-        raise CorruptionError("the processor's copy answers otherwise than it did", path=path)
+        raise CorruptionError("the copy of the processor gives other results", path=path)
     _given[key] = processor
     return processor
 
 
 def processor_of(store: Store, given: Any = None) -> Processor:
-    """Return `given`, or else the store's copy.
+    """Return the processor `given`, or the store's copy.
 
     Raises:
-        UsageError: The store has none, it cannot be loaded here, or it is another processor.
+        UsageError: The store has no processor, it cannot be loaded, or another one was used.
     """
     path = store.processor_path
     if path is None:
-        raise UsageError("prepared without a processor: its rows have no pictures", path=store.path)
+        raise UsageError("the store was prepared without a processor", path=store.path)
     known = _given.get(store.processor_key)
     if given is None and known is not None:
         return known
     identity = store.manifest["document"]["processor"]
     processor = _load(
         path if given is None else given,
-        "a processor that cannot be made of the store's copy, one with code of its own, say, must "
-        "be given as an object",
+        "pass the processor as an object if it cannot be loaded from the store's copy (for "
+        "example, because it has its own code)",
         path,
         options=identity["options"],
         cache_dir=store.cache_root,
     )
     found = msgspec.json.decode(msgspec.json.encode(processor.identity))
-    # Another version of transformers may write down settings otherwise, and do the same.
+    # Another version of transformers may write equal settings differently.
     settings = ["configuration"] * (identity["code"] == found["code"])
     names = ["class", "image_token", "options", *settings, "answers"]
     differ = [name for name in names if identity.get(name) != found.get(name)]
     if differ:
         raise UsageError(
-            f"the processor is not the one that the rows were prepared with: {' and '.join(differ)}"
-            " differ, so pixels would not fit the tokens; give the same one, or prepare the rows "
-            "again",
+            f"the rows were prepared with another processor ({' and '.join(differ)} differ), so "
+            "pixels would not match the tokens; pass the same processor, or prepare the rows again",
             path=store.path,
         )
     return processor
@@ -161,7 +160,7 @@ def _load(processor: Any, advice: str, path: Path, **given: Any) -> Processor:
 
 
 def open_identifier(options: dict[str, Any]) -> Any:
-    """Return the function that identifies a processor (an executor's entry)."""
+    """Return the function that identifies a processor; workers call it by name."""
 
     def identify(payload: dict[str, Any]) -> dict[str, Any]:
         from tokenmill.media import Processor
@@ -172,15 +171,15 @@ def open_identifier(options: dict[str, Any]) -> Any:
             cache_dir=payload["cache_dir"],
         )
         card = _card(processor)
-        _keep(processor, card, CacheLayout(Path(payload["cache_dir"])))
-        made: dict[str, Any] = msgspec.to_builtins(card)
-        return made
+        _store_copy(processor, card, CacheLayout(Path(payload["cache_dir"])))
+        document: dict[str, Any] = msgspec.to_builtins(card)
+        return document
 
     return identify
 
 
-def _card(processor: Processor) -> ProcessorCard:
-    return ProcessorCard(
+def _card(processor: Processor) -> ProcessorInfo:
+    return ProcessorInfo(
         key=processor.key,
         identity=processor.identity,
         template=processor.chat_template,
@@ -190,9 +189,9 @@ def _card(processor: Processor) -> ProcessorCard:
     )
 
 
-def _keep(processor: Processor, card: ProcessorCard, cache: CacheLayout) -> None:
-    home = cache.processor(card.key)
-    if home.is_dir():
+def _store_copy(processor: Processor, card: ProcessorInfo, cache: CacheLayout) -> None:
+    directory = cache.processor(card.key)
+    if directory.is_dir():
         return
     staged = PrivateDirectory("tokenmill-processor-")
     processor.save(staged.path)
@@ -201,13 +200,13 @@ def _keep(processor: Processor, card: ProcessorCard, cache: CacheLayout) -> None
         for path in sorted(staged.path.rglob("*"))
         if path.is_file()
     }
-    publish_files(cache.root, home, files)
+    publish_files(cache.root, directory, files)
 
 
 def _facts_key(where: Any, *, trust_remote_code: bool) -> str | None:
     directory = Path(where)
     if not directory.is_dir():
-        return None  # a name of the hub may mean another revision tomorrow
+        return None  # a hub id may mean another revision later
     files = {
         path.relative_to(directory).as_posix(): path
         for path in sorted(directory.rglob("*"))

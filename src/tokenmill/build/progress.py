@@ -21,7 +21,7 @@ MAX_SAMPLES = 64  # of the window; closer ones are merged, so that memory stays 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """How far a build is at one moment; what was found in the cache is included."""
+    """Progress of a build at one moment, cache hits included."""
 
     rows: int
     size: int  # bytes of source
@@ -73,7 +73,7 @@ Show = Callable[[Snapshot], object]
 
 
 class Progress:
-    """Counts what is done, and shows it at most every `every_s` seconds and at the end."""
+    """Counts finished work and shows it at most every `every_s` seconds and at the end."""
 
     def __init__(
         self,
@@ -95,13 +95,13 @@ class Progress:
         # (time, rows built, bytes built), the oldest one at or before the window's start.
         self._samples: deque[tuple[float, int, int]] = deque([(self._started, 0, 0)])
 
-    def add(self, *, rows: int = 0, size: int = 0, found: bool = False) -> None:
-        """Count a slice; one that was `found` in the cache does not count for the speed."""
+    def add(self, *, rows: int = 0, size: int = 0, is_hit: bool = False) -> None:
+        """Count a slice; cache hits do not count for the speed."""
         now = self._clock()
         self._rows += rows
         self._size += size
         self._slices += 1
-        if not found:
+        if not is_hit:
             self._built_rows += rows
             self._built_size += size
             self._sample((now, self._built_rows, self._built_size))
@@ -146,7 +146,7 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Where lines are shown, work that ended before the first one gets none.
+        # Where lines are printed, a short job prints none.
         if self._show is not None and (self._every_s < LINE_EVERY_S or self._shown > self._started):
             self._show(self.snapshot())
 
@@ -202,8 +202,10 @@ def open_progress(
         if callable(progress):
             show = progress
         elif progress not in (None, True, False):
-            raise UsageError(f"progress must be None, a bool or a function, not {progress!r}")
-        # A stream may be missing (pythonw) or closed; then there is nobody to show anything to.
+            raise UsageError(
+                ("progress",), f" must be None, a bool or a function, got {progress!r}"
+            )
+        # The stream may be missing (pythonw) or closed.
         elif progress is not False and stream is not None and not stream.closed:
             if stream.isatty():
                 show = opened.enter_context(_terminal_bar(stream))

@@ -1,6 +1,6 @@
-"""The options of a build: a `Recipe`, whose document is in every key, and `RunOptions`.
+"""The options of a build: a `Recipe`, which is part of every key, and `RunOptions`.
 
-They declare the arguments of `tokenmill.prepare`, where their help is, the flags of
+They declare the arguments of `tokenmill.prepare` (whose docstring has the help), the flags of
 ``tokenmill prepare`` and the names in a ``recipe.yaml``.
 """
 
@@ -19,7 +19,7 @@ from tokenmill._core.options import Count, Options, declared, refuse_unknown
 from tokenmill.chat import ChatSpec
 from tokenmill.errors import SourceMissing, UsageError
 
-RECIPE_VERSION = 1  # part of every key; raised when the same fields give other rows
+RECIPE_VERSION = 1  # part of every key; incremented when the same fields give other rows
 RECIPE_ENDINGS = (".yaml", ".yml")
 
 _IN_HUB = re.compile(r"^[^/\s]+/[^/:\s]+:")  # owner/name:split
@@ -32,14 +32,13 @@ class _ByName(ChatSpec, frozen=True, kw_only=True):
     chat_template: Any = None
     max_length: Count | None = None
     overlong: Literal["drop", "truncate"] = "drop"
-    carry: tuple[str, ...] = ()
+    keep_columns: tuple[str, ...] = ()
 
 
 class Recipe(_ByName, frozen=True):
-    """What is to be made: everything that can change a row's tokens or mask.
+    """All options that can change the tokens or mask of a row.
 
-    Takes the arguments of `tokenmill.prepare` from ``sources`` to ``carry``; all but ``sources``
-    and ``tokenizer`` by name.
+    Takes these arguments of `tokenmill.prepare`; all but ``sources`` and ``tokenizer`` by name.
     """
 
     sources: tuple[str, ...]
@@ -47,15 +46,19 @@ class Recipe(_ByName, frozen=True):
 
     def __post_init__(self) -> None:
         force_setattr(self, "sources", _texts("sources", self.sources, "a path", "paths"))
-        force_setattr(self, "carry", _texts("carry", self.carry, "a column", "columns"))
+        force_setattr(
+            self, "keep_columns", _texts("keep_columns", self.keep_columns, "a column", "columns")
+        )
         if not self.sources:
             raise UsageError(NO_SOURCES)
         super().__post_init__()
-        if len(set(self.carry)) != len(self.carry):
-            raise UsageError(("carry",), f" names a column twice: {', '.join(self.carry)}")
-        for name in (*ChatSpec.__struct_fields__, "carry"):
+        if len(set(self.keep_columns)) != len(self.keep_columns):
+            raise UsageError(
+                ("keep_columns",), f" contains a column twice: {', '.join(self.keep_columns)}"
+            )
+        for name in (*ChatSpec.__struct_fields__, "keep_columns"):
             value = fingerprint.plain(getattr(self, name), name)
-            force_setattr(self, name, tuple(value) if name == "carry" else value)
+            force_setattr(self, name, tuple(value) if name == "keep_columns" else value)
 
     def chat_spec(self) -> ChatSpec:
         return ChatSpec(**{name: getattr(self, name) for name in ChatSpec.__struct_fields__})
@@ -63,58 +66,55 @@ class Recipe(_ByName, frozen=True):
     def document(self) -> dict[str, Any]:
         """Return the fields for a key, without tokenizer, template and processor.
 
-        Those are in the key by content, not by name.
+        Their content is in the key instead.
         """
         spec = super().document()
-        order = fingerprint.own_order(spec["template_kwargs"])
+        order = fingerprint.own_order(spec["chat_template_kwargs"])
         return {
             "version": RECIPE_VERSION,
             **spec,
-            **({} if order is None else {"template_kwargs_order": order}),
+            **({} if order is None else {"chat_template_kwargs_order": order}),
             "max_length": self.max_length,
-            # Without a limit the policy decides nothing, so it must not make another key.
+            # Without a limit, the policy must not change the key.
             "overlong": self.overlong if self.max_length is not None else None,
-            "carry": list(self.carry),
+            "keep_columns": list(self.keep_columns),
         }
 
 
 class RunOptions(Options, frozen=True, kw_only=True):
-    """How it is to be made; part of no key."""
+    """Options that do not change the rows; part of no key."""
 
-    on_bad_row: Literal["reject", "raise"] = "reject"
+    media_root: str | os.PathLike[str] | None = None
+    media_urls: bool = False
     max_rejected: Annotated[
-        float | int | str | None, Meta(title="a count of rows or a share like 1%")
+        float | int | str | None, Meta(title="a number of rows or a share like 1%")
     ] = None
     num_workers: Annotated[int, Meta(ge=0, title="0 (inline) or a count")] | None = None
+    executor: Annotated[Any, Meta(examples=["local", "inline", "ray"])] = "local"
     cache_dir: str | os.PathLike[str] | None = None
     force_recache: bool = False
     disable_cache: bool = False
-    executor: Annotated[Any, Meta(examples=["local", "inline", "ray"])] = "local"
-    engine: Literal["auto", "fastokens", "hf"] = "auto"
-    renderer: Literal["auto", "jinja2"] = "auto"
-    rehash: bool = False
-    media_root: str | os.PathLike[str] | None = None
-    media_urls: bool = False
+    reference: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         force_setattr(self, "max_rejected", _count_or_share(self.max_rejected))
         if self.disable_cache and self.force_recache:
-            raise UsageError(("disable_cache",), " and ", ("force_recache",), " exclude each other")
+            raise UsageError(("disable_cache",), " and ", ("force_recache",), " cannot be combined")
 
 
-NO_SOURCES = "no sources: name at least one file, directory or glob"
+NO_SOURCES = "no sources: pass at least one file, directory or glob"
 
 
-def to_travel(recipe: Recipe) -> dict[str, Any]:
-    """Return a recipe for a worker, without what it does not need or what has no encoding."""
+def serialize(recipe: Recipe) -> dict[str, Any]:
+    """Return a recipe for a worker, without fields that it does not need."""
     return {
         **asdict(recipe),
         "sources": ["-"],
         "tokenizer": None,
         "processor": None,
-        "chat_template": None,  # it is in the tokenizer's copy
-        "carry": list(recipe.carry),
+        "chat_template": None,  # part of the tokenizer's copy
+        "keep_columns": list(recipe.keep_columns),
     }
 
 
@@ -130,10 +130,10 @@ def _count_or_share(value: Any) -> int | float | None:
         return None
     if isinstance(share, bool) or not isinstance(share, int | float) or not share >= 0:
         raise UsageError(
-            ("max_rejected",), f" is {value!r}; it is a count of rows or a share like 1%"
+            ("max_rejected",), f" must be a number of rows or a share like 1%, got {value!r}"
         )
     if isinstance(share, float) and share > 1:
-        raise UsageError(("max_rejected",), f" is {value!r}; a share is at most 100%")
+        raise UsageError(("max_rejected",), f" must be at most 100%, got {value!r}")
     return share
 
 
@@ -143,7 +143,7 @@ def _texts(name: str, value: Any, one: str, many: str) -> tuple[str, ...]:
     try:
         return tuple(os.fspath(item) for item in value)
     except TypeError as error:
-        raise UsageError((name,), f" is {value!r}; it is {one} or a list of {many}") from error
+        raise UsageError((name,), f" must be {one} or a list of {many}, got {value!r}") from error
 
 
 def is_recipe_file(sources: Any) -> bool:
@@ -159,9 +159,9 @@ def load_recipe_file(path: str | os.PathLike[str]) -> dict[str, Any]:
         if name in document:
             document[name] = _relative_to(path.parent, document[name])
     if not isinstance(document.get("executor", ""), str):
-        raise UsageError(f"executor is {document['executor']!r}; it is a name", path=path)
+        raise UsageError(f"executor must be a name, got {document['executor']!r}", path=path)
     if not isinstance(document.get("date"), str | None):
-        document["date"] = str(document["date"])  # YAML reads an unquoted date as one
+        document["date"] = str(document["date"])  # YAML parses an unquoted date
     return document
 
 
@@ -171,16 +171,16 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise SourceMissing("no such recipe", path=path) from error
+        raise SourceMissing("this recipe does not exist", path=path) from error
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise UsageError(f"cannot be read as YAML: {error}", path=path) from error
+        raise UsageError(f"this recipe is not valid YAML: {error}", path=path) from error
     if not isinstance(document, dict) or not all(isinstance(name, str) for name in document):
-        raise UsageError("a recipe is a mapping of names to values", path=path)
+        raise UsageError("a recipe must be a mapping of names to values", path=path)
     return document
 
 
 def _relative_to(directory: Path, value: Any) -> Any:
-    """Return paths as seen from the recipe; what is not there (hub ids, URLs) is unchanged."""
+    """Resolve paths relative to the recipe; hub ids, URLs and missing paths stay unchanged."""
     if isinstance(value, list):
         return [_relative_to(directory, item) for item in value]
     if not isinstance(value, str) or "\n" in value or "://" in value or os.path.isabs(value):

@@ -1,6 +1,6 @@
-"""Build recorded rollouts: their ids as they were sampled, nothing encoded.
+"""Build stores of recorded rollouts, with the sampled ids; nothing is encoded.
 
-Rows train every sampled token once. What a comparison with the template finds rejects no row.
+Every sampled token is trained once. Differences from the template are recorded and reject no row.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import glob
 import json
 import os
 import time
+import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,17 +22,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill._core import fingerprint
-from tokenmill._core.sealed import publish_files
+from tokenmill._core.artifact import publish_files
 from tokenmill.build.blocks import cache_of, open_sources
 from tokenmill.build.calls import Sources, run_recipe
 from tokenmill.build.pipeline import TokenizedPipeline, digests_of
 from tokenmill.build.recipe import Recipe
 from tokenmill.chat import Rendering
 from tokenmill.chat.render import GroupFacts
-from tokenmill.errors import RowError, SourceError, UsageError
-from tokenmill.rl.formats import read_rollouts, reread
+from tokenmill.chat.shapes import float32
+from tokenmill.errors import RowError, SourceError, UsageError, check_one_of
+from tokenmill.rl.formats import FORMATS, read_rollouts, reread
 from tokenmill.rl.trajectory import CutRow, Recording, Trajectory, cut_rows
-from tokenmill.rl.verdict import Judge, Verdict, turns_by_mask
+from tokenmill.rl.verdict import RolloutChecker, Verdict, turns_by_mask
 from tokenmill.sources.block import BlockRows, read_block
 from tokenmill.sources.rows import Rows
 from tokenmill.store import CacheLayout, Row, Store
@@ -41,10 +44,11 @@ from tokenmill.tokenizers.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from tokenmill.data.view import View
 
-# Columns of every store of rollouts, and sidecars, where every row has a value.
+# Extra columns of a store of rollouts; PER_ROW are also sidecars if every row has a value.
 RECORDED = ("reward", "advantage", "group", "step", "version", "finish_reason", "drift", "findings")
 PER_ROW = ("reward", "advantage", "step")
-MADE_BY = "recorded"
+PRODUCER = "recorded"
+WARNING = "warning"  # the kind of a finding that does not change the class
 
 _json = msgspec.json.Encoder()
 
@@ -52,8 +56,8 @@ _json = msgspec.json.Encoder()
 class RolloutPipeline(TokenizedPipeline):
     def __init__(self, recipe: Recipe, tokenizer: Tokenizer, engine: str, renderer: str) -> None:
         super().__init__(recipe, tokenizer)
-        self._judge = Judge(tokenizer, recipe.chat_spec(), engine, renderer)
-        self._carried_values: list[dict[str, Any]] = []
+        self._checker = RolloutChecker(tokenizer, recipe.chat_spec(), engine, renderer)
+        self._extra_values: list[dict[str, Any]] = []
 
     def run(self, rows: BlockRows) -> tuple[SliceColumns, dict[str, Any]]:
         start = time.perf_counter()
@@ -61,7 +65,7 @@ class RolloutPipeline(TokenizedPipeline):
         cut: list[CutRow] = []
         for number, (value, raw) in enumerate(zip(rows.values, rows.raw, strict=True)):
             try:
-                own, facts = read_and_cut(value, raw)
+                own, facts = read_and_cut(value, raw, _format_of(self.recipe))
                 for row in own:
                     self._require_known(row)
             except RowError as error:
@@ -73,11 +77,11 @@ class RolloutPipeline(TokenizedPipeline):
             read.part += range(len(own))
             cut += own
         parsed = time.perf_counter()
-        verdicts = self._judge.judge([row.trajectory for row in cut])
+        verdicts = self._checker.check([row.trajectory for row in cut])
         turns = [_turns(row, verdict) for row, verdict in zip(cut, verdicts, strict=True)]
         read.roles = [[role for role, _ in of_row] for of_row in turns]
-        self._carried_values = [
-            carried_values(row.trajectory, verdict, self.recipe.carry)
+        self._extra_values = [
+            extra_values(row.trajectory, verdict, self.recipe.keep_columns)
             for row, verdict in zip(cut, verdicts, strict=True)
         ]
         columns = self._columns(rows, digests_of(rows), read, _encoded(cut, turns))
@@ -85,17 +89,17 @@ class RolloutPipeline(TokenizedPipeline):
         self.seconds["check"] += time.perf_counter() - parsed
         return columns, {}
 
-    def _carried(
+    def _extra(
         self, rows: BlockRows, kept: NDArray[np.int64], served: NDArray[np.int32]
     ) -> dict[str, list[str]]:
         return {
-            name: [_json.encode(self._carried_values[i][name]).decode() for i in kept.tolist()]
-            for name in self.recipe.carry
+            name: [_json.encode(self._extra_values[i][name]).decode() for i in kept.tolist()]
+            for name in self.recipe.keep_columns
         }
 
     def _require_known(self, row: CutRow) -> None:
         if not len(row.ids):
-            raise RowError("a rollout of no tokens")
+            raise RowError("the rollout has no tokens")
         size = len(self.tokenizer.table)
         outside = np.flatnonzero(row.ids >= size)
         if len(outside):
@@ -105,27 +109,36 @@ class RolloutPipeline(TokenizedPipeline):
             )
 
 
-def read_and_cut(value: Any, raw: bytes) -> tuple[list[CutRow], GroupFacts | None]:
+def _format_of(recipe: Recipe) -> str:
+    return recipe.format.partition("-")[2] or "auto"
+
+
+def read_and_cut(
+    value: Any,
+    raw: bytes,
+    format: str = "auto",  # noqa: A002 - a name of the contract
+) -> tuple[list[CutRow], GroupFacts | None]:
     """Return the rows of one source row, and for a pair its group.
 
     Raises:
-        RowError: It is no rollout, or none that rows can be made of.
+        RowError: The row is not a usable rollout.
     """
     value = reread(value, raw)
     if isinstance(value, dict) and isinstance(value.get("chosen"), dict):
         sides = [read_rollouts(value[name]).trajectories for name in ("chosen", "rejected")]
         if any(len(side) != 1 for side in sides):
-            raise RowError("a pair is of two trajectories", reason="bad_group")
+            raise RowError("a pair needs one trajectory per side", reason="bad_group")
         [chosen], [rejected] = sides
         cut = [cut_rows(Recording([one]))[0] for one in (chosen, rejected)]
-        rewards = (chosen.reward, rejected.reward)
-        scores = None if None in rewards else tuple(map(float, rewards))  # type: ignore[arg-type]
-        margin = None if scores is None else scores[0] - scores[1]
+        scores = margin = None
+        if chosen.reward is not None and rejected.reward is not None:
+            scores = (float32(chosen.reward, "reward"), float32(rejected.reward, "reward"))
+            margin = float32(scores[0] - scores[1], "the difference of rewards")
         return cut, GroupFacts((1, 0), scores, margin, one_prompt=True)
-    return cut_rows(read_rollouts(value)), None
+    return cut_rows(read_rollouts(value, format)), None
 
 
-def carried_values(
+def extra_values(
     trajectory: Trajectory, verdict: Verdict | RowError, names: Sequence[str]
 ) -> dict[str, Any]:
     known = {
@@ -136,15 +149,17 @@ def carried_values(
         "version": trajectory.version,
         "finish_reason": trajectory.finish,
         "drift": None if isinstance(verdict, RowError) else verdict.drift,
-        "findings": _findings(verdict),
+        "findings": _findings(trajectory, verdict),
     }
     return {n: known[n] if n in known else trajectory.metadata.get(n) for n in names}
 
 
-def _findings(verdict: Verdict | RowError) -> list[dict[str, Any]]:
+def _findings(trajectory: Trajectory, verdict: Verdict | RowError) -> list[dict[str, Any]]:
+    found = [{"class": None, "kind": WARNING, "detail": trajectory.warning}]
+    found = found if trajectory.warning else []
     if isinstance(verdict, RowError):
-        return [{"class": None, "kind": verdict.reason, "detail": verdict.message[:300]}]
-    return [
+        return [*found, {"class": None, "kind": verdict.reason, "detail": verdict.message[:300]}]
+    return found + [
         {"class": note.drift, **{k: v for k, v in note._asdict().items() if k != "drift"}}
         for note in verdict.notes
     ]
@@ -165,31 +180,31 @@ def _encoded(rows: Sequence[CutRow], turns: Sequence[list[tuple[str, int]]]) -> 
     )
 
 
-# What lies beside the store
+# Sidecars
 
 
 class _Missing(Exception):
-    """A row has nothing of what was to be attached."""
+    """A row lacks the value to attach."""
 
 
-def attach_recorded(store: Store, rows: Rows) -> None:
+def attach_recorded(store: Store, rows: Rows, format: str) -> None:  # noqa: A002
     """Attach the values that every row has, per token and per row."""
-    there = {sidecar.name for sidecar in store.sidecars if sidecar.made_by == MADE_BY}
+    existing = {sidecar.name for sidecar in store.sidecars if sidecar.producer == PRODUCER}
     for name in ("logprobs", "advantages"):
-        if name not in there:
-            values = (_per_token(name, row) for row in _served(store, rows))
+        if name not in existing:
+            values = (_per_token(name, row) for row in _served(store, rows, format))
             with contextlib.suppress(_Missing):
-                store.attach(name, values, made_by=MADE_BY, per="token")
+                store.attach(name, values, producer=PRODUCER, per="token")
     for name in PER_ROW:
-        if name in there:
+        if name in existing:
             continue
         values_of_rows = [
             msgspec.json.decode(text)
-            for _, columns in store.columns([f"carried.{name}"])
-            for text in columns[f"carried.{name}"]
+            for _, columns in store.columns([f"extra.{name}"])
+            for text in columns[f"extra.{name}"]
         ]
         if None not in values_of_rows:
-            store.attach(name, np.array(values_of_rows, np.float64), made_by=MADE_BY, per="row")
+            store.attach(name, np.array(values_of_rows, np.float64), producer=PRODUCER, per="row")
 
 
 def _per_token(name: str, row: tuple[CutRow, int]) -> NDArray[Any]:
@@ -212,8 +227,8 @@ def _per_token(name: str, row: tuple[CutRow, int]) -> NDArray[Any]:
     return np.where(cut.mask == 1, spread, 0)[:length]
 
 
-def _served(store: Store, rows: Rows) -> Iterator[tuple[CutRow, int]]:
-    """Yield the rows of a store as they were recorded, and how many of their tokens it has."""
+def _served(store: Store, rows: Rows, format: str) -> Iterator[tuple[CutRow, int]]:  # noqa: A002
+    """Yield the recorded rows of a store, and how many of their tokens the store has."""
     for at, block in enumerate(rows.blocks()):
         reader = store.slice_at(at)
         places = zip(
@@ -226,7 +241,7 @@ def _served(store: Store, rows: Rows) -> Iterator[tuple[CutRow, int]]:
         number, cut = -1, list[CutRow]()
         for row, part, length in places:
             if row != number:
-                cut, _ = read_and_cut(read.values[row], read.raw[row])
+                cut, _ = read_and_cut(read.values[row], read.raw[row], format)
                 number = row
             yield cut[part], length
 
@@ -239,22 +254,23 @@ def from_rollouts(
     tokenizer: Any = None,
     where: str | None = None,
     *,
+    format: str = "auto",  # noqa: A002 - a name of the contract
     pairs: Literal["best_worst"] | None = None,
-    carry: Sequence[str] = (),
+    keep_columns: Sequence[str] = (),
     progress: Any = None,
     **given: Any,
 ) -> Store | View:
-    """Make a store of recorded rollouts: ids as they were sampled, every sampled token once.
+    """Make a store of recorded rollouts, with the sampled ids; each sampled token is trained once.
 
     Args:
         sources: Files of rollouts, as for `check_rollouts`.
-        tokenizer: As for `prepare`: whose ids they are.
-        where: Which rows, as an expression of ``reward``, ``advantage``, ``group``, ``step``,
-            ``version``, ``drift``, ``length``, ``trained`` and what is carried; the answer is a
-            view then.
-        pairs: ``best_worst`` makes a store of preference pairs: of each group the trajectory with
-            the highest reward and the one with the lowest, where they differ.
-        carry: Further columns to keep beside the tokens.
+        tokenizer: The tokenizer of the ids, as for `prepare`.
+        where: A filter expression over ``reward``, ``advantage``, ``group``, ``step``,
+            ``version``, ``drift``, ``length``, ``trained`` and kept columns; returns a view.
+        format: As for `check_rollouts`.
+        pairs: ``best_worst`` makes a store of preference pairs: the trajectories with the highest
+            and the lowest reward of each group, if the rewards differ.
+        keep_columns: Additional columns to keep with the tokens.
         progress: As for `prepare`.
         given: Other arguments of `prepare`: ``max_length``, ``chat_template``, ``cache_dir``, …
 
@@ -262,35 +278,50 @@ def from_rollouts(
         A store; a view of it with ``where``, a store of groups with ``pairs``.
     """
     if pairs not in (None, "best_worst"):
-        raise UsageError(f"pairs={pairs!r}: choose best_worst, or leave it out")
-    for name in ("format", "train_on", "expand"):
+        raise UsageError(("pairs",), f" must be 'best_worst' or None, got {pairs!r}")
+    check_one_of("format", format, ("auto", *FORMATS))
+    for name in ("train_on", "expand"):
         if name in given:
-            raise UsageError(f"{name} has no meaning for rollouts: what was sampled is trained")
+            raise UsageError((name,), " cannot be set for rollouts: the sampled tokens are trained")
     readable, _ = readable_sources(sources, given.get("cache_dir"))
-    carried = tuple(dict.fromkeys((*RECORDED, *carry)))
-    made = {**given, "format": "rollouts", "carry": carried}
-    expression = None if where is None else in_carried(where, carried)
-    store = run_recipe(readable, tokenizer, progress=progress, **made).store
-    own = store.private_directory  # with disable_cache, where everything is made
+    extra = tuple(dict.fromkeys((*RECORDED, *keep_columns)))
+    row_format = "rollouts" if format == "auto" else f"rollouts-{format}"
+    options = {**given, "format": row_format, "keep_columns": extra}
+    expression = None if where is None else in_extra(where, extra)
+    store = run_recipe(readable, tokenizer, progress=progress, **options).store
+    own = store.private_directory  # the directory of a build with disable_cache
     cache = cache_of(given.get("cache_dir") if own is None else own.path)
-    attach_recorded(store, open_sources(readable, cache))
+    attach_recorded(store, open_sources(readable, cache), format)
+    _show_warnings(store)
     chosen: Store | View = store if expression is None else store.filter(expression)
     if pairs is None:
         return chosen
     path = _write_pairs(chosen, cache.root)
-    paired = run_recipe(path, tokenizer, progress=progress, **made).store
-    attach_recorded(paired, open_sources(path, cache))
+    paired = run_recipe(path, tokenizer, progress=progress, **options).store
+    attach_recorded(paired, open_sources(path, cache), format)
     return paired
 
 
-def in_carried(where: str, carried: Sequence[str]) -> str:
-    """Return a filter with ``carried.name`` for the bare names of carried columns."""
+def _show_warnings(store: Store) -> None:
+    counts = Counter(
+        finding["detail"]
+        for _, columns in store.columns(["extra.findings"])
+        for text in columns["extra.findings"]
+        for finding in (msgspec.json.decode(text) if f'"{WARNING}"' in text else ())
+        if finding["kind"] == WARNING
+    )
+    for warning, count in counts.items():
+        warnings.warn(f"{count} rows: {warning}", stacklevel=3)
+
+
+def in_extra(where: str, extra: Sequence[str]) -> str:
+    """Return a filter with ``extra.name`` for the bare names of extra columns."""
     from tokenmill.store.where import NAMES, parse_filter
 
     class Named(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> ast.AST:
-            if node.id in carried and node.id not in NAMES:
-                return ast.Attribute(ast.Name("carried", ast.Load()), node.id, ast.Load())
+            if node.id in extra and node.id not in NAMES:
+                return ast.Attribute(ast.Name("extra", ast.Load()), node.id, ast.Load())
             return node
 
     return ast.unparse(ast.fix_missing_locations(Named().visit(parse_filter(where))))
@@ -306,7 +337,7 @@ def _write_pairs(rows: Store | View, root: Path) -> str:
     def recorded(number: int) -> dict[str, Any]:
         row = _as_rollout(rows[number])
         if scored:
-            row["logprobs"] = np.asarray(rows.sidecar("logprobs", MADE_BY)[number]).tolist()
+            row["logprobs"] = np.asarray(rows.sidecar("logprobs", PRODUCER)[number]).tolist()
         return row
 
     lines = [
@@ -314,24 +345,24 @@ def _write_pairs(rows: Store | View, root: Path) -> str:
         for group, best, worst in best_and_worst(rows)
     ]
     if not lines:
-        raise SourceError("no pairs: no group has two trajectories of different rewards")
-    return _kept(root, "pairs.jsonl", "\n".join(lines).encode() + b"\n")
+        raise SourceError("no pairs: no group has two trajectories with different rewards")
+    return _published(root, "pairs.jsonl", "\n".join(lines).encode() + b"\n")
 
 
 def best_and_worst(rows: Store | View) -> Iterator[tuple[Any, int, int]]:
-    """Yield each group with the numbers of its best and worst row; of equal ones the first.
+    """Yield each group with its best and worst row; among equal rewards, the first row.
 
-    A prompt that comes again in a later step is another group.
+    The same prompt in a later step is another group.
     """
     groups: dict[str, list[tuple[float, int]]] = {}
     names: dict[str, Any] = {}
     for number, row in enumerate(rows):
-        carried = row.carried
-        if carried["group"] is None or carried["reward"] is None:
+        extra = row.extra
+        if extra["group"] is None or extra["reward"] is None:
             continue
-        key = json.dumps([carried["group"], carried["step"]], sort_keys=True)
-        names[key] = carried["group"]
-        groups.setdefault(key, []).append((carried["reward"], number))
+        key = json.dumps([extra["group"], extra["step"]], sort_keys=True)
+        names[key] = extra["group"]
+        groups.setdefault(key, []).append((extra["reward"], number))
     for key, members in groups.items():
         best = max(members, key=lambda one: (one[0], -one[1]))
         worst = min(members)
@@ -341,8 +372,8 @@ def best_and_worst(rows: Store | View) -> Iterator[tuple[Any, int, int]]:
 
 def _as_rollout(row: Row) -> dict[str, Any]:
     found = ("drift", "findings")
-    carried = {n: v for n, v in row.carried.items() if v is not None and n not in found}
-    return {**carried, "token_ids": row.input_ids.tolist(), "loss_mask": row.loss_mask.tolist()}
+    extra = {n: v for n, v in row.extra.items() if v is not None and n not in found}
+    return {**extra, "token_ids": row.input_ids.tolist(), "loss_mask": row.loss_mask.tolist()}
 
 
 # Dumps of torch
@@ -351,34 +382,34 @@ def _as_rollout(row: Row) -> dict[str, Any]:
 def readable_sources(
     sources: Any, cache_dir: str | os.PathLike[str] | None
 ) -> tuple[Any, dict[str, str]]:
-    """Return sources that can be read as rows, and for each converted file the dump it is of."""
+    """Convert torch dumps to row files; return all sources, and the dump of each converted file."""
     from tokenmill.integrations.miles.saved import DUMP_ENDINGS, rows_of_dump
 
     listed = [sources] if isinstance(sources, str | os.PathLike) else sources
     if not isinstance(listed, Sequence):
         return sources, {}
-    found: list[str] = []
+    readable: list[str] = []
     names: dict[str, str] = {}
     for source in listed:
         path = os.fspath(source)
         if not path.endswith(DUMP_ENDINGS):
-            found.append(path)
+            readable.append(path)
             continue
         paths = sorted(glob.glob(path)) if any(mark in path for mark in "*?[") else [path]
         for dump in paths or [path]:
             lines = "".join(json.dumps(row) + "\n" for row in rows_of_dump(dump))
             root = cache_of(cache_dir).root
-            made = _kept(root, os.path.basename(dump) + ".jsonl", lines.encode())
-            names[made] = dump
-            found.append(made)
-    return found, names
+            converted = _published(root, os.path.basename(dump) + ".jsonl", lines.encode())
+            names[converted] = dump
+            readable.append(converted)
+    return readable, names
 
 
-def _kept(root: Path, name: str, data: bytes) -> str:
-    """Return a file of the cache, in a directory that is named by its name and content."""
-    place = CacheLayout(root).rollouts / fingerprint.key([name, fingerprint.checksum(data)])
-    if not (place / name).exists():
-        publish_files(root, place, {name: data})
+def _published(root: Path, name: str, data: bytes) -> str:
+    """Write a file to the cache, in a directory named after its content; return its path."""
+    directory = CacheLayout(root).rollouts / fingerprint.key([name, fingerprint.checksum(data)])
+    if not (directory / name).exists():
+        publish_files(root, directory, {name: data})
     with contextlib.suppress(OSError):
-        os.utime(place)  # in use: no collector takes it before a store names it
-    return str(place / name)
+        os.utime(directory)  # so that `cache gc` keeps it until a store refers to it
+    return str(directory / name)

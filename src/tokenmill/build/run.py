@@ -1,10 +1,10 @@
 """Run a recipe: find the store, or build the missing slices and commit it.
 
-A corrupt slice goes to quarantine and is built again. If a worker sees a fast engine differ from
-its reference, the build starts again with the references alone: it builds every slice of the plan,
-whoever published it, and replaces those that differ.
+A corrupt slice goes to quarantine and is built again. If a fast engine differs from its reference,
+the build starts again with the references alone: it builds every slice of the plan, also those of
+other processes, and replaces slices that differ.
 
-This process loads no engine, except for a small job without a stated number of workers.
+This process loads no engine, except for a small job with the default number of workers.
 """
 
 from __future__ import annotations
@@ -30,48 +30,60 @@ from tokenmill.build.blocks import (
     size_of,
 )
 from tokenmill.build.executors import executor_for
-from tokenmill.build.identity import identity_card
-from tokenmill.build.outcome import STAGES, Account, Prepared, Unfinished, proof_document
-from tokenmill.build.plan import WHOLE, PicturesOfBlocks, Plan, Share
-from tokenmill.build.processor import ProcessorCard, processor_card, tokenizer_choice
+from tokenmill.build.identity import identify_tokenizer
+from tokenmill.build.outcome import (
+    BuildStats,
+    Prepared,
+    Unfinished,
+    proof_document,
+    store_stats,
+)
+from tokenmill.build.plan import ALL, ImagesOfBlocks, Partition, Plan
+from tokenmill.build.processor import ProcessorInfo, processor_info, tokenizer_choice
 from tokenmill.build.progress import Progress, open_progress
-from tokenmill.build.recipe import Recipe, RunOptions, to_travel
+from tokenmill.build.recipe import Recipe, RunOptions, serialize
 from tokenmill.build.tasks import Executor, InlineExecutor
 from tokenmill.chat import ChatSpec
-from tokenmill.errors import CacheError, CorruptionError, SourceError, UsageError
+from tokenmill.errors import (
+    CacheError,
+    CorruptionError,
+    MissingFileError,
+    SourceError,
+    UsageError,
+)
 from tokenmill.sources.rows import Rows
 from tokenmill.store import CacheLayout, Store
-from tokenmill.store.ahead import ahead
 from tokenmill.store.commit import commit_store
+from tokenmill.store.prefetch import prefetch_map
 from tokenmill.store.slices import quarantine_of, quarantine_slice, read_record
 
-# Entries of workers, by name: this process does not import template engines, Arrow and Pillow.
+# Functions for workers, by name: this process imports no template engine, Arrow or Pillow.
 BUILD = "tokenmill.build.slices:open_builder"
 LIMIT = "tokenmill.build.limit:open_limiter"
-HASH = "tokenmill.build.externals:open_hasher"
+HASH = "tokenmill.build.referenced:open_hasher"
 
-MAX_STATS = 4096  # slices whose files a hit looks for one by one: about 30 ms
-MAX_REBUILDS = 8  # corrupt slices rebuilt in one run; more is a broken disk, not an accident
+MAX_STATS = 4096  # slices for which a cache hit stats every file: about 30 ms
+MAX_REBUILDS = 8  # corrupt slices rebuilt in one run; more suggest a broken disk
 log = logging.getLogger("tokenmill.build")  # by default it prints on stderr
 
 
 def run(recipe: Recipe, options: RunOptions, *, progress: Any = None) -> Prepared:
-    outcome = run_share(recipe, options, progress=progress)
+    outcome = run_partition(recipe, options, progress=progress)
     assert isinstance(outcome, Prepared)
     return outcome
 
 
-def run_share(
+def run_partition(
     recipe: Recipe,
     options: RunOptions,
-    share: Share = WHOLE,
+    partition: Partition = ALL,
     *,
     progress: Any = None,
 ) -> Prepared | Unfinished:
-    """Build a share of a recipe's slices, and commit the store if none is missing then."""
+    """Build a partition of a recipe's slices; commit the store if no slice is missing then."""
     start = time.perf_counter()
-    if options.disable_cache and not share.is_whole:
-        raise UsageError("a part needs the cache: that is where the other parts leave theirs")
+    if options.disable_cache and not partition.is_whole:
+        raise UsageError(("disable_cache",), " cannot be used with a part: parts share the cache")
     private = PrivateDirectory() if options.disable_cache else None
     cache = cache_of(private.path if private else options.cache_dir)
     with (
@@ -79,7 +91,7 @@ def run_share(
         executor_for(options.executor, options.num_workers) as executor,
     ):
         planned = plan(recipe, options, executor, cache)
-        account = Account(slices=planned.slices)
+        build_stats = BuildStats(slices=planned.slices)
         media = {"media_root": options.media_root, "media_urls": options.media_urls}
 
         def open_store() -> Store:
@@ -93,43 +105,46 @@ def run_share(
         hit = store is not None
         if store is None:
             _require_reachable(planned, executor)
+            planned.check_columns()
             with Staging(cache.root):
                 pass  # raises a CacheError before anything is loaded if it cannot be written
-            rows, size = planned.size_of(share)
+            rows, size = planned.size_of(partition)
             with open_progress(progress, total_rows=rows, total_size=size) as shown:
-                builder = Builder(planned, cache, executor, options, account, shown, share)
+                builder = Builder(planned, cache, executor, options, build_stats, shown, partition)
                 missing = builder.build_and_commit()
-            for notice in account.notices():
+            for notice in build_stats.notices():
                 log.warning("%s", notice)
             if missing:
                 seconds = time.perf_counter() - start
-                return Unfinished(share, planned.key, planned.rows, missing, account, seconds)
+                return Unfinished(
+                    partition, planned.key, planned.rows, missing, build_stats, seconds
+                )
             store = open_store()
-    store.private_directory = private  # removed when nobody holds the store any more
-    return Prepared(store, hit, account, time.perf_counter() - start, options)
+    store.private_directory = private  # removed together with the store object
+    return Prepared(store, hit, build_stats, time.perf_counter() - start, options)
 
 
 def plan(recipe: Recipe, options: RunOptions, executor: Executor, cache: CacheLayout) -> Plan:
-    processor = processor_card(recipe, cache, executor)
-    card = identity_card(tokenizer_choice(recipe, processor), cache.root, executor)
-    rows = open_sources(recipe.sources, cache, rehash=options.rehash)
+    processor = processor_info(recipe, cache, executor)
+    card = identify_tokenizer(tokenizer_choice(recipe, processor), cache.root, executor)
+    rows = open_sources(recipe.sources, cache, reread=options.force_recache)
     if not len(rows):
         raise SourceError("no rows: every source is empty", path=recipe.sources[0])
-    pictures = None
+    images = None
     if processor is not None:
-        pictures = _hash_pictures(recipe, options, processor, rows, cache, executor)
-    return Plan(recipe, card, rows, processor, pictures)
+        images = _hash_images(recipe, options, processor, rows, cache, executor)
+    return Plan(recipe, card, rows, processor, images)
 
 
-def _hash_pictures(
+def _hash_images(
     recipe: Recipe,
     options: RunOptions,
-    processor: ProcessorCard,
+    processor: ProcessorInfo,
     rows: Rows,
     cache: CacheLayout,
     executor: Executor,
-) -> PicturesOfBlocks:
-    found = PicturesOfBlocks()
+) -> ImagesOfBlocks:
+    images = ImagesOfBlocks()
     job = BlockJob(executor, cache.root, None)
 
     def tasks() -> Iterator[BlockTask]:
@@ -137,14 +152,14 @@ def _hash_pictures(
 
     media = media_options(recipe, options, processor)
     setup = job.setup(HASH, size_of(tasks()), media=media)
-    job.run(setup, tasks(), lambda task, result: found.add(task.block, result["digest"]))
-    return found
+    job.run(setup, tasks(), lambda task, result: images.add(task.block, result["digest"]))
+    return images
 
 
 def media_options(
-    recipe: Recipe, options: RunOptions, processor: ProcessorCard | None
+    recipe: Recipe, options: RunOptions, processor: ProcessorInfo | None
 ) -> dict[str, Any] | None:
-    """Return the workers' options about images; None where rows have none."""
+    """Return the workers' options for images; None without a processor."""
     if processor is None:
         return None
     return {
@@ -154,7 +169,7 @@ def media_options(
         "root": _media_root(options),
         "urls": options.media_urls,
         "trust_remote_code": recipe.trust_remote_code,
-        "rehash": options.rehash,
+        "reread": options.force_recache,
     }
 
 
@@ -166,8 +181,8 @@ def _require_reachable(planned: Plan, executor: Executor) -> None:
     private = [path for path in planned.paths if path.startswith("memory://")]
     if private and not isinstance(executor, InlineExecutor):
         raise UsageError(
-            "memory:// is seen only by the process that wrote it, not by workers; prepare it with "
-            "executor='inline'",
+            "workers cannot read memory:// files of this process; set ",
+            ("executor", "inline"),
             path=private[0],
         )
 
@@ -176,7 +191,7 @@ def _require_reachable(planned: Plan, executor: Executor) -> None:
 
 
 class _FastPathMismatch(Exception):
-    """A worker saw a fast engine differ from its reference."""
+    """A fast engine differed from its reference."""
 
 
 class Builder:
@@ -186,31 +201,34 @@ class Builder:
         cache: CacheLayout,
         executor: Executor,
         options: RunOptions,
-        account: Account,
+        build_stats: BuildStats,
         progress: Progress,
-        share: Share = WHOLE,
+        partition: Partition = ALL,
     ) -> None:
         self._plan = plan
         self._cache = cache
         self._executor = executor
         self._options = options
-        self._account = account
+        self._build_stats = build_stats
         self._progress = progress
-        self._share = share
+        self._partition = partition
         self._counted = bytearray(plan.slices)  # 1 when progress has counted the slice
 
     def build_and_commit(self) -> int:
-        """Build the share and commit; return how many slices are missing for that, else 0."""
+        """Build the partition and commit; return the number of slices that are still missing."""
         plan, cache = self._plan, self._cache
+        removed = False
         for _ in range(MAX_REBUILDS):
             try:
                 self._require_tokenizer()
                 self._build()
-                missing = 0 if self._share.is_whole else self._count_missing()
+                missing = 0 if self._partition.is_whole else self._count_missing()
                 if missing:
                     return missing
-                self._share = WHOLE  # a corrupt slice of another share is rebuilt here
-                proof = proof_document(plan.paths, self._account, _media_root(self._options))
+                self._partition = ALL  # rebuild corrupt slices of others, too
+                whole = store_stats(cache, (key for key, _ in plan.walk()))
+                root = _media_root(self._options)
+                proof = proof_document(plan.paths, self._build_stats, whole, root)
                 placements = (
                     plan.placement(block, self._key_in_store(key)) for key, block in plan.walk()
                 )
@@ -220,23 +238,42 @@ class Builder:
                     quarantine_slice(cache, key)
                 if not lost:
                     return 0
+                removed = True
             except CorruptionError as error:
                 if not quarantine_of(cache, error.path):
                     raise
+                removed = isinstance(error, MissingFileError)
+                if removed:
+                    self._quarantine_incomplete()
+        if removed:
+            raise CacheError(
+                f"another process removed slices of this cache {MAX_REBUILDS} times while this "
+                "build ran; stop it and prepare again",
+                path=cache.root,
+            )
         raise CorruptionError(
-            f"more than {MAX_REBUILDS} slices of this cache are corrupt; look at the disk",
+            f"more than {MAX_REBUILDS} slices of this cache are corrupt; check the disk",
             path=cache.root,
         )
+
+    def _quarantine_incomplete(self) -> None:
+        """Quarantine all slices with a record but without a file, not one per attempt."""
+        limit = self._plan.limit
+        for key, _ in self._plan.walk():
+            for own in (key,) if limit is None else (key, limit.key_of(key)):
+                files = self._cache.slice(own)
+                if not (files.tokens.exists() and files.meta.exists()):
+                    quarantine_slice(self._cache, own)
 
     def _require_tokenizer(self) -> None:
         copy = self._cache.tokenizer(self._plan.card.key)
         if not copy.is_dir():
             choice = tokenizer_choice(self._plan.recipe, self._plan.processor)
-            identity_card(choice, self._cache.root, self._executor)
+            identify_tokenizer(choice, self._cache.root, self._executor)
         if not copy.is_dir():
             raise CacheError(
-                "the tokenizer's copy could not be written; run the command again, or choose "
-                "another cache_dir",
+                "the copy of the tokenizer could not be written; try again, or set another "
+                "cache_dir",
                 path=copy,
             )
 
@@ -244,29 +281,24 @@ class Builder:
         try:
             self._build_slices()
         except _FastPathMismatch:
-            self._account.restart()
+            self._build_stats.restart()
             self._build_slices()
 
     def _build_slices(self) -> None:
-        plan, options, by_reference = self._plan, self._options, self._account.restarted
-        job = BlockJob(
-            self._executor,
-            self._cache.root,
-            plan.card,
-            STAGES["encode"].reference if by_reference else options.engine,
-        )
+        plan, options, restarted = self._plan, self._options, self._build_stats.restarted
+        reference = options.reference or restarted
+        job = BlockJob(self._executor, self._cache.root, plan.card, reference=reference)
         missing = self._missing(self._is_built)
         setup = job.setup(
             BUILD,
             size_of(missing),
-            recipe=to_travel(plan.recipe),
-            renderer=STAGES["render"].reference if by_reference else options.renderer,
-            rebuild=options.force_recache or by_reference,
-            replace=by_reference,
+            recipe=serialize(plan.recipe),
+            rebuild=options.force_recache or restarted,
+            replace=restarted,
             limit=plan.limit,
             media=media_options(plan.recipe, options, plan.processor),
         )
-        job.run(setup, self._with_pictures(missing), self._take)
+        job.run(setup, self._with_images(missing), self._take)
         if plan.limit is not None:
             missing = self._missing(self._is_limited)
             setup = job.setup(LIMIT, size_of(missing), limit=plan.limit)
@@ -274,19 +306,21 @@ class Builder:
 
     def _missing(self, is_published: Any) -> MissingBlocks:
         plan = self._plan
-        return MissingBlocks(plan.blocks, plan.slices, plan.key_of, is_published, self._share.has)
+        return MissingBlocks(
+            plan.blocks, plan.slices, plan.key_of, is_published, self._partition.has
+        )
 
-    def _with_pictures(self, tasks: MissingBlocks) -> Iterator[BlockTask]:
+    def _with_images(self, tasks: MissingBlocks) -> Iterator[BlockTask]:
         for task in tasks:
-            pictures = self._plan.pictures.of(task.block)
-            yield task._replace(more={"pictures": pictures}) if pictures else task
+            images = self._plan.images.of(task.block)
+            yield task._replace(params={"images": images}) if images else task
 
     def _is_built(self, task: BlockTask) -> bool:
-        if self._options.force_recache or self._account.restarted:
+        if self._options.force_recache or self._build_stats.restarted:
             return False
         if not self._cache.slice(task.key).record.exists():
             return False
-        self._count(task, found=True)
+        self._count(task, is_hit=True)
         return True
 
     def _is_limited(self, task: BlockTask) -> bool:
@@ -301,25 +335,24 @@ class Builder:
         return limit.key_of(key) if record.longest > limit.max_length else key
 
     def _take(self, task: BlockTask, result: dict[str, Any]) -> None:
-        self._account.add(result)
-        self._count(task, found=not result["built"])
-        if self._account.mismatched and not self._account.restarted:
+        self._build_stats.add(result)
+        self._count(task, is_hit=not result["built"])
+        if self._build_stats.mismatched and not self._build_stats.restarted:
             raise _FastPathMismatch
 
     def _take_limited(self, task: BlockTask, result: dict[str, Any]) -> None:
-        self._account.slices_derived += 1
+        self._build_stats.slices_derived += 1
 
-    def _count(self, task: BlockTask, *, found: bool) -> None:
+    def _count(self, task: BlockTask, *, is_hit: bool) -> None:
         if not self._counted[task.number]:
             self._counted[task.number] = 1
-            self._progress.add(rows=task.block.rows, size=task.block.length, found=found)
+            self._progress.add(rows=task.block.rows, size=task.block.length, is_hit=is_hit)
 
     def _count_missing(self) -> int:
-        """Count the slices that nobody has published yet.
+        """Count the slices that no process has published yet.
 
-        Opening a directory makes a network file system ask its server again. Otherwise two
-        processes that finish at the same time might each see an old answer that the other's slice
-        is missing.
+        Opening a directory refreshes the cache of a network file system. Without it, two processes
+        that finish at the same time might each miss the other's slice.
         """
 
         def is_missing(key: str) -> bool:
@@ -329,7 +362,7 @@ class Builder:
                     os.scandir(record.parent).close()
             return not record.exists()
 
-        # The limited copy is looked for after the slice: its record says whether there is one.
+        # The record of the slice determines whether there is a limited copy.
         return sum(
             is_missing(key) or (key != (own := self._key_in_store(key)) and is_missing(own))
             for key, _ in self._plan.walk()
@@ -337,27 +370,26 @@ class Builder:
 
 
 def lost_slices(cache: CacheLayout, store: Store) -> Iterator[str]:
-    """Yield the keys of a store's slices of which a file is missing.
+    """Yield the keys of a store's slices that lack a file.
 
-    `cache gc` may have removed a slice while the store was committed. Many slices are looked for in
-    the lists of their directories, which costs a microsecond for each file of the cache.
+    `cache gc` may have removed a slice while the store was committed. For many slices, listing the
+    directories is faster than a stat per file: about a microsecond for each file of the cache.
     """
     keys = store.table["key"]
     if len(keys) <= MAX_STATS:
 
-        def found(key: str) -> str:
+        def key_if_lost(key: str) -> str:
             files = cache.slice(key)
-            there = all(path.exists() for path in (files.record, files.tokens, files.meta))
-            return "" if there else key
+            is_whole = all(path.exists() for path in (files.record, files.tokens, files.meta))
+            return "" if is_whole else key
 
-        with contextlib.closing(ahead(found, store.slice_keys())) as missing:
+        with contextlib.closing(prefetch_map(key_if_lost, store.slice_keys())) as missing:
             yield from filter(None, missing)
         return
     for first in np.unique(keys[:, 0]).tolist():
-        wanted = {key.tobytes().hex() for key in keys[keys[:, 0] == first]}
+        expected = {key.tobytes().hex() for key in keys[keys[:, 0] == first]}
         directory = cache.slices / f"{first:02x}"
         names = os.listdir(directory) if directory.is_dir() else []
         for ending in (".json", ".arrow", ".meta.arrow"):
-            wanted_names = {f"{key}{ending}" for key in wanted}
-            for name in wanted_names.difference(names):
+            for name in {f"{key}{ending}" for key in expected}.difference(names):
                 yield name.partition(".")[0]

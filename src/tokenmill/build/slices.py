@@ -1,7 +1,7 @@
-"""Build slices in a worker: load once, then turn one block after another into a published slice.
+"""Build slices in a worker: load once, then turn each block into a published slice.
 
-Publishing waits for a disk and needs hardly any CPU, so it is the *rest* of the task: an executor
-may do it while the worker builds the next slice.
+Publishing waits for a disk and needs hardly any CPU, so it is the *completion* of the task: it may
+run while the worker builds the next slice.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ import msgspec
 from tokenmill._core.collector import without_collector
 from tokenmill.build.blocks import block_of
 from tokenmill.build.expansion import Expander
-from tokenmill.build.externals import externals_of
 from tokenmill.build.limit import limit_columns
+from tokenmill.build.outcome import write_notes
 from tokenmill.build.pipeline import Pipeline, pipeline_of
 from tokenmill.build.plan import Limit
-from tokenmill.build.processor import ProcessorCard, load_processor
+from tokenmill.build.processor import ProcessorInfo, load_processor
 from tokenmill.build.recipe import Recipe
-from tokenmill.build.tasks import Rest, Work
-from tokenmill.chat.pictures import MediaTokens
+from tokenmill.build.referenced import referenced_files_of
+from tokenmill.build.tasks import Completion, Work
+from tokenmill.chat.images import MediaTokens
 from tokenmill.errors import UsageError
 from tokenmill.media import Processor
 from tokenmill.sources.block import Block, read_block
@@ -33,14 +34,14 @@ from tokenmill.store.slices import quarantine_slice, slice_is_intact
 from tokenmill.tokenizers.cache import load_copy
 from tokenmill.tokenizers.tokenizer import Tokenizer
 
-_PROBE = "\nHow large is it? Größe 3.14 × 17, 中文 🙂"  # tells tokenizers apart
+_PROBE = "\nHow large is it? Größe 3.14 × 17, 中文 🙂"  # differs among tokenizers
 
 
 def open_builder(options: dict[str, Any]) -> Work:
-    """Load what building needs and return the function that builds one slice.
+    """Load tokenizer, template and processor; return the function that builds one slice.
 
-    With ``rebuild`` slices are built although they are published, and compared. With ``replace``
-    a published slice with other content goes to quarantine.
+    With ``rebuild``, published slices are built again and compared. With ``replace``, a published
+    slice with other content goes to quarantine.
     """
     recipe = Recipe(**options["recipe"])
     tokenizer = load_copy(Path(options["tokenizer"]), options["card"])
@@ -50,16 +51,16 @@ def open_builder(options: dict[str, Any]) -> Work:
     limit = None if options["limit"] is None else Limit(*options["limit"])
     rebuild, replace = bool(options["rebuild"]), bool(options["replace"])
 
-    def build(payload: dict[str, Any]) -> dict[str, Any] | Rest:
+    def build(payload: dict[str, Any]) -> dict[str, Any] | Completion:
         key, block = payload["key"], block_of(payload)
         files = layout.slice(key)
         if files.record.exists():
             if not rebuild:
-                return {"built": False}  # another builder was quicker
+                return {"built": False}  # another builder was faster
             if not slice_is_intact(files):
                 quarantine_slice(layout, key)
         with without_collector():
-            columns, counters = _make_columns(pipeline, block, payload.get("pictures", ""))
+            columns, counters = _make_columns(pipeline, block, payload.get("images", ""))
             if any(notes.get("mismatches") for notes in counters["notes"].values()):
                 return {**counters, "replaced": False}  # the build starts again
             start = time.perf_counter()
@@ -72,6 +73,7 @@ def open_builder(options: dict[str, Any]) -> Work:
         def publish() -> dict[str, Any]:
             start = time.perf_counter()
             replaced = False
+            write_notes(layout, key, counters["notes"])  # first: a published slice has notes
             for one in encoded:
                 if replace:
                     replaced |= replace_slice(layout, one)[1]
@@ -88,7 +90,7 @@ def open_builder(options: dict[str, Any]) -> Work:
 def expander_of(
     options: dict[str, Any], tokenizer: Tokenizer, *, hashed: bool = True
 ) -> Expander | None:
-    """Return the expander of a pipeline; None where rows have no images.
+    """Return the expander of a pipeline; None without a processor.
 
     Raises:
         UsageError: The tokenizer is not the processor's.
@@ -96,7 +98,7 @@ def expander_of(
     media = options.get("media")
     if media is None:
         return None
-    card = msgspec.convert(media["processor"], ProcessorCard)
+    card = msgspec.convert(media["processor"], ProcessorInfo)
     copy = CacheLayout(Path(options["cache"])).processor(card.key)
     processor = load_processor(copy, card.identity, trust_remote_code=media["trust_remote_code"])
     require_own_tokenizer(processor, tokenizer)
@@ -104,15 +106,15 @@ def expander_of(
         processor,
         MediaTokens(*media["tokens"]),
         card.media_token_ids,
-        externals_of(options, hashed=hashed),
+        referenced_files_of(options, hashed=hashed),
     )
-    if options.get("replace"):
+    if options["reference"]:
         expander.use_reference()
     return expander
 
 
 def require_own_tokenizer(processor: Processor, tokenizer: Tokenizer) -> None:
-    """Refuse a tokenizer that gives other ids: audits would reject every row."""
+    """Raise `UsageError` for a tokenizer that gives other ids: audits would reject every row."""
     text = f"{processor.image_token}{_PROBE}"
     own = list(processor.tokenizer(text, add_special_tokens=False)["input_ids"])
     if tokenizer.reference.encode(text, add_special_tokens=False).ids != own:
@@ -123,13 +125,13 @@ def require_own_tokenizer(processor: Processor, tokenizer: Tokenizer) -> None:
 
 
 def _make_columns(
-    pipeline: Pipeline, block: Block, pictures: str
+    pipeline: Pipeline, block: Block, images: str
 ) -> tuple[SliceColumns, dict[str, Any]]:
     before = dict(pipeline.seconds)
     start = time.perf_counter()
     rows = read_block(block)
     parsed = time.perf_counter()
-    pipeline.begin(block, pictures)
+    pipeline.begin(block, rows, images)
     columns, notes = pipeline.run(rows)
     stages = {name: total - before.get(name, 0.0) for name, total in pipeline.seconds.items()}
     stages["parse"] = stages.get("parse", 0.0) + parsed - start

@@ -4,9 +4,9 @@
 - each task gives exactly one `Done`, in the order of completion;
 - a `TokenmillError` of the callable is raised to the consumer as the same type with the same
   attributes and is not retried; any other exception becomes a `WorkerError` with its traceback;
-- a worker that dies or stops costs its task, and one whose rest it was at, a retry, `MAX_RETRIES`
-  times, then a `WorkerError`;
-- whoever stops iterating (close, exception, Ctrl-C) leaves no worker behind.
+- if a worker dies or hangs, its tasks are retried `MAX_RETRIES` times, then a `WorkerError` is
+  raised;
+- when iteration stops (close, exception, Ctrl-C), no worker is left.
 """
 
 from __future__ import annotations
@@ -18,22 +18,24 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tokenmill.build.wire import as_travelled
+from tokenmill.build.wire import deserialize
 from tokenmill.errors import TokenmillError, WorkerError
 
-MAX_RETRIES = 2  # more deaths on one task are no accident: a bad row, or too little memory
+MAX_RETRIES = 2  # a task that kills more workers has a bad row or needs more memory
 
-Rest = Callable[[], dict[str, Any]]
-"""The last part of a task, which only waits, say for a disk; returns the result.
+Completion = Callable[[], dict[str, Any]]
+"""The last part of a task, which only waits (for a disk); returns the result.
 
-It may run in another thread while the next task is done, after the rest of the task before.
+It may run in another thread beside the next task. Completions run one after another.
 """
-Work = Callable[[dict[str, Any]], dict[str, Any] | Rest]  # payload → result, or rest of the task
+Work = Callable[
+    [dict[str, Any]], dict[str, Any] | Completion
+]  # payload → result, or completion of the task
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How a worker gets ready.
+    """How a worker sets up.
 
     ``entry``, as in ``"package.module:callable"``, is imported by the worker and called once with
     the options. It returns the function that does one task. If that function has a ``close``
@@ -43,8 +45,8 @@ class Setup:
     entry: str
     options: dict[str, Any] = field(default_factory=dict)  # JSON-able
     shared: tuple[str, ...] = ()  # directories that caller and workers must both see
-    near_caller: bool = False  # prefer the caller's machine, which alone may have the files
-    little: bool = False  # unless workers were asked for, it may run in the calling process
+    prefer_local: bool = False  # prefer the caller's machine, which alone may have the files
+    small_job: bool = False  # it may run in the calling process if no number of workers is set
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +62,10 @@ class Task:
 @dataclass(frozen=True, slots=True)
 class Done:
     number: int
-    result: dict[str, Any]  # after a trip through the encoding: tuples are lists
+    result: dict[str, Any]  # as decoded: tuples are lists
     seconds: float
     worker: int  # from 0; a replacement inherits the number
-    attempts: int = 1  # more where workers died on the way
+    attempts: int = 1  # more than 1 if workers died
 
 
 class Executor(Protocol):
@@ -73,14 +75,14 @@ class Executor(Protocol):
 
 
 def open_work(entry: str, options: dict[str, Any]) -> Work:
-    """Import and call a setup's entry; its own errors pass, others become a `WorkerError`."""
+    """Import and call a setup's entry; errors of other libraries become a `WorkerError`."""
     try:
         work: Work = pkgutil.resolve_name(entry)(options)
     except (TokenmillError, MemoryError):
         raise
     except Exception as error:
         raise WorkerError(
-            f"a worker could not get ready: {entry}: {type(error).__name__}: {error}"
+            f"a worker failed to set up: {entry}: {type(error).__name__}: {error}"
         ) from error
     return work
 
@@ -88,13 +90,13 @@ def open_work(entry: str, options: dict[str, Any]) -> Work:
 def run_tasks(
     executor: Executor, setup: Setup, tasks: Iterable[Task], take: Callable[[Done], None]
 ) -> None:
-    """Do every task and pass each result to `take`; if that raises, the workers end at once."""
+    """Run all tasks and pass each result to `take`; if `take` raises, the workers end."""
     with contextlib.closing(executor.run(setup, tasks)) as finished:  # type: ignore[type-var]
         for done in finished:
             take(done)
 
 
-def finish(outcome: dict[str, Any] | Rest) -> dict[str, Any]:
+def finish(outcome: dict[str, Any] | Completion) -> dict[str, Any]:
     return outcome() if callable(outcome) else outcome
 
 
@@ -111,21 +113,21 @@ def foreign_error(task: Task, error: Exception) -> WorkerError:
 
 
 class InlineExecutor:
-    """Runs every task in the calling thread, when its result is asked for.
+    """Runs each task in the calling thread when its result is requested.
 
-    Payloads and results are encoded and decoded as for a worker, so that nothing works here that
-    would fail there.
+    Payloads and results are encoded and decoded as for a worker, so that code that works here also
+    works in a worker.
     """
 
     def run(self, setup: Setup, tasks: Iterable[Task]) -> Iterator[Done]:
         work = None
         try:
             for task in tasks:
-                if work is None:  # without a task nothing is loaded, as with workers
-                    work = open_work(setup.entry, as_travelled(setup.options))
+                if work is None:  # load nothing if there is no task
+                    work = open_work(setup.entry, deserialize(setup.options))
                 started = time.perf_counter()
                 try:
-                    result = as_travelled(finish(work(as_travelled(task.payload))))
+                    result = deserialize(finish(work(deserialize(task.payload))))
                 except TokenmillError:
                     raise
                 except Exception as error:

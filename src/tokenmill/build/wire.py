@@ -17,7 +17,7 @@ from tokenmill import errors
 from tokenmill.errors import TokenmillError, WorkerError
 
 _LENGTH = struct.Struct(">I")
-MAX_FRAME = 1 << 30  # bytes; a longer one is a damaged stream, and results are meant to be small
+MAX_FRAME = 1 << 30  # bytes; a larger one means a damaged stream
 
 
 class Begin(msgspec.Struct, tag=True):
@@ -32,7 +32,7 @@ class Assign(msgspec.Struct, tag=True):
 
 
 class Ready(msgspec.Struct, tag=True):
-    """The entry was called."""
+    """The worker is set up."""
 
 
 class Beat(msgspec.Struct, tag=True):
@@ -40,7 +40,7 @@ class Beat(msgspec.Struct, tag=True):
 
 
 class Finishing(msgspec.Struct, tag=True):
-    """Only the rest of a task is left; another task can be begun meanwhile."""
+    """Only the completion of a task is left; another task can begin."""
 
     number: int
 
@@ -59,12 +59,12 @@ class Failure(msgspec.Struct):
 
 
 class Failed(msgspec.Struct, tag=True):
-    number: int | None  # None: while the worker got ready
+    number: int | None  # None: while the worker set up
     failure: Failure
 
 
 class OutOfMemory(msgspec.Struct, tag=True):
-    """The callable raised MemoryError; the worker ends itself, as if it had been killed for it."""
+    """A task raised MemoryError; the worker exits."""
 
 
 Down = Begin | Assign
@@ -79,30 +79,30 @@ _plain: msgspec.msgpack.Decoder[dict[str, Any]] = msgspec.msgpack.Decoder(dict[s
 def frame(message: Down | Up) -> bytes:
     body = _encode(message)
     if len(body) > MAX_FRAME:
-        raise WorkerError(f"a message of {len(body)} bytes; payloads and results must be small")
+        raise WorkerError(f"a message has {len(body)} bytes, the limit is {MAX_FRAME}")
     return _LENGTH.pack(len(body)) + body
 
 
-def as_travelled(value: dict[str, Any]) -> dict[str, Any]:
-    """Encode and decode a value, as on its way to a worker."""
+def deserialize(value: dict[str, Any]) -> dict[str, Any]:
+    """Encode and decode a value, as if it was sent to a worker."""
     try:
         return _plain.decode(_encode(value))
     except msgspec.MsgspecError as error:
-        raise WorkerError(f"{_CANNOT_TRAVEL}: {error}") from error
+        raise WorkerError(f"{_NOT_SERIALIZABLE}: {error}") from error
 
 
-_CANNOT_TRAVEL = "a payload, result or option that is no dict of plain JSON-able values"
+_NOT_SERIALIZABLE = "a payload, result or option is not JSON-serializable"
 
 
 def _encode(value: Any) -> bytes:
     try:
         return _encoder.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise WorkerError(f"{_CANNOT_TRAVEL}: {error}") from error
+        raise WorkerError(f"{_NOT_SERIALIZABLE}: {error}") from error
 
 
 class Frames:
-    """Whole messages from bytes as they come."""
+    """Splits received bytes into messages."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -114,7 +114,7 @@ class Frames:
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
             if length > MAX_FRAME:
-                raise WorkerError(f"a worker's pipe holds no frames: a length of {length} bytes")
+                raise WorkerError(f"a worker sent a damaged message of {length} bytes")
             end = _LENGTH.size + length
             if len(self._buffer) < end:
                 return
@@ -148,7 +148,7 @@ def pack_error(error: TokenmillError) -> Failure:
         attributes[name] = value
     notes = list(getattr(error, "__notes__", ()))
     if error.__cause__ is not None:
-        # The chain itself cannot travel; what a person reads of it can.
+        # The exception chain cannot be encoded, but its text can.
         notes.append("".join(traceback.format_exception(error.__cause__)).rstrip())
     return Failure(known.__name__, error.message, attributes, notes)
 

@@ -1,8 +1,8 @@
-"""The main function of a worker process: get ready once, then do one task after another.
+"""The main function of a worker process: set up once, then run one task after another.
 
-Messages come and go over the *channel*, a socket; a thread sends the heartbeat. The *lifeline* is a
-pipe on which nothing is ever sent: when its other end closes, the kernel itself kills this process,
-even while a C extension holds the interpreter lock for minutes.
+Messages use the *channel*, a socket; a thread sends the heartbeat. Nothing is sent on the
+*lifeline*, a pipe: when its other end closes, the kernel kills this process, even while a C
+extension holds the interpreter lock.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from tokenmill.build import wire
-from tokenmill.build.tasks import Rest, Task, Work, close_work, foreign_error, open_work
+from tokenmill.build.tasks import Completion, Task, Work, close_work, foreign_error, open_work
 from tokenmill.errors import TokenmillError
 
 READ_BYTES = 1 << 16  # of the channel at once; frames are small
 
-EXIT_OUT_OF_MEMORY = 12  # ENOMEM: the worker ends itself after a MemoryError, to start clean
+EXIT_OUT_OF_MEMORY = 12  # ENOMEM: the worker exits after a MemoryError; another one replaces it
 
 
 class Sender:
-    """Sends messages of several threads."""
+    """Sends messages from several threads."""
 
     def __init__(self, channel: int) -> None:
         self._channel = channel
@@ -46,20 +46,20 @@ class Sender:
 def die_with_parent(lifeline: int) -> None:
     if hasattr(fcntl, "F_SETSIG"):
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
-        # Not the default SIGIO: a library may catch or block that one.
+        # Not the default SIGIO, which a library may catch or block.
         fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
         flags = fcntl.fcntl(lifeline, fcntl.F_GETFL)
         fcntl.fcntl(lifeline, fcntl.F_SETFL, flags | os.O_ASYNC)
     poll = select.poll()
     poll.register(lifeline, select.POLLHUP)
-    if poll.poll(0):  # it closed before the kernel was asked to tell
+    if poll.poll(0):  # it was closed before the signal was set
         os._exit(1)
 
 
 def beat(sender: Sender, seconds: float, parent: int) -> None:
-    """Send heartbeats; end this process when its parent is gone.
+    """Send heartbeats; exit when the parent is gone.
 
-    A process that the parent forked may hold the lifeline open beyond the parent's death.
+    A forked child of the parent may keep the lifeline open after the parent's death.
     """
     while True:
         time.sleep(seconds)
@@ -85,8 +85,8 @@ def messages(channel: int) -> Iterator[wire.Down]:
 
 
 @contextlib.contextmanager
-def reporting(sender: Sender, number: int | None, label: str = "") -> Iterator[None]:
-    """Send the parent what a task raises; number None: while the worker gets ready."""
+def report_errors(sender: Sender, number: int | None, label: str = "") -> Iterator[None]:
+    """Send exceptions to the parent; ``number`` is None while the worker sets up."""
     try:
         yield
     except TokenmillError as error:
@@ -101,26 +101,26 @@ def reporting(sender: Sender, number: int | None, label: str = "") -> Iterator[N
         sender.send(wire.Failed(number, wire.pack_error(wrapped)))
 
 
-class Doing:
-    """One task after another; the rest of one is left to a thread while the next is done."""
+class TaskRunner:
+    """Runs tasks; the completion of a task runs in a thread beside the next task."""
 
     def __init__(self, work: Work, sender: Sender) -> None:
         self._work = work
         self._sender = sender
-        self._rest: threading.Thread | None = None
+        self._thread: threading.Thread | None = None
 
-    def do(self, message: wire.Assign) -> None:
+    def run(self, message: wire.Assign) -> None:
         started = time.perf_counter()
-        with reporting(self._sender, message.number, message.label):
+        with report_errors(self._sender, message.number, message.label):
             outcome = self._work(message.payload)
             if not callable(outcome):
-                self._give(message, outcome, started)
+                self._send_result(message, outcome, started)
                 return
-            self._wait()  # one rest at a time: what waits to be written is held in memory
-            self._rest = threading.Thread(
-                target=self._finish, args=(message, outcome, started), name="tokenmill-rest"
+            self._wait()  # one completion at a time: unwritten data is in memory
+            self._thread = threading.Thread(
+                target=self._finish, args=(message, outcome, started), name="tokenmill-completion"
             )
-            self._rest.start()
+            self._thread.start()
             self._sender.send(wire.Finishing(message.number))
 
     def close(self) -> None:
@@ -128,40 +128,40 @@ class Doing:
         close_work(self._work)
 
     def _wait(self) -> None:
-        if self._rest is not None:
-            self._rest.join()
+        if self._thread is not None:
+            self._thread.join()
 
-    def _finish(self, message: wire.Assign, rest: Rest, started: float) -> None:
-        with ending_all(), reporting(self._sender, message.number, message.label):
-            self._give(message, rest(), started)
+    def _finish(self, message: wire.Assign, completion: Completion, started: float) -> None:
+        with exit_on_error(), report_errors(self._sender, message.number, message.label):
+            self._send_result(message, completion(), started)
 
-    def _give(self, message: wire.Assign, result: dict[str, Any], started: float) -> None:
-        # A result that has no encoding fails here, where the traceback is.
-        result = wire.as_travelled(result)
+    def _send_result(self, message: wire.Assign, result: dict[str, Any], started: float) -> None:
+        # A result that cannot be encoded must fail here, where the traceback is.
+        result = wire.deserialize(result)
         seconds = time.perf_counter() - started
         self._sender.send(wire.Finished(message.number, result, seconds))
 
 
 def serve(channel: int, sender: Sender) -> None:
-    doing: Doing | None = None
+    runner: TaskRunner | None = None
     for message in messages(channel):
         if isinstance(message, wire.Begin):
-            with reporting(sender, None):
-                doing = Doing(open_work(message.entry, message.options), sender)
-            if doing is None:
+            with report_errors(sender, None):
+                runner = TaskRunner(open_work(message.entry, message.options), sender)
+            if runner is None:
                 return
-            gc.freeze()  # what was loaded stays, and is not looked at again
+            gc.freeze()  # loaded objects stay; the collector need not visit them
             sender.send(wire.Ready())
-        elif doing is not None:
-            doing.do(message)
+        elif runner is not None:
+            runner.run(message)
             gc.collect()
-    if doing is not None:
-        doing.close()
+    if runner is not None:
+        runner.close()
 
 
 @contextlib.contextmanager
-def ending_all() -> Iterator[None]:
-    """End the process on any exception, SystemExit too."""
+def exit_on_error() -> Iterator[None]:
+    """Exit the process on any exception, including SystemExit."""
     try:
         yield
     except BaseException:
@@ -171,15 +171,15 @@ def ending_all() -> Iterator[None]:
 
 def main(arguments: dict[str, Any]) -> None:
     die_with_parent(arguments["lifeline"])
-    # A signal state inherited from the parent is the parent's business; Ctrl-C reaches only it.
+    # Reset the inherited signal state. Ctrl-C is handled by the parent.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    faulthandler.enable()  # a crash in an engine leaves its Python frames in the parent's tail
+    faulthandler.enable()  # a crash in an engine prints its Python frames
     for fd in (arguments["channel"], arguments["lifeline"]):
-        os.set_inheritable(fd, False)  # a child of a task must not hold the channel open
-    # Collected by hand between two tasks, when little is alive: looks at a tokenizer that is being
-    # loaded, or at a task's rows, find nothing and cost more than either.
+        os.set_inheritable(fd, False)  # a child of a task must not keep the channel open
+    # Garbage is collected between tasks, when few objects are alive. Collections while a tokenizer
+    # is loaded or a task runs find nothing and are slow.
     gc.disable()
     sender = Sender(arguments["channel"])
     threading.Thread(
@@ -188,7 +188,7 @@ def main(arguments: dict[str, Any]) -> None:
         name="tokenmill-heartbeat",
         daemon=True,
     ).start()
-    with ending_all():
+    with exit_on_error():
         serve(arguments["channel"], sender)
-    # Without the interpreter's tear-down, which some engines take seconds for.
+    # Skip the interpreter's tear-down, which takes seconds with some engines.
     os._exit(0)

@@ -1,13 +1,13 @@
 """Render rows to text and find the characters to train.
 
-Importing this package loads no template engine: a parent that only plans needs `ChatSpec` alone.
+Importing this package does not import jinja2, because planning a build needs only `ChatSpec`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tokenmill._core.optional import first_use
+from tokenmill._core.optional import lazy_exports
 from tokenmill.chat.spec import GROUPED, RENDERER_VERSION, ChatSpec
 
 if TYPE_CHECKING:
@@ -15,4 +15,4 @@ if TYPE_CHECKING:
 
 __all__ = ["GROUPED", "RENDERER_VERSION", "ChatSpec", "Renderer", "Rendering"]
 
-__getattr__ = first_use(__name__, render="Renderer Rendering")
+__getattr__ = lazy_exports(__name__, render="Renderer Rendering")

@@ -1,7 +1,7 @@
-"""Append the turns of a rollout: one text that grows by what was sampled and by the next prompt.
+"""Join the turns of a rollout to one text that grows by sampled tokens and by the next prompt.
 
-That works where the template prints a longer conversation as the shorter one and more text. Many
-templates do not: they drop the thinking of earlier turns, or end the last turn by another token.
+This works if the template prints a longer conversation as the shorter one plus more text. Many
+templates do not: they drop the thinking of earlier turns, or end the last turn with another token.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from tokenmill.chat.turns import Settled, unproven
+from tokenmill.chat.turns import RenderedRow, unproven
 
-SHOWN = 120  # characters of a turn in a message; the whole is in the attributes
+EXCERPT_CHARS = 120  # of a turn in a message; the whole turn is in the attributes
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,22 +27,22 @@ class Rewrite:
     after: str
 
     def __str__(self) -> str:
-        place = first_difference(self.before, self.after)
-        before, after = excerpt(self.before, place), excerpt(self.after, place)
-        return f"the template would rewrite turn {self.turn}: {before} stands, and becomes {after}"
+        position = first_difference(self.before, self.after)
+        before, after = excerpt(self.before, position), excerpt(self.after, position)
+        return f"the template would rewrite turn {self.turn}: {before} becomes {after}"
 
 
 def first_difference(one: str, other: str) -> int:
     """Return the first position at which two texts differ, or the end of the shorter."""
-    places = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in places if a != b), min(len(one), len(other)))
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((position for position, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-def excerpt(text: str, place: int) -> str:
-    """Return a text around the position where it begins to differ from another, for an error."""
-    first = max(0, min(place - SHOWN // 3, len(text) - SHOWN))
-    shown = repr(text[first : first + SHOWN])
-    return f"{'…' if first else ''}{shown}{'…' if first + SHOWN < len(text) else ''}"
+def excerpt(text: str, position: int) -> str:
+    """Return the part of a text around a position, for an error message."""
+    first = max(0, min(position - EXCERPT_CHARS // 3, len(text) - EXCERPT_CHARS))
+    shown = repr(text[first : first + EXCERPT_CHARS])
+    return f"{'…' if first else ''}{shown}{'…' if first + EXCERPT_CHARS < len(text) else ''}"
 
 
 def rewrite_between(
@@ -50,10 +50,10 @@ def rewrite_between(
 ) -> Rewrite:
     """Return the turn in which a text differs from the one that should continue it.
 
-    The ends of turns include one that was only begun.
+    The ends of turns include a turn that has only begun.
     """
-    place = first_difference(before, after)
-    turn = min(bisect_right(after_ends, place), bisect_right(before_ends, place))
+    position = first_difference(before, after)
+    turn = min(bisect_right(after_ends, position), bisect_right(before_ends, position))
     first = after_ends[turn - 1] if turn else 0
     stop = before_ends[turn] if turn < len(before_ends) else len(before)
     last = after_ends[turn] if turn < len(after_ends) else len(after)
@@ -63,39 +63,39 @@ def rewrite_between(
 def extended(
     text: str, ends: Sequence[int], later: str, later_ends: Sequence[int], seam: int
 ) -> tuple[str, list[int], int]:
-    """Append what a later render has after `seam`; return text, ends of turns and the shift."""
+    """Append the text of a later render after `seam`; return text, ends of turns and the shift."""
     shift = len(text) - seam
-    last = len(ends) - 1  # the last turn goes on to where the next one begins
+    last = len(ends) - 1  # the last turn extends to the start of the next one
     moved = [max(end + shift, 0) for end in later_ends[last:]]
     return text + later[seam:], [*ends[:last], *moved], shift
 
 
-def sampled(settled: Settled, prompt: str, k: int) -> Settled:
-    """Cut a render that ends with the trained turn ``k`` to its prompt and what a model wrote.
+def sampled(rendered: RenderedRow, prompt: str, k: int) -> RenderedRow:
+    """Cut a render that ends with the trained turn ``k`` after the model's part of it.
 
     Raises:
         RowError: The template prints the turn differently after its own generation prompt, so no
             rollout contains it.
     """
-    assert settled.spans
-    close = settled.spans[-1][1]
-    text = settled.text[:close]
+    assert rendered.spans
+    close = rendered.spans[-1][1]
+    text = rendered.text[:close]
     if not text.startswith(prompt):
-        place = first_difference(text, prompt)
+        position = first_difference(text, prompt)
         raise unproven(
-            f"no model would be given what stands before turn {k}: the prompt is"
-            f" {excerpt(prompt, place)}, the turn is printed as {excerpt(text, place)}"
+            f"the text before turn {k} is not a generation prompt: the prompt is"
+            f" {excerpt(prompt, position)}, the text is {excerpt(text, position)}"
         )
-    return replace(settled, text=text, ends=[min(end, close) for end in settled.ends])
+    return replace(rendered, text=text, ends=[min(end, close) for end in rendered.ends])
 
 
-def join(turns: Iterable[tuple[str, Settled]]) -> list[tuple[list[int], Settled]]:
-    """Append turns, each a prompt and what `sampled` returned, as far as a rollout could hold them.
+def join(turns: Iterable[tuple[str, RenderedRow]]) -> list[tuple[list[int], RenderedRow]]:
+    """Join turns, each a prompt and a result of `sampled`, to as few pieces as a rollout allows.
 
     A new piece begins where a prompt does not start with the text before it. Returns, for every
     piece, the numbers of its turns and their text.
     """
-    pieces: list[tuple[list[int], Settled]] = []
+    pieces: list[tuple[list[int], RenderedRow]] = []
     for number, (prompt, turn) in enumerate(turns):
         if pieces and prompt.startswith(pieces[-1][1].text):
             numbers, before = pieces[-1]
@@ -104,8 +104,8 @@ def join(turns: Iterable[tuple[str, Settled]]) -> list[tuple[list[int], Settled]
             )
             spans = [*(before.spans or ()), *(turn.spans or ())]
             closed = before.closed and turn.closed
-            made = replace(turn, text=text, ends=ends, spans=spans, closed=closed)
-            pieces[-1] = [*numbers, number], made
+            joined = replace(turn, text=text, ends=ends, spans=spans, closed=closed)
+            pieces[-1] = [*numbers, number], joined
         else:
             pieces.append(([number], turn))
     return pieces

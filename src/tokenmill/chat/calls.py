@@ -1,4 +1,4 @@
-"""Normalize tools, tool calls and typed content parts as docs/masks.md documents it.
+"""Normalize tools, tool calls and typed content parts (docs/reference/row-formats.md).
 
 Where parts remain that are not text, the content stays a list, its text parts spelled
 ``{"type": "text", "text": …}``.
@@ -15,7 +15,6 @@ import msgspec
 from tokenmill.errors import RowError
 
 TOOL_ROLES = ("tool", "function", "ipython", "tool_response", "observation")
-TOOL_ROLES = ("tool", "function", "ipython", "tool_response", "observation")
 TEXT_PARTS = ("text", "input_text", "output_text")
 REASONING_PARTS = ("reasoning", "thinking")
 CALL_PARTS = ("tool_call", "function_call")
@@ -26,7 +25,7 @@ MEDIA_PARTS = frozenset((*IMAGE_PARTS, *VIDEO_PARTS, *AUDIO_PARTS))
 
 
 def decode(text: str, what: str) -> Any:
-    """Decode JSON text inside a row with the parser of the row itself."""
+    """Decode JSON text inside a row."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
@@ -34,16 +33,16 @@ def decode(text: str, what: str) -> Any:
 
 
 def strings(value: Any) -> Iterator[str]:
-    """Yield every text inside a value except keys."""
-    waiting = [value]
-    while waiting:
-        item = waiting.pop()
+    """Yield every string inside a value except keys."""
+    pending = [value]
+    while pending:
+        item = pending.pop()
         if isinstance(item, str):
             yield item
         elif isinstance(item, dict):
-            waiting += reversed(item.values())
+            pending += reversed(item.values())
         elif isinstance(item, list):
-            waiting += reversed(item)
+            pending += reversed(item)
 
 
 def _as_list(value: Any, what: str) -> list[Any] | None:
@@ -60,18 +59,18 @@ def _as_list(value: Any, what: str) -> list[Any] | None:
 
 
 def tool_list(value: Any) -> list[Any] | None:
-    found = _as_list(value, "tools")
-    if found is None or set(map(type, found)) == {dict}:  # nearly always
-        return found
-    tools = [decode(tool, "a tool") if isinstance(tool, str) else tool for tool in found]
-    for tool in tools:
+    tools = _as_list(value, "tools")
+    if tools is None or set(map(type, tools)) == {dict}:  # nearly always
+        return tools
+    decoded = [decode(tool, "a tool") if isinstance(tool, str) else tool for tool in tools]
+    for tool in decoded:
         if not isinstance(tool, dict):
             raise RowError(f"a tool must be an object, not {type(tool).__name__}")
-    return tools
+    return decoded
 
 
 def call_list(value: Any, arguments: Callable[[Any], Any] | None = None) -> list[dict[str, Any]]:
-    """Return tool calls as a list of objects; ``arguments`` rewrites those of functions."""
+    """Return tool calls as a list of objects; ``arguments`` rewrites their arguments."""
     rewrite = arguments or _decoded_arguments
     return [_call(call, rewrite) for call in _as_list(value, "tool_calls") or ()]
 
@@ -89,9 +88,9 @@ def _call(call: Any, rewrite: Callable[[Any], Any]) -> dict[str, Any]:
 
 
 def _function(function: dict[str, Any], rewrite: Callable[[Any], Any]) -> dict[str, Any]:
-    given = function.get("arguments")
-    made = rewrite(given)
-    return function if made is given else {**function, "arguments": made}
+    arguments = function.get("arguments")
+    rewritten = rewrite(arguments)
+    return function if rewritten is arguments else {**function, "arguments": rewritten}
 
 
 def _decoded_arguments(arguments: Any) -> Any:
@@ -100,19 +99,19 @@ def _decoded_arguments(arguments: Any) -> Any:
     try:
         value = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-        return arguments  # not JSON: the template gets the text as it is
+        return arguments  # not JSON: the template gets the text unchanged
     return value if isinstance(value, dict) else arguments
 
 
 def text_arguments(arguments: Any) -> Any:
-    """Return an object as JSON text as APIs write it; other values unchanged."""
+    """Return an object as JSON text; other values unchanged."""
     return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
 
 
 def function_call(value: Any, what: str) -> list[dict[str, Any]]:
     """Return calls written as ``{"name": …, "arguments": …}``, or its text, in OpenAI's form."""
-    found = decode(value, what) if isinstance(value, str) else value
-    calls = found if isinstance(found, list) else [found]
+    decoded = decode(value, what) if isinstance(value, str) else value
+    calls = decoded if isinstance(decoded, list) else [decoded]
     named = []
     for call in calls:
         if not isinstance(call, dict) or not isinstance(call.get("function", call), dict):
@@ -126,11 +125,11 @@ def function_call(value: Any, what: str) -> list[dict[str, Any]]:
 def join_parts(message: dict[str, Any], parts: list[Any], *, joined: bool = True) -> dict[str, Any]:
     """Return a message with its typed content parts in the fields that templates read.
 
-    With ``joined``, texts alone become one text and images are rejected. Without it the content
-    stays a list, as templates of image models read it.
+    With ``joined``, text parts become one string and images are rejected. Without it the content
+    stays a list, as templates of image models expect.
     """
     texts: list[str] = []
-    shown: list[tuple[Any, str | None]] = []  # parts that stay where not all are text, and its text
+    shown: list[tuple[Any, str | None]] = []  # parts to keep if not all are text, with their text
     reasoning: list[str] = []
     calls: list[dict[str, Any]] = []
     mixed = False
@@ -151,8 +150,8 @@ def join_parts(message: dict[str, Any], parts: list[Any], *, joined: bool = True
         else:
             if joined and is_media(part):
                 raise RowError(
-                    f"a content part of type {part.get('type') or 'image'!r}: prepare rows with"
-                    " pictures with processor=",
+                    f"a content part has type {part.get('type') or 'image'!r}; set `processor` to"
+                    " prepare rows with images",
                     reason="bad_media",
                 )
             mixed = True
@@ -187,4 +186,4 @@ def _text(part: dict[str, Any], kind: str) -> str:
             return value
     if any(name in part and part[name] is None for name in (kind, "text", "value")):
         return ""
-    raise RowError(f"a content part of type {kind!r} holds no text")
+    raise RowError(f"a content part of type {kind!r} has no text")

@@ -1,7 +1,8 @@
 """Evaluate jinja2 expressions on symbols, or raise `Untraceable`.
 
 Each expression becomes an operation that calls the same Python method or jinja2 function as the
-reference. What can multiply a text (a repetition, a long separator) is bounded or not traced.
+reference. Operations that can multiply a text (a repetition, a long separator) are bounded or not
+traced.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from jinja2 import Undefined, nodes
 from markupsafe import Markup
 
 from tokenmill.chat.program import (
-    FEW,
-    MOST_SIZE,
-    NOTHING,
+    ALL_MESSAGES,
+    MAX_ARG,
+    MAX_SIZE,
+    NO_SOURCE,
     PLAIN,
-    WHOLE,
     Function,
     Joined,
     LoopVariable,
@@ -55,8 +56,8 @@ TEXT_METHODS: dict[str, type | None] = {
 }  # fmt: skip
 OBJECT_METHODS = {"get", "items", "keys", "values"}
 LIST_METHODS = {"index", "count"}
-# Filters whose result is a function of their inputs alone and no larger than a few times those.
-# The second entry is the type of the result where it is always the same.
+# Filters whose result depends on their inputs alone and is at most a few times as large, with the
+# type of the result where it is always the same.
 FILTERS: dict[str, type | None] = {
     "trim": str, "upper": str, "lower": str, "capitalize": str, "title": str, "string": str,
     "tojson": str, "join": str, "replace": str, "length": int, "count": int, "list": list,
@@ -66,38 +67,38 @@ FILTERS: dict[str, type | None] = {
     "abs": None, "round": None, "attr": None, "groupby": None, "escape": None, "e": None,
     "safe": None, "indent": str,
 }  # fmt: skip
-# What a template may call by its name.
+# Global functions that a template may call.
 FUNCTIONS = {"raise_exception", "strftime_now", "namespace", "dict", "range"}
-MOST_PARTS = 256  # of a text before its parts are joined
+MAX_PARTS = 256  # of a text before its parts are joined
 LAZY = {"items", "select", "reject", "selectattr", "rejectattr", "map", "unique", "reverse"}
 ITERATING = {*LAZY, "dictsort", "groupby", "join", "list", "max", "min", "sort"}
 ARITHMETIC = (nodes.Add, nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod)
 PROMPT = "add_generation_prompt"
-MAKING = (nodes.BinExpr, nodes.Call, nodes.Concat, nodes.Filter)
+PRODUCING = (nodes.BinExpr, nodes.Call, nodes.Concat, nodes.Filter)
 TESTS: dict[str, Any] = jinja2.tests.TESTS
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 def line_of(node: nodes.Node) -> int:
     return getattr(node, "lineno", 0) or 0
 
 
-def _once(find: Callable[[Any, Any], Found]) -> Callable[[Any, Any], Found]:
-    """Keep what a method of `Names` finds for a node: walking a tree is slower than most rows."""
+def _cached(method: Callable[[Any, Any], Result]) -> Callable[[Any, Any], Result]:
+    """Cache a method of `Names` per node, because walking a tree is slower than most rows."""
 
-    @functools.wraps(find)
-    def kept(names: Names, node: nodes.Node) -> Found:
-        known = names.known.setdefault(find.__name__, {})
-        if node not in known:
-            known[node] = find(names, node)
-        found: Found = known[node]
-        return found
+    @functools.wraps(method)
+    def cached(names: Names, node: nodes.Node) -> Result:
+        results = names.results.setdefault(method.__name__, {})
+        if node not in results:
+            results[node] = method(names, node)
+        result: Result = results[node]
+        return result
 
-    return kept
+    return cached
 
 
 class Names:
-    """Which names the parts of a template read, and which the template assigns anywhere."""
+    """The names that parts of a template read, and those that it assigns anywhere."""
 
     def __init__(self, tree: nodes.Template) -> None:
         self.tree = tree
@@ -110,18 +111,18 @@ class Names:
         self.assigned = {n.name for n in tree.find_all(nodes.Name) if n.ctx in ("store", "param")}
         if self.assigned & self.macros.keys():
             raise Untraceable("a macro's name assigned again")
-        self.known: dict[str, dict[nodes.Node, Any]] = {}
+        self.results: dict[str, dict[nodes.Node, Any]] = {}
 
-    @_once
+    @_cached
     def _loaded(self, node: nodes.Node) -> set[str]:
         names = {n.name for n in node.find_all(nodes.Name) if n.ctx == "load"}
         if isinstance(node, nodes.Name):  # find_all leaves out the node itself
             names.add(node.name)
         return names | {n.name for n in node.find_all(nodes.NSRef)}
 
-    @_once
+    @_cached
     def reads(self, node: nodes.Node) -> tuple[str, ...]:
-        """Names read inside a node that are assigned somewhere in the template."""
+        """Return the names read inside a node that the template assigns somewhere."""
         return tuple(sorted(self._loaded(node) & self.assigned - {"loop"}))
 
     def reads_messages(self, macro: nodes.Macro) -> bool:
@@ -129,18 +130,18 @@ class Names:
 
     def cost(self, body: list[nodes.Node]) -> tuple[int, int]:
         """Return the steps of running a body once, and its size in units of a `Run`."""
-        known = self.known.setdefault("cost", {})
-        if body[0] not in known:
+        results = self.results.setdefault("cost", {})
+        if body[0] not in results:
             steps, size = body_cost(body)
-            known[body[0]] = steps, size >> 3
-        cost: tuple[int, int] = known[body[0]]
+            results[body[0]] = steps, size >> 3
+        cost: tuple[int, int] = results[body[0]]
         return cost
 
     def prompt_depends_on_row(self) -> bool:
         """Whether the generation prompt can differ from row to row.
 
-        It cannot where `add_generation_prompt` is tested in the open and everything printed there
-        reads only variables that the template never assigns.
+        It cannot where no condition on the row surrounds the test of `add_generation_prompt` and
+        everything printed there reads only variables that the template never assigns.
         """
         of_row = (self.assigned | self.macros.keys() | {"messages", "tools"}) - {PROMPT}
 
@@ -158,8 +159,8 @@ class Names:
 
         return depends(self.tree, False)
 
-    @_once
-    def says_something(self, loop: nodes.For) -> bool:
+    @_cached
+    def has_output(self, loop: nodes.For) -> bool:
         """Whether a loop's body prints, or appends to a text that may be printed later."""
         return any(True for _ in loop.find_all(nodes.Output)) or any(
             True
@@ -168,15 +169,15 @@ class Names:
             for _ in assign.find_all((nodes.Add, nodes.Concat))
         )
 
-    @_once
-    def takes_anything(self, macro: nodes.Macro) -> bool:
-        """Whether a macro reads its caller, or arguments that it does not name."""
+    @_cached
+    def takes_any_arguments(self, macro: nodes.Macro) -> bool:
+        """Whether a macro reads its caller, varargs or kwargs."""
         unnamed = {"caller", "varargs", "kwargs"}
         return any(name.name in unnamed for name in macro.find_all(nodes.Name))
 
-    @_once
+    @_cached
     def pure(self, node: nodes.Node) -> bool:
-        """Whether a part sets nothing outside itself and reads only its own inputs."""
+        """Whether a part sets nothing outside itself and reads no messages."""
         parts = [node, *(self.macros[name] for name in self._called(node))]
         return not any(
             isinstance(part, nodes.NSRef) or getattr(part, "name", "") == "messages"
@@ -184,9 +185,9 @@ class Names:
             for part in one.find_all((nodes.NSRef, nodes.Name))
         )
 
-    @_once
+    @_cached
     def macro_reads(self, node: nodes.Node) -> tuple[str, ...]:
-        """Names at the top of the template that macros called from a node may read."""
+        """Return the top-level names that macros called from a node may read."""
         read = [self._loaded(self.macros[name]) & self.assigned for name in self._called(node)]
         return tuple(sorted(set().union(*read) - {"loop"}))
 
@@ -246,8 +247,8 @@ class Expressions(Recorder):
         except Untraceable as error:
             error.line = error.line or line_of(node)
             raise
-        if isinstance(value, (str, list)) and isinstance(node, MAKING) and len(value) > FEW:
-            self._emit("body", 0, len(value))  # the reference makes it in every row
+        if isinstance(value, (str, list)) and isinstance(node, PRODUCING) and len(value) > MAX_ARG:
+            self._emit("body", 0, len(value))  # the reference computes it for every row
         return value
 
     def _get_Const(self, node: nodes.Const) -> Any:
@@ -312,19 +313,19 @@ class Expressions(Recorder):
         if name in ("in", "notin") and isinstance(right, Symbol):
             kind = self._kind(right)
             if kind in (NoneType, int, float, bool):
-                self._refuse(f"in a {kind.__name__}")
-        answer = OPERATORS[name](real(left), real(right))
+                self._raise(f"in a {kind.__name__}")
+        outcome = OPERATORS[name](real(left), real(right))
         if not from_row(left, right):
-            return bool(answer)
-        if type(answer) is not bool:
-            raise Untraceable("a comparison that is no yes or no")
+            return bool(outcome)
+        if type(outcome) is not bool:
+            raise Untraceable("a comparison whose result is not a boolean")
         codes = self._code(left), self._code(right)
         facts = self._frame.facts
         if name in ("eq", "ne") and isinstance(right, str):
             known = facts.get((codes[0], "is"))
             if known is not None:
                 return (known == right) is (name == "eq")
-            equal = self._ask(f"{codes[0]} == {codes[1]}", (answer is True) is (name == "eq"))
+            equal = self._branch(f"{codes[0]} == {codes[1]}", (outcome is True) is (name == "eq"))
             if equal:
                 facts[codes[0], "is"] = right
             return equal is (name == "eq")
@@ -332,8 +333,8 @@ class Expressions(Recorder):
         if positive == "in" and from_row(right) and self._sized(right):
             self._emit("charge", codes[1])
         code = f"{codes[0]} {jinja2.compiler.operators[positive]} {codes[1]}"
-        told = self._ask(f"({code})", answer is not (positive != name))
-        return told is not (positive != name)
+        result = self._branch(f"({code})", outcome is not (positive != name))
+        return result is not (positive != name)
 
     def _arithmetic(self, node: nodes.BinExpr) -> Any:
         sign = node.operator
@@ -357,15 +358,15 @@ class Expressions(Recorder):
         elif sign == "*" and kinds == (str, int):
             code = f"R.repeat({self._code(left)}, {self._code(right)})"
             text, times = real(left), real(right)
-            if len(text) * times > MOST_SIZE:
-                raise Untraceable("a text repeated very often", line_of(node))
+            if len(text) * times > MAX_SIZE:
+                raise Untraceable("a text repeated too often", line_of(node))
             return self._attempt(code, lambda: text * times, sources_of(left), str)
         elif sign == "+" and Undefined in kinds:
-            self._refuse("undefined in a sum")
+            self._raise("undefined in a sum")
         elif (
             sign == "+" and kinds[0] in (str, list) and kinds[1] in (str, list, *numbers, NoneType)
         ):
-            self._refuse("a sum of unlike things")
+            self._raise("a sum of different types")
         else:
             function(real(left), real(right))  # most of these fail, as in the reference
             raise Untraceable(f"{kinds[0].__name__} {sign} {kinds[1].__name__}", line_of(node))
@@ -379,7 +380,7 @@ class Expressions(Recorder):
         if isinstance(value, Symbol) and self._kind(value) in (int, float):
             return self._let(f"(-{value.code})", -value.value, value.sources, self._kind(value))
         if from_row(value):
-            raise Untraceable("a negative of something else than a number", line_of(node))
+            raise Untraceable("a negative of a value that is not a number", line_of(node))
         return -value
 
     def _get_Pos(self, node: nodes.Pos) -> Any:
@@ -413,7 +414,7 @@ class Expressions(Recorder):
         return self._join(parts)
 
     def _join(self, parts: list[Any]) -> Any:
-        """Join texts; neighbours from the template itself become one."""
+        """Join texts, and merge neighbouring texts of the template."""
         merged: list[Any] = []
         for part in parts:
             if isinstance(part, str) and merged and isinstance(merged[-1], str):
@@ -421,8 +422,8 @@ class Expressions(Recorder):
             elif isinstance(part, Symbol) or part != "":
                 merged.append(part)
         joined = Joined(merged)
-        # A text that is appended to itself repeatedly has ever more parts.
-        return self._text(joined) if len(merged) > MOST_PARTS else joined
+        # A text that is appended to itself in a loop would have more and more parts.
+        return self._text(joined) if len(merged) > MAX_PARTS else joined
 
     # -- members ------------------------------------------------------------------------------
 
@@ -446,24 +447,24 @@ class Expressions(Recorder):
             return self._constant_member(base, key, item)
         kind = self._kind(base)
         if kind is Undefined:
-            self._refuse("a member of something undefined")
+            self._raise("a member of an undefined value")
         if kind is Namespace:
             return self._attribute(base, key)
         if isinstance(key, str):
             return self._named_member(base, kind, key, item)
         if not isinstance(base, Symbol):
-            base = Symbol(self.program.constant(base), base, NOTHING)
+            base = Symbol(self.program.constant(base), base, NO_SOURCE)
             self._frame.kinds[base.code] = kind
         if isinstance(key, int) and kind in (list, tuple, str):
-            there = -len(base.value) <= key < len(base.value)
-            need = key + 1 if key >= 0 else -key
-            if not self._ask(f"len({base.code}) >= {need}", there):
+            is_inside = -len(base.value) <= key < len(base.value)
+            length = key + 1 if key >= 0 else -key
+            if not self._branch(f"len({base.code}) >= {length}", is_inside):
                 return Undefined()
             return self._element(base, repr(key), base.value[key], kind)
         if isinstance(key, Symbol) and kind in (list, tuple, str) and self._kind(key) is int:
-            there = -len(base.value) <= key.value < len(base.value)
+            is_inside = -len(base.value) <= key.value < len(base.value)
             code = f"-len({base.code}) <= {key.code} < len({base.code})"
-            if not self._ask(code, there):
+            if not self._branch(code, is_inside):
                 return Undefined()
             return self._element(base, key.code, base.value[key.value], kind)
         value = self._environment.getitem(base.value, real(key))
@@ -473,20 +474,20 @@ class Expressions(Recorder):
             f"get_item({base.code}, {self._code(key)})", value, base.sources, None, fresh=True
         )
 
-    def _element(self, base: Symbol, place: str, value: Any, kind: type) -> Symbol:
-        code = f"{base.code}[{place}]"
+    def _element(self, base: Symbol, index: str, value: Any, kind: type) -> Symbol:
+        code = f"{base.code}[{index}]"
         return self._one_of(self._let(code, value, base.sources, str if kind is str else None))
 
-    def _one_of(self, made: Symbol) -> Symbol:
-        """Mark an element of the whole conversation as one of its messages."""
-        if WHOLE in made.sources:
-            made.sources = frozenset((("message", made.code),))
-        return made
+    def _one_of(self, symbol: Symbol) -> Symbol:
+        """Mark an element of the list of messages as one message."""
+        if ALL_MESSAGES in symbol.sources:
+            symbol.sources = frozenset((("message", symbol.code),))
+        return symbol
 
     def _constant_member(self, base: Any, key: Any, item: bool) -> Any:
-        held = item and isinstance(base, dict) and key in base
-        named = isinstance(base, (str, dict, list)) and isinstance(key, str)
-        if named and hasattr(base, key) and not held:
+        is_key = item and isinstance(base, dict) and key in base
+        has_methods = isinstance(base, (str, dict, list)) and isinstance(key, str)
+        if has_methods and hasattr(base, key) and not is_key:
             return Method(base, key)
         function = self._environment.getitem if item else self._environment.getattr
         return function(base, key)
@@ -494,12 +495,12 @@ class Expressions(Recorder):
     def _named_member(self, base: Any, kind: type, key: str, item: bool) -> Any:
         if kind is dict:
             if hasattr(dict, key):
-                if item and self._ask(f"{key!r} in {base.code}", key in base.value):
+                if item and self._branch(f"{key!r} in {base.code}", key in base.value):
                     return self._let(f"{base.code}[{key!r}]", base.value[key], base.sources)
                 return Method(base, key)
             value = base.value.get(key, self.program.names["U"])
-            # A role is not a text of the message: an answer may be the very word "assistant".
-            sources = NOTHING if key == "role" else base.sources
+            # A role does not count as text of the message: an answer may be just "assistant".
+            sources = NO_SOURCE if key == "role" else base.sources
             return self._let(f"{base.code}.get({key!r}, U)", value, sources)
         if kind in (str, list, tuple, int, float, bool, NoneType):
             if hasattr(kind, key):
@@ -512,15 +513,15 @@ class Expressions(Recorder):
     def _attribute(self, namespace: Symbol, key: Any) -> Any:
         if not isinstance(key, str):
             raise Untraceable("a computed attribute of a namespace")
-        known = self._frame.known
-        place = (namespace.code, key)
-        if place not in known:
+        attributes = self._frame.attributes
+        key_pair = (namespace.code, key)
+        if key_pair not in attributes:
             value = namespace.value.values.get(key, self.program.names["U"])
             source = ("namespace", namespace.code, key)
-            known[place] = self._let(
+            attributes[key_pair] = self._let(
                 f"{namespace.code}.values.get({key!r}, U)", value, frozenset((source,)), fresh=True
             )
-        return known[place]
+        return attributes[key_pair]
 
     def _loop_member(self, loop: LoopVariable, key: Any) -> Any:
         index, total = loop.index, loop.total
@@ -529,23 +530,23 @@ class Expressions(Recorder):
         if key == "length":
             return total
         if key == "first":
-            return self._ask("i == 0", index.value == 0)
+            return self._branch("i == 0", index.value == 0)
         if key == "last":
-            return self._ask("i + 1 == n", index.value + 1 == total.value)
+            return self._branch("i + 1 == n", index.value + 1 == total.value)
         if key == "index":
-            return self._let("(i + 1)", index.value + 1, NOTHING, int)
+            return self._let("(i + 1)", index.value + 1, NO_SOURCE, int)
         if key == "revindex":
-            return self._let("(n - i)", total.value - index.value, NOTHING, int)
+            return self._let("(n - i)", total.value - index.value, NO_SOURCE, int)
         if key == "revindex0":
-            return self._let("(n - i - 1)", total.value - index.value - 1, NOTHING, int)
+            return self._let("(n - i - 1)", total.value - index.value - 1, NO_SOURCE, int)
         if key in ("previtem", "nextitem"):
             step = -1 if key == "previtem" else 1
-            place = index.value + step
-            there = 0 <= place < total.value
-            if not self._ask("i > 0" if step < 0 else "i + 1 < n", there):
+            position = index.value + step
+            exists = 0 <= position < total.value
+            if not self._branch("i > 0" if step < 0 else "i + 1 < n", exists):
                 return Undefined(name=key)
             code = f"items[i {'-' if step < 0 else '+'} 1]"
-            return self._one_of(self._let(code, loop.items.value[place], loop.items.sources))
+            return self._one_of(self._let(code, loop.items.value[position], loop.items.sources))
         if key in ("depth", "depth0"):
             return 1 if key == "depth" else 0
         if key == "cycle":
@@ -564,7 +565,7 @@ class Expressions(Recorder):
         kind = self._kind(base)
         for bound in bounds:
             if self._kind(bound) not in (int, NoneType):
-                raise Untraceable("a slice by something else than numbers", line_of(node))
+                raise Untraceable("a slice with bounds that are not integers", line_of(node))
         if kind not in (str, list, tuple):
             raise Untraceable(f"a slice of a {kind.__name__}", line_of(node))
         code = ":".join("" if bound is None else self._code(bound) for bound in bounds)
@@ -580,11 +581,11 @@ class Expressions(Recorder):
                 return self._call_macro(target.name, node)
             return self._call_function(target.name, node)
         if isinstance(target, Undefined):
-            self._refuse("something undefined is called")
+            self._raise("an undefined value is called")
         if not isinstance(target, Method):
             if isinstance(target, Symbol) and self._kind(target) in (*PLAIN, Namespace):
-                self._refuse("a value is called")
-            raise Untraceable("a call of something computed", line_of(node))
+                self._raise("a value is called")
+            raise Untraceable("a call of a computed value", line_of(node))
         return self._call_method(target, *self._arguments(node, "method"))
 
     def _arguments(
@@ -592,57 +593,59 @@ class Expressions(Recorder):
     ) -> tuple[list[Any], dict[str, Any]]:
         if node.dyn_args is not None or node.dyn_kwargs is not None:
             raise Untraceable(f"a {what} called with * or **", line_of(node))
-        given = [self._value(argument) for argument in node.args]
-        return given, {str(pair.key): self._value(pair.value) for pair in node.kwargs}
+        args = [self._value(argument) for argument in node.args]
+        return args, {str(pair.key): self._value(pair.value) for pair in node.kwargs}
 
     def _call_function(self, name: str, node: nodes.Call) -> Any:
-        given, named = self._arguments(node, "function")
+        args, kwargs = self._arguments(node, "function")
         if name == "namespace":
-            return self._namespace(given, named)
+            return self._namespace(args, kwargs)
         if name == "dict":
-            if given:
-                raise Untraceable("dict() of something", line_of(node))
-            return self._mapping(list(named.items()))
+            if args:
+                raise Untraceable("dict() with positional arguments", line_of(node))
+            return self._mapping(list(kwargs.items()))
         if name == "range":
-            return self._range(given, named)
+            return self._range(args, kwargs)
         if name == "raise_exception":
-            self._refuse("raise_exception")
-        if from_row(*given, *named.values()):
+            self._raise("raise_exception")
+        if from_row(*args, *kwargs.values()):
             raise Untraceable(f"{name} of a text of the row", line_of(node))
         function: Any = self._environment.globals[name]
-        return function(*given, **named)
+        return function(*args, **kwargs)
 
-    def _namespace(self, given: list[Any], named: dict[str, Any]) -> Symbol:
-        if given or any(key.startswith("_") for key in named):
-            raise Untraceable("a namespace made of something")
-        code = "Namespace({" + "".join(f"{k!r}: {self._code(v)}, " for k, v in named.items()) + "})"
-        value = Namespace({key: real(item) for key, item in named.items()})
-        made = self._let(code, value, NOTHING, Namespace, fresh=True)
-        for key, item in named.items():
+    def _namespace(self, args: list[Any], kwargs: dict[str, Any]) -> Symbol:
+        if args or any(key.startswith("_") for key in kwargs):
+            raise Untraceable("a namespace with positional or underscore arguments")
+        code = (
+            "Namespace({" + "".join(f"{k!r}: {self._code(v)}, " for k, v in kwargs.items()) + "})"
+        )
+        value = Namespace({key: real(item) for key, item in kwargs.items()})
+        symbol = self._let(code, value, NO_SOURCE, Namespace, fresh=True)
+        for key, item in kwargs.items():
             if from_row(item):
-                self._emit("set", made.code, key, self._code(item), owner_code(sources_of(item)))
+                self._emit("set", symbol.code, key, self._code(item), owner_code(sources_of(item)))
             else:
-                self._frame.known[made.code, key] = item
-        return made
+                self._frame.attributes[symbol.code, key] = item
+        return symbol
 
-    def _range(self, given: list[Any], named: dict[str, Any]) -> Any:
-        if named:
-            raise Untraceable("range() with names")
-        if not from_row(*given):
-            return list(self.program.names["safe_range"](*given))
-        if any(self._kind(value) is not int for value in given):
-            raise Untraceable("range() of something else than numbers")
-        code = f"list(safe_range({', '.join(map(self._code, given))}))"
-        numbers = [real(value) for value in given]
-        made = self.program.names["safe_range"]
-        return self._attempt(code, lambda: list(made(*numbers)), NOTHING, list)
+    def _range(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if kwargs:
+            raise Untraceable("range() with named arguments")
+        if not from_row(*args):
+            return list(self.program.names["safe_range"](*args))
+        if any(self._kind(value) is not int for value in args):
+            raise Untraceable("range() of values that are not integers")
+        code = f"list(safe_range({', '.join(map(self._code, args))}))"
+        numbers = [real(value) for value in args]
+        safe_range = self.program.names["safe_range"]
+        return self._attempt(code, lambda: list(safe_range(*numbers)), NO_SOURCE, list)
 
-    def _call_method(self, method: Method, given: list[Any], named: dict[str, Any]) -> Any:
+    def _call_method(self, method: Method, args: list[Any], kwargs: dict[str, Any]) -> Any:
         owner, name = method.owner, method.name
         if isinstance(owner, LoopVariable):
-            return self._cycle(owner, given)
+            return self._cycle(owner, args)
         kind = self._kind(owner)
-        values = [*given, *named.values()]
+        values = [*args, *kwargs.values()]
         sources = frozenset().union(sources_of(owner), *(sources_of(value) for value in values))
         for value in values:
             self._code(value)
@@ -657,47 +660,47 @@ class Expressions(Recorder):
             raise Untraceable(f"the method {name} of a {kind.__name__}")
 
         def call() -> Any:
-            options = {key: real(item) for key, item in named.items()}
-            return getattr(real(owner), name)(*map(real, given), **options)
+            options = {key: real(item) for key, item in kwargs.items()}
+            return getattr(real(owner), name)(*map(real, args), **options)
 
         if not from_row(owner, *values):
             return call()
-        arguments = [*map(self._code, given)]
-        arguments += [f"{key}={self._code(item)}" for key, item in named.items()]
+        arguments = [*map(self._code, args)]
+        arguments += [f"{key}={self._code(item)}" for key, item in kwargs.items()]
         code = f"{self._code(owner)}.{name}({', '.join(arguments)})"
         if result in (bool, int) and name not in ("startswith", "endswith"):
             self._emit("charge", self._code(owner))
         if result is bool:
-            return self._ask(code, call())
+            return self._branch(code, call())
         if kind is dict and name != "get":
             return self._attempt(f"list({code})", lambda: list(call()), sources, list)
         return self._attempt(code, call, sources, result)
 
     def _bounded_method(self, owner: Any, name: str, values: list[Any]) -> None:
-        """Raise `Untraceable` for calls that multiply a text before it can be counted."""
+        """Raise `Untraceable` for calls that can multiply a text before it is counted."""
         if name == "replace":
-            if from_row(*values) or any(isinstance(v, str) and len(v) > FEW for v in values):
+            if from_row(*values) or any(isinstance(v, str) and len(v) > MAX_ARG for v in values):
                 raise Untraceable("replace by a text of the row")
         elif name == "join":
-            if from_row(owner) or len(real(owner)) > FEW:
+            if from_row(owner) or len(real(owner)) > MAX_ARG:
                 raise Untraceable("join with a text of the row")
         elif name == "format":
             template = owner if isinstance(owner, str) else "["
-            if any(c in template for c in ".[!:") or template.count("{") > FEW:
-                raise Untraceable("format with more than fields")
+            if any(c in template for c in ".[!:") or template.count("{") > MAX_ARG:
+                raise Untraceable("format with more than plain fields")
             if any(self._kind(value) not in (str, int, float, bool) for value in values):
-                raise Untraceable("format of something else than texts")
+                raise Untraceable("format of values that are not texts or numbers")
 
-    def _cycle(self, loop: LoopVariable, given: list[Any]) -> Any:
-        if not given:
-            self._refuse("no items for cycling given")
-        if from_row(*given):
+    def _cycle(self, loop: LoopVariable, args: list[Any]) -> Any:
+        if not args:
+            self._raise("no items for cycling given")
+        if from_row(*args):
             raise Untraceable("loop.cycle of texts of the row")
-        place = loop.index.value % len(given)
-        for candidate in range(len(given)):
-            if self._ask(f"i % {len(given)} == {candidate}", place == candidate):
-                return given[candidate]
-        raise AssertionError(place)
+        chosen = loop.index.value % len(args)
+        for candidate in range(len(args)):
+            if self._branch(f"i % {len(args)} == {candidate}", chosen == candidate):
+                return args[candidate]
+        raise AssertionError(chosen)
 
     # -- filters and tests --------------------------------------------------------------------
 
@@ -707,18 +710,18 @@ class Expressions(Recorder):
 
     def _filter(self, node: nodes.Filter, value: Any) -> Any:
         name = node.name
-        given, named = self._arguments(node, "filter")
+        args, kwargs = self._arguments(node, "filter")
         if name in ("default", "d"):
-            return self._default(value, given, named)
+            return self._default(value, args, kwargs)
         if name not in self._filters:
             raise Untraceable(f"the filter {name}", line_of(node))
-        return self._apply(name, value, given, named)
+        return self._apply(name, value, args, kwargs)
 
-    def _default(self, value: Any, given: list[Any], named: dict[str, Any]) -> Any:
+    def _default(self, value: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         names = ["default_value", "boolean"]
-        options = {**dict(zip(names, given, strict=False)), **named}
-        if set(options) - set(names) or len(given) > 2:
-            self._refuse("default() does not take these arguments")
+        options = {**dict(zip(names, args, strict=False)), **kwargs}
+        if set(options) - set(names) or len(args) > 2:
+            self._raise("default() does not take these arguments")
         fallback = options.get("default_value", "")
         if self._undefined(value):
             return fallback
@@ -726,8 +729,8 @@ class Expressions(Recorder):
             return fallback
         return value
 
-    def _apply(self, name: str, value: Any, given: list[Any], named: dict[str, Any]) -> Any:
-        arguments = [*given, *named.values()]
+    def _apply(self, name: str, value: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        arguments = [*args, *kwargs.values()]
         symbolic = from_row(value, *arguments)
         if isinstance(value, Joined) and name == "string":
             return value
@@ -736,12 +739,13 @@ class Expressions(Recorder):
         if name == "tojson" and from_row(*arguments):
             raise Untraceable("tojson with computed options")
         if name in ("tojson", "indent") and any(
-            (isinstance(item, int) and item > FEW) or (isinstance(item, str) and len(item) > FEW)
+            (isinstance(item, int) and item > MAX_ARG)
+            or (isinstance(item, str) and len(item) > MAX_ARG)
             for item in arguments
         ):
             raise Untraceable(f"{name} with a wide indent")
         if name in ("replace", "join", "indent") and any(
-            from_row(item) or (isinstance(item, str) and len(item) > FEW) for item in arguments
+            from_row(item) or (isinstance(item, str) and len(item) > MAX_ARG) for item in arguments
         ):
             raise Untraceable(f"the filter {name} with a text of the row")
         for item in (value, *arguments):
@@ -749,13 +753,13 @@ class Expressions(Recorder):
                 raise Untraceable("a filter on a function")
         if isinstance(value, Symbol) and isinstance(value.value, Namespace):
             raise Untraceable("a filter on a namespace")
-        asked = "length", "count", "trim", "upper", "lower", "first", "last"
-        if symbolic and name in asked and isinstance(value, Symbol):
+        typed = "length", "count", "trim", "upper", "lower", "first", "last"
+        if symbolic and name in typed and isinstance(value, Symbol):
             self._kind(value)
 
         def call() -> Any:
-            options = {key: real(item) for key, item in named.items()}
-            return self._filters[name](real(value), *map(real, given), **options)
+            options = {key: real(item) for key, item in kwargs.items()}
+            return self._filters[name](real(value), *map(real, args), **options)
 
         if not symbolic:
             result = call()
@@ -763,8 +767,8 @@ class Expressions(Recorder):
                 return list(result)
             return result
         sources = frozenset().union(sources_of(value), *(sources_of(item) for item in arguments))
-        codes = [self._code(value), *map(self._code, given)]
-        codes += [f"{key}={self._code(item)}" for key, item in named.items()]
+        codes = [self._code(value), *map(self._code, args)]
+        codes += [f"{key}={self._code(item)}" for key, item in kwargs.items()]
         if name in ITERATING and self._sized(value):
             names = sum(len(item) for item in arguments if isinstance(item, str))
             self._emit("iterate", codes[0], 3 + (names >> 4))
@@ -773,19 +777,19 @@ class Expressions(Recorder):
             method = "strip" if name == "trim" else name
             code = f"{codes[0]}.{method}()"
         elif name in ("length", "count"):
-            code, sources = f"len({codes[0]})", NOTHING
+            code, sources = f"len({codes[0]})", NO_SOURCE
         else:
             code = f"F_{name}({', '.join(codes)})"
         if name in ("safe", "escape", "e", "reverse") and self._kind(value) not in (str, list):
-            raise Untraceable(f"{name} of something else than a text")
-        made = self._attempt(code, call, sources, kind, fresh=name in LAZY)
-        return self._one_of(made) if name in ("first", "last", "min", "max") else made
+            raise Untraceable(f"{name} of a value that is not a text or list")
+        symbol = self._attempt(code, call, sources, kind, fresh=name in LAZY)
+        return self._one_of(symbol) if name in ("first", "last", "min", "max") else symbol
 
     def _get_Test(self, node: nodes.Test) -> bool:
         value = self._value(node.node)
         if node.dyn_args is not None or node.dyn_kwargs is not None or node.kwargs:
             raise Untraceable("a test with named arguments", line_of(node))
-        given = [self._value(argument) for argument in node.args]
+        args = [self._value(argument) for argument in node.args]
         name = node.name
         if isinstance(value, (LoopVariable, Method, Function)):
             if name in ("defined", "undefined"):
@@ -799,7 +803,7 @@ class Expressions(Recorder):
             kind = self._frame.kinds.get(value.code)
             if kind is not None:
                 return kind is NoneType
-            if self._ask(f"{value.code} is None", value.value is None):
+            if self._branch(f"{value.code} is None", value.value is None):
                 self._frame.kinds[value.code] = NoneType
                 return True
             return False
@@ -810,13 +814,13 @@ class Expressions(Recorder):
             return bool(TESTS[name](real(value)))
         if name not in VALUE_TESTS:
             raise Untraceable(f"the test {name}")
-        if name in ("eq", "equalto", "==", "ne", "!=", "in") and len(given) == 1:
+        if name in ("eq", "equalto", "==", "ne", "!=", "in") and len(args) == 1:
             sign = {"equalto": "eq", "==": "eq", "!=": "ne"}.get(name, name)
-            return self._compare(sign, value, given[0])
-        answer = bool(TESTS[name](real(value), *map(real, given)))
-        if not from_row(value, *given):
-            return answer
+            return self._compare(sign, value, args[0])
+        outcome = bool(TESTS[name](real(value), *map(real, args)))
+        if not from_row(value, *args):
+            return outcome
         if not name.isidentifier():
             raise Untraceable(f"the test {name}")
-        codes = ", ".join(map(self._code, (value, *given)))
-        return self._ask(f"T_{name}({codes})", answer)
+        codes = ", ".join(map(self._code, (value, *args)))
+        return self._branch(f"T_{name}({codes})", outcome)

@@ -1,14 +1,14 @@
-"""Prove trained spans by generation prompts, without knowing how the template prints.
+"""Prove trained spans by generation prompts, without a trace of the template.
 
 For an assistant turn *k*, `before` is the render of the messages before it with the generation
-prompt, and `after` the render up to and including it. Where the whole text begins with `before`, a
-model would have been given exactly that, so the turn starts at its end. It ends where `after` and
-the whole text part. Its text, calls and last reasoning must lie between the two, in the row and in
-the same row with unique words (`planted`).
+prompt, and `after` the render up to and including it. If the whole text begins with `before`, that
+is the model's prompt, so the turn starts at its end. It ends where `after` and the whole text
+differ. Its text, calls and last reasoning must lie in between, in the row and in the same row with
+unique words (`unique_words`).
 
 Some templates print earlier messages differently once more follow: they move the tools to the last
-user, or drop thinking. Then the end of `before`, from the content of the message before the turn
-on, must occur exactly once in the whole text.
+user message, or drop thinking. Then the part of `before` from the content of the message before the
+turn on must occur exactly once in the whole text.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tokenmill.chat.append import excerpt, first_difference
-from tokenmill.chat.planted import WORD, plant
 from tokenmill.chat.turns import (
-    Settled,
+    RenderedRow,
     Span,
-    TurnJudge,
+    SpanResolver,
     check_printed,
     common_prefix,
     unproven,
 )
+from tokenmill.chat.unique_words import WORD, with_unique_words
 from tokenmill.errors import RowError
 
 Message = dict[str, Any]
@@ -33,15 +33,15 @@ Render = Callable[[list[Message], bool], str]
 
 
 def prove_by_prompts(
-    render: Render, messages: list[Message], trained: Sequence[int], judge: TurnJudge
-) -> Settled:
+    render: Render, messages: list[Message], trained: Sequence[int], resolver: SpanResolver
+) -> RenderedRow:
     """Find the trained spans of a conversation by its own generation prompts.
 
     Args:
         render: Renders messages, with the generation prompt or without.
         messages: The conversation.
         trained: Indices of the messages that are trained.
-        judge: Conventions of the template: thinking tags, end of a turn.
+        resolver: Conventions of the template: thinking tags, end of a turn.
 
     Raises:
         RowError: A trained turn is not proven; the message shows the first difference.
@@ -60,69 +60,75 @@ def prove_by_prompts(
             before = render(messages[:k], True)
             after = render(messages[: k + 1], False)
         except RowError as error:
-            raise unproven(f"the template refuses the messages up to turn {k}") from error
+            raise unproven(
+                f"the template raises an error on the messages up to turn {k}"
+            ) from error
         anchor = _anchor(before, text, messages[k - 1] if k else {})
         if anchor is None or (spans and text.find(anchor) + len(anchor) < spans[-1][1]):
-            place = first_difference(before, text)
+            position = first_difference(before, text)
             raise unproven(
-                f"the text does not go on from the generation prompt of turn {k}: the prompt has"
-                f" {excerpt(before, place)}, the text {excerpt(text, place)}"
+                f"the text does not continue the generation prompt of turn {k}: the prompt has"
+                f" {excerpt(before, position)}, the text {excerpt(text, position)}"
             )
         start = text.find(anchor) + len(anchor)
         sampled = after[after.find(anchor) + len(anchor) :] if anchor in after else ""
         end = start + len(common_prefix(sampled, text[start:]))
         ends.append(max(end, previous))
-        check_printed(message, k, [text[start:end]], text, k == last, judge.thinking)
-        _check_planted(render, plant(messages[: k + 1], judge.thinking), judge, k == last)
-        start = judge.openings.trained_from(text, start)
+        check_printed(message, k, [text[start:end]], text, k == last, resolver.thinking)
+        _check_unique_words(
+            render, with_unique_words(messages[: k + 1], resolver.thinking), resolver, k == last
+        )
+        start = resolver.generation_prompts.trained_from(text, start)
         stop = start + len(text[start:end].rstrip())
-        closer = judge.openings.next_closer
-        if closer and not text[start:stop].endswith(closer.strip()):
-            if text.startswith(closer, end):
-                stop = end + len(closer)
+        end_of_turn = resolver.generation_prompts.next_end_of_turn
+        if end_of_turn and not text[start:stop].endswith(end_of_turn.strip()):
+            if text.startswith(end_of_turn, end):
+                stop = end + len(end_of_turn)
             else:
                 closed = False
-        if judge.turn_end == "turn":
+        if resolver.turn_end == "turn":
             stop = max(stop, end)
         if stop > start:
             spans.append((start, stop))
     ends[-1] = len(text)
-    return Settled(text, spans, [message["role"] for message in messages], ends, closed=closed)
+    return RenderedRow(text, spans, [message["role"] for message in messages], ends, closed=closed)
 
 
-def _check_planted(render: Render, planted: list[Message], judge: TurnJudge, last: bool) -> None:
-    """Check that the last turn of a conversation of unique words has its own, and no others."""
-    k = len(planted) - 1
+def _check_unique_words(
+    render: Render, messages: list[Message], resolver: SpanResolver, last: bool
+) -> None:
+    """Check that the last turn of a conversation with unique words has its own words only."""
+    k = len(messages) - 1
     try:
-        before, after = render(planted[:k], True), render(planted, False)
+        before, after = render(messages[:k], True), render(messages, False)
     except RowError as error:
-        raise unproven("the template refuses the row with unique words") from error
+        raise unproven("the template raises an error on the row with unique words") from error
     if not after.startswith(before.rstrip()):
         raise unproven(f"with unique words turn {k} does not begin with its generation prompt")
     turn = after[len(before.rstrip()) :]
-    check_printed(planted[k], k, [turn], turn, last, judge.thinking)
-    if set(WORD.findall(turn)) - set(WORD.findall(str(planted[k]))):
+    check_printed(messages[k], k, [turn], turn, last, resolver.thinking)
+    if set(WORD.findall(turn)) - set(WORD.findall(str(messages[k]))):
         raise unproven(f"the template prints another message in turn {k}")
 
 
 def _anchor(before: str, text: str, previous: Message) -> str | None:
-    """Return the end of a generation prompt that the text contains, all of it if possible.
+    """Return the longest part of a generation prompt that the text must contain, or None.
 
     Whitespace at its end may be missing from the text.
     """
     content = previous.get("content")
-    place = before.rfind(content.strip()) if isinstance(content, str) and content.strip() else -1
+    position = before.rfind(content.strip()) if isinstance(content, str) and content.strip() else -1
     for prompt in (before, before.rstrip()):
         if text.startswith(prompt):
             return common_prefix(before, text) if prompt != before else prompt
-        if place >= 0 and text.count(prompt[place:]) == 1:
-            return prompt[place:]
+        if position >= 0 and text.count(prompt[position:]) == 1:
+            return prompt[position:]
     return None
 
 
 def _end(render: Render, messages: list[Message], k: int, text: str, previous: int) -> int:
-    """Return where message k ends: the render up to it and the whole text are equal so far."""
+    """Return where message k ends: as far as the render up to it equals the whole text."""
     try:
         return max(len(common_prefix(render(messages[: k + 1], False), text)), previous)
     except RowError:
-        return previous  # the template refuses a conversation that ends here
+        return previous  # the template raises an error on a conversation that ends here

@@ -1,4 +1,4 @@
-"""Record what a template did for a row as a path, compile paths to Python and run them on rows.
+"""Record the path that a template takes for a row, compile paths to Python and run them on rows.
 
 Each *block* of a template (the whole, a loop's body, a macro) has a tree of paths: operations up to
 a branch condition on the row, then one path per outcome. A template is a pure program, so a row
@@ -17,12 +17,12 @@ from jinja2 import Undefined
 from tokenmill.chat.sandbox import BASE_SIZE, BASE_STEPS
 
 Operation = tuple[Any, ...]
-NOBODY = -1  # owner of the template's own text
-MIXED = -2  # owner of a text of several messages, or of an unknown one
+NO_OWNER = -1  # of the template's own text
+MIXED = -2  # owner of text from several messages, or from an unknown one
 # A run counts bodies as the reference does, and sizes more coarsely. A run within these limits is
-# within those of the reference, which renders all other rows.
-MOST_WORK = BASE_STEPS // 10
-MOST_SIZE = BASE_SIZE // 16
+# also within the limits of the reference, which renders all other rows.
+MAX_WORK = BASE_STEPS // 10
+MAX_SIZE = BASE_SIZE // 16
 
 LOOPS = {f"{pure}{kind}" for pure in ("", "pure_") for kind in ("loop", "scan", "silent")}
 ENDINGS = {"end", "break", "continue", "raise"}
@@ -30,29 +30,31 @@ CODE = {
     "own": "own.append(len(out)); out.append({0})",
     "plain": "out.append({0})",
     "taken": "R.print_taken({0}, {1})",
-    "rope": "R.print_rope({0})",
+    "annotated": "R.print_annotated({0})",
     "capture": "{0} = R.capture(); out = R.out; own = R.own",
     "set": "{0}.values[{1!r}] = {2}; {0}.owners[{1!r}] = {3}",
     "charge": "R.work += len({0}) >> 4",
     "iterate": "R.work += {1} * len({0})",
     "keep": "R.kept.append([])",
     "kept": "R.kept[-1].append(item)",
-    "stand": "k = R.owner_of(id({0}))\nif k is not None: R.me = k; R.marks.append((len(out), k))",
-    "other": "R.other = len(out), R.owner_of(id({0}), R.me)",
+    "enter": (
+        "k = R.owner_of(id({0}))\nif k is not None: R.current = k; R.marks.append((len(out), k))"
+    ),
+    "other": "R.other = len(out), R.owner_of(id({0}), R.current)",
     "generation": "R.generation.append(len(out))",
 }  # generated code of operations, formatted with their arguments
 
 
-class Unlearned(Exception):
-    """The row takes a path that no row took before."""
+class PathMiss(Exception):
+    """The row takes a path that is not recorded yet."""
 
 
-class Refused(Exception):
-    """The template raises on the row; the reference words it."""
+class TemplateRaised(Exception):
+    """The template raises an error on the row. The reference gives its message."""
 
 
-class Beyond(Exception):
-    """The row may exceed a limit of `sandbox`; the reference decides."""
+class LimitExceeded(Exception):
+    """The row may exceed a limit of `sandbox`. The reference decides."""
 
 
 Cost = tuple[int, int]  # work, size
@@ -70,32 +72,33 @@ class Namespace:
         self.owners: dict[str, int] = {}
 
 
-class Rope(str):
-    """A text with its parts, for templates that collect a conversation in a namespace.
+class AnnotatedStr(str):
+    """A string with the messages that its parts come from.
 
-    `parts` are (text, message at which it was appended, message that it was taken from).
+    Some templates collect a conversation in a namespace and print it at the end. Each part is
+    (text, message that the loop was at, message that the text was taken from).
     """
 
     __slots__ = ("parts",)
     parts: list[tuple[str, int, int]]
 
 
-def rope(run: Run, *parts: tuple[str, int]) -> Rope:
-    """Join (text, message that it was taken from) at the message that the run is at."""
-    made = Rope("".join([text for text, _ in parts]))
-    made.parts = []
+def annotate(run: Run, *parts: tuple[str, int]) -> AnnotatedStr:
+    """Join pairs of a text and the message that it was taken from, at the run's current message."""
+    result = AnnotatedStr("".join([text for text, _ in parts]))
+    result.parts = []
     for text, owner in parts:
-        if type(text) is Rope:
-            made.parts += text.parts
+        if type(text) is AnnotatedStr:
+            result.parts += text.parts
         elif text:
-            made.parts.append((text, run.me, owner))
-    return made
+            result.parts.append((text, run.current, owner))
+    return result
 
 
 class Run:
     __slots__ = (
-        "_owners", "generation", "inserted", "kept", "marks", "me", "memo", "messages", "other",
-        "out", "own", "size", "taken", "text", "tools", "weights", "work",
+        "_owners", "current", "generation", "in_order", "inserted", "kept", "marks", "memo",
+        "messages", "other", "out", "own", "size", "taken", "text", "tools", "weights", "work",
     )  # fmt: skip
 
     def __init__(self, messages: list[Any], tools: Any, memo: Memo | None) -> None:
@@ -105,23 +108,24 @@ class Run:
         if len(set(map(id, messages))) != len(messages):  # one object twice is two messages
             self.messages = [dict(message) for message in messages]
         self._owners: dict[int, int] | None = None
-        self.me = NOBODY
+        self.current = NO_OWNER
         self.work = 0
         self.size = 0
         self.text = ""
         self.out: list[str] = []
-        # Indices in `out` of what was taken from the message that the template was at:
+        # Indices in `out` of text taken from the current message:
         self.own: list[int] = []
-        # (index in `out`, message): what was taken from a message found some other way.
+        # (index in `out`, message) of text taken from another message, or from an unknown one:
         self.taken: list[tuple[int, int]] = []
-        # (index in `out`, message): from here on the template is at that message.
+        # (index in `out`, message): from this index on, the template is at that message.
         self.marks: list[tuple[int, int]] = []
+        self.in_order = False  # whether one loop over all messages set the first marks
         self.weights: dict[int, tuple[int, Any]] = {}
-        self.kept: list[list[Any]] = []  # items that passed the test of each ``for … if`` under way
+        self.kept: list[list[Any]] = []  # items that pass the test of each running ``for … if``
         self.generation: list[int] = []  # indices in `out`: begin and end of generation blocks
         # Parts of `out` that a loop inside a turn printed for another message:
         self.inserted: list[tuple[int, int]] = []
-        self.other = (0, NOBODY)  # since which index such a loop is at which message
+        self.other = (0, NO_OWNER)  # the index and message where such a loop is
 
     def owner_of(self, identity: int, default: int | None = None) -> Any:
         if self._owners is None:
@@ -129,15 +133,16 @@ class Run:
         return self._owners.get(identity, default)
 
     def capture(self) -> tuple[Any, ...]:
-        """Print into a separate text from now on."""
+        """Start printing into a separate text."""
         saved = (self.out, self.own, self.taken, self.marks, self.generation, self.inserted)
         self.out, self.own, self.taken, self.marks, self.generation = [], [], [], [], []
         self.inserted = []
         return saved
 
     def captured(self, saved: tuple[Any, ...]) -> str:
-        """Return the text printed since `capture`, and print to the previous one again."""
+        """Return the text printed since `capture`, and go back to the previous one."""
         text = "".join(self.out)
+        self.in_order = False
         self.out, self.own, self.taken, self.marks, self.generation, self.inserted = saved
         return text
 
@@ -146,22 +151,22 @@ class Run:
         return own, taken, len(self.marks), len(self.generation)
 
     def build(self, value: Any) -> Any:
-        """Weigh a list or object that the template makes: nested, a few can be very large."""
+        """Record the weight of a list or object that the template builds."""
         self.weights[id(value)] = (self._weigh(value), value)
         return value
 
     def repeat(self, text: str, times: int) -> str:
-        if len(text) * times > MOST_SIZE:
-            raise Beyond
+        if len(text) * times > MAX_SIZE:
+            raise LimitExceeded
         return text * times
 
     def _weigh(self, value: Any) -> int:
         weight, pending = 0, [value]
         while pending:
             item = pending.pop()
-            known = self.weights.get(id(item))
-            if known is not None:
-                weight += known[0]
+            cached = self.weights.get(id(item))
+            if cached is not None:
+                weight += cached[0]
             elif isinstance(item, str):
                 weight += len(item) + 1
             elif isinstance(item, dict):
@@ -169,124 +174,127 @@ class Run:
             elif isinstance(item, (list, tuple)):
                 pending += item
             weight += 1
-            if weight > MOST_SIZE:
-                raise Beyond
+            if weight > MAX_SIZE:
+                raise LimitExceeded
         return weight
 
     def print_taken(self, text: str, owner: int) -> None:
-        """Print what was taken from another message than the loop's, or from none."""
-        if owner != NOBODY:
+        """Print text that was taken from another message than the current one, or from none."""
+        if owner != NO_OWNER:
             self.own.append(len(self.out))
             self.taken.append((len(self.out), owner))
         self.out.append(text)
 
-    def print_rope(self, text: Rope) -> None:
-        outside = standing = self.me
-        for part, stood, owner in text.parts:
-            if stood != standing:
-                standing = stood
-                self.marks.append((len(self.out), outside if stood == NOBODY else stood))
-            if owner in (NOBODY, stood):
-                if owner != NOBODY:
+    def print_annotated(self, text: AnnotatedStr) -> None:
+        outer = current = self.current
+        for part, message, owner in text.parts:
+            if message != current:
+                current = message
+                self.marks.append((len(self.out), outer if message == NO_OWNER else message))
+            if owner in (NO_OWNER, message):
+                if owner != NO_OWNER:
                     self.own.append(len(self.out))
                 self.out.append(part)
             else:
                 self.print_taken(part, owner)
-        if standing != outside:
-            self.marks.append((len(self.out), outside))
+        if current != outer:
+            self.marks.append((len(self.out), outer))
 
 
 def one_owner(*owners: int) -> int:
-    """Return the owner that all of these share, apart from `NOBODY`."""
-    found = set(owners) - {NOBODY}
-    return found.pop() if len(found) == 1 else MIXED if found else NOBODY
+    """Return the owner that all of these share, ignoring `NO_OWNER`."""
+    distinct = set(owners) - {NO_OWNER}
+    return distinct.pop() if len(distinct) == 1 else MIXED if distinct else NO_OWNER
 
 
 def run_loop(run: Run, body: Body, items: Sequence[Any], env: Values) -> None:
-    """Run a loop's body for every item; a message owns what is printed at it."""
-    owner_of, total, marks, out, outside = run.owner_of, len(items), run.marks, run.out, run.me
-    if items is run.messages and outside == NOBODY:  # as most templates do it
-        for place, item in enumerate(items):
-            run.me = place
-            marks.append((len(out), place))
-            if body(run, item, place, total, items, env):
+    """Run a loop's body for every item; a message owns the text printed during its iteration."""
+    owner_of, total, marks, out, outer = run.owner_of, len(items), run.marks, run.out, run.current
+    if items is run.messages and outer == NO_OWNER:  # most templates have this form
+        is_first = not marks
+        for index, item in enumerate(items):
+            run.current = index
+            marks.append((len(out), index))
+            if body(run, item, index, total, items, env):
                 break
+        else:
+            run.in_order |= is_first
     else:
-        for place, item in enumerate(items):
-            owner = owner_of(id(item), outside)
-            if owner != run.me:
-                run.me = owner
+        for index, item in enumerate(items):
+            owner = owner_of(id(item), outer)
+            if owner != run.current:
+                run.current = owner
                 marks.append((len(out), owner))
-            if body(run, item, place, total, items, env):
+            if body(run, item, index, total, items, env):
                 break
-    if run.me != outside:
-        run.me = outside
-        marks.append((len(out), outside))
-    if run.work > MOST_WORK or run.size > MOST_SIZE:
-        raise Beyond
+    if run.current != outer:
+        run.current = outer
+        marks.append((len(out), outer))
+    if run.work > MAX_WORK or run.size > MAX_SIZE:
+        raise LimitExceeded
 
 
 def run_scan(run: Run, body: Body, items: Sequence[Any], env: Values) -> None:
-    """Run a loop inside a message's turn, which owns what is printed.
+    """Run a loop inside a message's turn; the turn owns the printed text.
 
-    What is printed at another message, from where the loop reaches it, belongs to that one, even
-    the template's own text: a turn that shows another's empty text shows what is around it.
+    While the loop is at another message, that message owns the text, even text of the template
+    itself: a turn that includes an empty message also includes the text around it.
     """
-    owner_of, total, me, outside = run.owner_of, len(items), run.me, run.other
-    for place, item in enumerate(items):
-        run.other = len(run.out), owner_of(id(item), me)
-        stop = body(run, item, place, total, items, env)
+    owner_of, total, current, outer = run.owner_of, len(items), run.current, run.other
+    for index, item in enumerate(items):
+        run.other = len(run.out), owner_of(id(item), current)
+        stop = body(run, item, index, total, items, env)
         first, owner = run.other
-        if owner != me and len(run.out) > first:
-            places = range(first, len(run.out))
-            run.taken += [(place, owner) for place in places if run.out[place].strip()]
+        if owner != current and len(run.out) > first:
+            indices = range(first, len(run.out))
+            run.taken += [(index, owner) for index in indices if run.out[index].strip()]
             run.inserted.append((first, len(run.out)))
         if stop:
             break
-    run.other = outside
-    if run.work > MOST_WORK or run.size > MOST_SIZE:
-        raise Beyond
+    run.other = outer
+    if run.work > MAX_WORK or run.size > MAX_SIZE:
+        raise LimitExceeded
 
 
 def run_silent(run: Run, body: Body, items: Sequence[Any], env: Values) -> None:
     """Run a loop that prints nothing."""
     total = len(items)
-    for place, item in enumerate(items):
-        if body(run, item, place, total, items, env):
+    for index, item in enumerate(items):
+        if body(run, item, index, total, items, env):
             break
-    if run.work > MOST_WORK or run.size > MOST_SIZE:
-        raise Beyond
+    if run.work > MAX_WORK or run.size > MAX_SIZE:
+        raise LimitExceeded
 
 
 def run_pure(run: Run, loop: Body, body: Body, items: Sequence[Any], env: Values) -> None:
-    """Run a loop that reads only its items and `env`; over the tools, once per list of tools."""
+    """Run a loop that reads only its items and `env`; cache its output for lists of tools."""
     memo = run.memo
     if memo is None or items is not run.tools or not all(type(value) in SCALARS for value in env):
         loop(run, body, items, env)
         return
     key = (body, env, tuple(map(type, env)))  # 1 and True are equal and print differently
-    known = memo.get(key)
-    if known is None:
+    cached = memo.get(key)
+    if cached is None:
         first, work, size = len(run.out), run.work, run.size
         before = run.ownership()
         loop(run, body, items, env)
-        if run.ownership() == before:  # the memo keeps the text without owners
+        if run.ownership() == before:  # the memo stores text without owners
             memo[key] = ("".join(run.out[first:]), run.work - work, run.size - size)
         return
-    text, work, size = known
+    text, work, size = cached
     run.out.append(text)
     run.work += work
     run.size += size
 
 
 class Path:
-    """Operations that follow one another, then a question with the paths of its answers."""
+    """A sequence of operations, then a branch condition with one path per outcome."""
 
-    __slots__ = ("branches", "operations", "question")
+    __slots__ = ("branches", "condition", "operations")
 
     def __init__(self) -> None:
         self.operations: list[Operation] = []
-        self.question: tuple[str, str] | None = None  # ("bool" or "type", code)
+        self.condition: tuple[str, str] | None = None  # ("bool" or "type", code)
         self.branches: dict[Any, Path] = {}
 
     def size(self) -> int:
@@ -312,7 +320,7 @@ class TemplateBlock:
 
 
 class Inconsistent(Exception):
-    """The same outcomes led to another operation, so no path of the template can be used."""
+    """The same outcomes led to different operations, so no path of the template can be used."""
 
 
 class TreeCursor:
@@ -331,27 +339,27 @@ class TreeCursor:
         if self.index < len(path.operations):
             if path.operations[self.index] != operation:
                 raise Inconsistent(f"{path.operations[self.index]} became {operation}")
-        elif path.question is not None:
-            raise Inconsistent(f"{path.question} became {operation}")
+        elif path.condition is not None:
+            raise Inconsistent(f"{path.condition} became {operation}")
         else:
             path.operations.append(operation)
             self.block.grow()
         self.index += 1
 
-    def ask(self, kind: str, code: str, answer: Any) -> None:
+    def branch(self, kind: str, code: str, outcome: Any) -> None:
         """Record a branch condition and follow the path of its outcome."""
         path = self.path
         if self.index < len(path.operations):
-            raise Inconsistent(f"{path.operations[self.index]} became a question about {code}")
-        if path.question is None:
-            path.question = (kind, code)
+            raise Inconsistent(f"{path.operations[self.index]} became a condition on {code}")
+        if path.condition is None:
+            path.condition = (kind, code)
             self.block.grow()
-        elif path.question != (kind, code):
-            raise Inconsistent(f"{path.question} became {(kind, code)}")
-        if answer not in path.branches:
-            path.branches[answer] = Path()
+        elif path.condition != (kind, code):
+            raise Inconsistent(f"{path.condition} became {(kind, code)}")
+        if outcome not in path.branches:
+            path.branches[outcome] = Path()
             self.block.grow()
-        self.path = path.branches[answer]
+        self.path = path.branches[outcome]
         self.index = 0
 
 
@@ -361,9 +369,17 @@ class Program:
     def __init__(self) -> None:
         self.blocks: dict[Any, TemplateBlock] = {}
         self.grown = True
-        self.names: dict[str, Any] = {"U": Undefined(), "MOST_SIZE": MOST_SIZE}
-        types = (Undefined, NoneType, Namespace, Rope, Unlearned, Refused, Beyond)
-        functions = (run_loop, run_scan, run_silent, run_pure, rope, one_owner)
+        self.names: dict[str, Any] = {"U": Undefined(), "MAX_SIZE": MAX_SIZE}
+        types = (
+            Undefined,
+            NoneType,
+            Namespace,
+            AnnotatedStr,
+            PathMiss,
+            TemplateRaised,
+            LimitExceeded,
+        )
+        functions = (run_loop, run_scan, run_silent, run_pure, annotate, one_owner)
         self.names |= {known.__name__: known for known in (*types, *functions)}
         self._constants: dict[tuple[type, Any], str] = {}
         self.main = self.block("template")
@@ -385,27 +401,27 @@ class Program:
         name = self._constants.get(key)
         if name is None:
             name = self._constants[key] = f"C{len(self._constants)}"
-            self.names[name] = value  # kept here, so that its id stays its own
+            self.names[name] = value  # the reference keeps its id from being reused
         return name
 
     def type_name(self, kind: type) -> str:
-        known = (str, dict, list, int, bool, float, NoneType, Undefined, Namespace, Rope)
+        known = (str, dict, list, int, bool, float, NoneType, Undefined, Namespace, AnnotatedStr)
         return kind.__name__ if kind in known else self.constant(kind)
 
     def size(self) -> int:
         return sum(block.root.size() for block in self.blocks.values())
 
     def run(self, messages: list[Any], tools: Any, memo: Memo | None = None) -> Run:
-        """Render one conversation; ``memo`` holds what loops over this very list of tools printed.
+        """Render one conversation; ``memo`` caches the output of loops over this list of tools.
 
-        Raises `Unlearned`, `Refused`, `Beyond`, or whatever an operation of the template raises.
+        Raises `PathMiss`, `TemplateRaised`, `LimitExceeded`, or an exception of the template.
         """
         if self.grown:
             self._compile()
         run = Run(messages, tools, memo)
         self.names["block_0"](run, None, 0, 0, (), ())
-        if run.work > MOST_WORK or run.size > MOST_SIZE:
-            raise Beyond
+        if run.work > MAX_WORK or run.size > MAX_SIZE:
+            raise LimitExceeded
         run.text = "".join(run.out)
         return run
 
@@ -434,24 +450,24 @@ def _write(path: Path, program: Program, indent: str, cost: Cost, lines: list[st
         ended, cost = _operations(path, indent, cost, lines)
         if ended:
             return
-        if path.question is None:
-            lines.append(f"{indent}raise Unlearned")
+        if path.condition is None:
+            lines.append(f"{indent}raise PathMiss")
             return
-        kind, code = path.question
+        kind, code = path.condition
         branches = sorted(path.branches.items(), key=lambda branch: branch[1].size())
-        for answer, branch in branches[:-1]:
-            lines.append(f"{indent}if {_holds(kind, code, answer, program)}:")
+        for outcome, branch in branches[:-1]:
+            lines.append(f"{indent}if {_holds(kind, code, outcome, program)}:")
             _write(branch, program, indent + " ", cost, lines)
-        answer, path = branches[-1]
+        outcome, path = branches[-1]
         if kind == "type" or len(branches) == 1:
-            condition = _holds(kind, code, answer, program)
-            lines.append(f"{indent}if not ({condition}): raise Unlearned")
+            condition = _holds(kind, code, outcome, program)
+            lines.append(f"{indent}if not ({condition}): raise PathMiss")
 
 
-def _holds(kind: str, code: str, answer: Any, program: Program) -> str:
+def _holds(kind: str, code: str, outcome: Any, program: Program) -> str:
     if kind == "type":
-        return f"type({code}) is {program.type_name(answer)}"
-    return code if answer else f"not ({code})"
+        return f"type({code}) is {program.type_name(outcome)}"
+    return code if outcome else f"not ({code})"
 
 
 def _operations(path: Path, indent: str, cost: Cost, lines: list[str]) -> tuple[bool, Cost]:
@@ -474,7 +490,7 @@ def _operations(path: Path, indent: str, cost: Cost, lines: list[str]) -> tuple[
         flush()
         if name in ENDINGS:
             if name == "raise":
-                lines.append(f"{indent}raise Refused")
+                lines.append(f"{indent}raise TemplateRaised")
             else:
                 lines.append(f"{indent}R.work += {cost[0]}; R.size += {cost[1]}")
                 lines.append(f"{indent}return {name == 'break'}")
@@ -508,7 +524,7 @@ def _code_of(name: str, rest: list[Any]) -> list[str]:
 
 
 def _counted(variable: str, grows: bool = True) -> list[str]:
-    check = ["if R.size > MOST_SIZE: raise Beyond"] if grows else []
+    check = ["if R.size > MAX_SIZE: raise LimitExceeded"] if grows else []
     return [f"R.size += len({variable})", *check]
 
 
@@ -516,19 +532,19 @@ def _tuple(codes: Iterable[str]) -> str:
     return "(" + "".join(f"{code}," for code in codes) + ")"
 
 
-# -- recording a path: symbols, and what a template does with them ----------------------------
+# -- recording a path: symbols and the operations on them --------------------------------------
 
-ME, WHOLE = "me", "whole"
+CURRENT_MESSAGE, ALL_MESSAGES = "current", "all"
 Sources = frozenset[Any]
-NOTHING: Sources = frozenset()
-HELD = 2  # class of a value that is passed into a block with its owner
-FEW = 64  # characters of an argument that may multiply a text
+NO_SOURCE: Sources = frozenset()
+BOUND = 2  # class of a value that is passed into a block with its owner
+MAX_ARG = 64  # characters of an argument that can multiply a text
 
 PLAIN = (str, int, float, bool, NoneType, list, tuple, dict, Undefined)
 
 
 class NotTraced(Exception):
-    """No path can say what the template prints for this row; causes are few."""
+    """This row cannot be rendered along a path. There are few different causes."""
 
     def __init__(self, cause: str, line: int = 0) -> None:
         super().__init__(cause)
@@ -540,21 +556,21 @@ class NotTraced(Exception):
 
 
 class Untraceable(NotTraced):
-    """The template does something that is not traced, whatever the row."""
+    """The template uses a feature that tracing does not support, for any row."""
 
 
 @dataclass(slots=True, eq=False)
 class Symbol:
     """A value of the row being traced."""
 
-    code: str  # finds it in any row
+    code: str  # computes it for any row
     value: Any  # in this row
-    sources: Sources  # where it was taken from
+    sources: Sources  # the messages that it was taken from
 
 
 @dataclass(slots=True, eq=False)
 class Joined:
-    """Texts and symbols to be joined, not yet needed as one text."""
+    """Texts and symbols that will be joined when one text is needed."""
 
     parts: list[Any]
 
@@ -584,29 +600,29 @@ class Function:
 
 
 class Frame:
-    """What is known while one block is traced."""
+    """State of the tracer while it traces one block."""
 
     def __init__(self, block: TemplateBlock, scopes: list[dict[str, Any]]) -> None:
         self.cursor = TreeCursor(block)
         self.scopes = scopes
         self.kinds: dict[str, type] = {}
         self.facts: dict[Any, Any] = {}
-        self.made: dict[str, str] = {}
-        self.known: dict[tuple[str, str], Any] = {}
-        self.variables = 0
-        self.stands = False  # whether a loop around it is iterating over messages
-        self.index_loop = False  # whether it is a loop over indices, outside any message
+        self.variable_names: dict[str, str] = {}
+        self.attributes: dict[tuple[str, str], Any] = {}
+        self.variable_count = 0
+        self.is_at_message = False  # whether a loop around it is iterating over messages
+        self.index_loop = False  # whether it is a loop over indices, outside any turn
         self.index_scan = False  # the same inside a message's turn
         self.loop: LoopVariable | None = None
 
     def variable(self) -> str:
         """Return a new name, which is the same for every row on a path."""
-        self.variables += 1
-        return f"t{self.variables}"
+        self.variable_count += 1
+        return f"t{self.variable_count}"
 
 
 class Recorder:
-    """Writes down what a template does with the symbols of one row."""
+    """Records the operations of a template on the symbols of one row."""
 
     def __init__(self) -> None:
         self.program = Program()
@@ -627,13 +643,13 @@ class Recorder:
     ) -> Symbol:
         """Return a symbol for the value of some code; the same code gives the same symbol."""
         frame = self._frame
-        name = None if fresh else frame.made.get(code)
+        name = None if fresh else frame.variable_names.get(code)
         if name is None:
             name = frame.variable()
-            sized = kind in (str, list, tuple, Rope)
+            sized = kind in (str, list, tuple, AnnotatedStr)
             self._emit("let", name, code, sized, grows)
             if not fresh:
-                frame.made[code] = name
+                frame.variable_names[code] = name
             if kind is not None:
                 frame.kinds[name] = kind
         return Symbol(name, value, sources)
@@ -647,16 +663,16 @@ class Recorder:
         *,
         fresh: bool = False,
     ) -> Symbol:
-        made = self._let(code, None, sources, kind, grows=True, fresh=fresh)
-        made.value = compute()
-        return made
+        symbol = self._let(code, None, sources, kind, grows=True, fresh=fresh)
+        symbol.value = compute()
+        return symbol
 
-    def _ask(self, code: str, answer: bool) -> bool:
+    def _branch(self, code: str, outcome: bool) -> bool:
         """Record a branch condition, once on a path."""
         facts = self._frame.facts
         if code not in facts:
-            self._frame.cursor.ask("bool", code, answer)
-            facts[code] = answer
+            self._frame.cursor.branch("bool", code, outcome)
+            facts[code] = outcome
         return bool(facts[code])
 
     def _code(self, value: Any) -> str:
@@ -665,7 +681,7 @@ class Recorder:
         if isinstance(value, Joined):
             return self._text(value).code
         if isinstance(value, Function):
-            return "None"  # calls find it by its name
+            return "None"  # calls look it up by name
         if isinstance(value, (LoopVariable, Method)):
             raise Untraceable("a function or loop used as a value")
         if isinstance(value, (list, tuple, dict)) and not value:
@@ -689,30 +705,30 @@ class Recorder:
         kind = kinds.get(value.code)
         if kind is None:
             kind = type(value.value)
-            self._frame.cursor.ask("type", value.code, kind)
+            self._frame.cursor.branch("type", value.code, kind)
             kinds[value.code] = kind
-        return str if kind is Rope else kind
+        return str if kind is AnnotatedStr else kind
 
     def _sized(self, value: Any) -> bool:
         return self._kind(value) in (str, list, tuple, dict)
 
     def _fail(self, error: Exception) -> NoReturn:
-        """Raise `Refused` where an operation fails on this row; the reference words it."""
+        """Raise `TemplateRaised` where an operation fails on this row."""
         if isinstance(error, (Inconsistent, RecursionError, NameError, AssertionError)):
             raise error
-        raise Refused(f"{type(error).__name__}: {error}") from error
+        raise TemplateRaised(f"{type(error).__name__}: {error}") from error
 
-    def _refuse(self, why: str) -> NoReturn:
+    def _raise(self, why: str) -> NoReturn:
         """End this path: the template fails here for every row on it."""
         self._emit("raise")
-        raise Refused(why)
+        raise TemplateRaised(why)
 
     def _undefined(self, value: Any) -> bool:
         if not isinstance(value, Symbol):
             return isinstance(value, Undefined)
         kind = self._frame.kinds.get(value.code)
         if kind is None:
-            if self._ask(f"type({value.code}) is Undefined", type(value.value) is Undefined):
+            if self._branch(f"type({value.code}) is Undefined", type(value.value) is Undefined):
                 self._frame.kinds[value.code] = Undefined
                 return True
             return False
@@ -732,7 +748,7 @@ class Recorder:
             return False
         if kind is not None and not hasattr(kind, "__len__") and not hasattr(kind, "__bool__"):
             return True
-        return self._ask(value.code, bool(value.value))
+        return self._branch(value.code, bool(value.value))
 
 
 def from_row(*values: Any) -> bool:
@@ -748,60 +764,60 @@ def parts_of(value: Any) -> list[Any]:
 
 
 def sources_of(value: Any) -> Sources:
-    """Where a value was taken from; nowhere, if it is the template's own."""
+    """Return the sources of a value; none if it is the template's own."""
     if isinstance(value, Symbol):
         return value.sources
     if isinstance(value, Joined):
         return frozenset().union(
             *(part.sources for part in value.parts if isinstance(part, Symbol))
         )
-    return NOTHING
+    return NO_SOURCE
 
 
 def class_of(value: Any, moved: bool) -> Any:
     """Classify a value from outside a block by its owner.
 
-    ``moved``: the block is at another message than the code around it.
+    ``moved``: the block iterates over messages and the code around it does not.
     """
     if isinstance(value, Function):
         return value.name
     sources = sources_of(value)
     if not sources:
         return 0
-    if WHOLE in sources:
+    if ALL_MESSAGES in sources:
         return 3
-    return 1 if sources == {ME} and not moved else HELD
+    return 1 if sources == {CURRENT_MESSAGE} and not moved else BOUND
 
 
 def entered(values: list[Any], moved: bool) -> list[Any]:
-    """Values from outside as a block sees them."""
+    """Return the symbols by which a block reads values from outside."""
     inside: list[Any] = []
     owners = len(values)
     for index, value in enumerate(values):
         if isinstance(value, Function):
             inside.append(value)
             continue
-        whose = class_of(value, moved)
-        sources: Sources = frozenset(((), (ME,), (), (WHOLE,))[whose])
-        if whose == HELD:
-            sources = frozenset((("held", f"env[{owners}]"),))
+        owner_class = class_of(value, moved)
+        sources: Sources = frozenset(((), (CURRENT_MESSAGE,), (), (ALL_MESSAGES,))[owner_class])
+        if owner_class == BOUND:
+            sources = frozenset((("bound", f"env[{owners}]"),))
             owners += 1
         inside.append(Symbol(f"env[{index}]", real(value), sources))
     return inside
 
 
 def owner_code(sources: Sources) -> str:
-    """Code for the message that a value was taken from."""
-    if WHOLE in sources:
+    """Return code that computes the owner of a value."""
+    if ALL_MESSAGES in sources:
         return str(MIXED)
-    owners = ["R.me"] if ME in sources else []
-    for source in sorted(sources - {ME}):
+    owners = ["R.current"] if CURRENT_MESSAGE in sources else []
+    for source in sorted(sources - {CURRENT_MESSAGE}):
         if source[0] == "message":
             owners.append(f"R.owner_of(id({source[1]}), {MIXED})")
-        elif source[0] == "held":
+        elif source[0] == "bound":
             owners.append(source[1])
         else:
-            owners.append(f"{source[1]}.owners.get({source[2]!r}, {NOBODY})")
+            owners.append(f"{source[1]}.owners.get({source[2]!r}, {NO_OWNER})")
     if not owners:
-        return str(NOBODY)
+        return str(NO_OWNER)
     return owners[0] if len(owners) == 1 else f"one_owner({', '.join(owners)})"

@@ -1,7 +1,7 @@
 """Render rows to texts with trained spans, and conversations to prompts.
 
-A row is read (`shapes`), rendered along a traced path (`trace`) in the first form that passes, and
-its trained spans are checked (`turns`); a step that fails rejects the row. The reference also
+Each row is read (`shapes`), rendered along a traced path (`trace`) in the first form that passes,
+and its trained spans are checked (`turns`). A step that fails rejects the row. The reference also
 renders a sample of the rows, chosen by content. After one difference it renders every row.
 """
 
@@ -18,22 +18,19 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import xxhash
 
-from tokenmill._core.options import Variables
+from tokenmill._core.options import MAX_WEIGHT, MIN_WEIGHT, Variables
 from tokenmill.chat.append import join, sampled
-from tokenmill.chat.pictures import (
+from tokenmill.chat.images import (
+    Image,
     MediaTokens,
-    Picture,
     image_parts,
-    refuse_pictures,
+    refuse_images,
     refuse_tokens,
-    take_pictures,
+    take_images,
 )
-from tokenmill.chat.planted import plant
 from tokenmill.chat.prefix import prove_by_prompts
 from tokenmill.chat.program import NotTraced, Run, Untraceable
 from tokenmill.chat.shapes import (
-    MAX_WEIGHT,
-    MIN_WEIGHT,
     NULL_AS_EMPTY,
     AnswerGroup,
     Conversation,
@@ -47,14 +44,15 @@ from tokenmill.chat.shapes import (
 from tokenmill.chat.spec import TURNS_OF_GROUPS, ChatSpec
 from tokenmill.chat.template import ReferenceTemplate
 from tokenmill.chat.thinking import any_of, before_thinking, literals, thinking_tags
-from tokenmill.chat.trace import Differs, TracedTemplate
-from tokenmill.chat.turns import Openings, Settled, Span, TurnJudge, unproven
+from tokenmill.chat.trace import AuditMismatch, TracedTemplate
+from tokenmill.chat.turns import GenerationPrompts, RenderedRow, Span, SpanResolver, unproven
+from tokenmill.chat.unique_words import with_unique_words
 from tokenmill.errors import RowError, UsageError
 
 RENDERERS = ("auto", "jinja2")
-FIRST_AUDITED = 2  # rows at the start of every batch that the reference renders, too
-AUDIT_ONE_IN = 512  # of the other rows, by content
-TEMPLATES_KNOWN = 8  # per thread
+FIRST_AUDITED = 2  # rows at the start of every batch that the reference also renders
+AUDIT_ONE_IN = 512  # other rows, chosen by content
+MAX_TEMPLATES = 8  # cached per thread
 # Length of the untrained part of a generation prompt, by `ChatSpec.thinking_opener`.
 UNTRAINED: dict[str, Callable[[str], int]] = {"prompt": len, "trained": before_thinking}
 
@@ -62,8 +60,8 @@ UNTRAINED: dict[str, Callable[[str], int]] = {"prompt": len, "trained": before_t
 Failure = TypeVar("Failure", NotTraced, RowError, NotTraced | RowError)
 
 
-class Asked(NamedTuple):
-    """A conversation to be continued by a model."""
+class PromptRequest(NamedTuple):
+    """A conversation to render with the generation prompt."""
 
     messages: list[dict[str, Any]]
     tools: list[Any] | None = None
@@ -77,7 +75,7 @@ class GroupFacts:
     labels: tuple[int, ...]
     scores: tuple[float, ...] | None
     margin: float | None
-    one_prompt: bool  # some templates print a prompt differently for different answers
+    one_prompt: bool  # some templates print the prompt differently for different answers
 
 
 @dataclass(slots=True)
@@ -96,12 +94,12 @@ class Rendering:
     ends: list[list[int]] = field(default_factory=list)  # of turns
     rejected: list[tuple[int, int, RowError]] = field(default_factory=list)  # row, part, reason
     notes: dict[str, int | str] = field(default_factory=dict)
-    # By the number of the text, where there is something to say:
-    clipped: list[int] = field(default_factory=list)  # a generation block held the prompt
-    unclosed: list[int] = field(default_factory=list)  # nothing closes some assistant turn
+    # Indices in `texts`, or values by such an index:
+    clipped: list[int] = field(default_factory=list)  # a generation block contained the prompt
+    unclosed: list[int] = field(default_factory=list)  # an assistant turn has no end
     groups: dict[int, GroupFacts] = field(default_factory=dict)  # of the first text of each group
     weights: dict[int, Sequence[float]] = field(default_factory=dict)  # of turns in the loss
-    pictures: dict[int, Sequence[Picture]] = field(default_factory=dict)  # in order
+    images: dict[int, Sequence[Image]] = field(default_factory=dict)  # in order
 
     @property
     def turns(self) -> list[list[tuple[str, int]]]:
@@ -110,26 +108,26 @@ class Rendering:
         return [list(zip(roles, ends, strict=True)) for roles, ends in pairs]
 
     def note(self, name: str, count: int = 1) -> None:
-        self.notes[name] = int(self.notes.get(name, 0)) + count
+        self.notes[name] = self.notes.get(name, 0) + count  # type: ignore[operator]
 
-    def accept(self, source: int, part: int, settled: Settled) -> None:
+    def accept(self, source: int, part: int, rendered: RenderedRow) -> None:
         number = len(self.texts)
-        if not settled.closed:
+        if not rendered.closed:
             self.note("rows_without_closer")
             self.unclosed.append(number)
-        if settled.clipped:
+        if rendered.clipped:
             self.note("generation_clipped")
             self.clipped.append(number)
-        if settled.weights:
-            self.weights[number] = settled.weights
-        if settled.pictures:
-            self.pictures[number] = settled.pictures
-        self.texts.append(settled.text)
+        if rendered.weights:
+            self.weights[number] = rendered.weights
+        if rendered.images:
+            self.images[number] = rendered.images
+        self.texts.append(rendered.text)
         self.source.append(source)
         self.part.append(part)
-        self.spans.append(settled.spans)
-        self.roles.append(settled.roles)
-        self.ends.append(settled.ends)
+        self.spans.append(rendered.spans)
+        self.roles.append(rendered.roles)
+        self.ends.append(rendered.ends)
 
 
 @dataclass(slots=True)
@@ -145,23 +143,23 @@ class Sample:
 
 
 def audited(position: int, digest: int) -> bool:
-    """Whether the reference renders this row, too; depends on its place and content alone."""
+    """Whether the reference also renders this row; depends on its position and content alone."""
     return position < FIRST_AUDITED or digest % AUDIT_ONE_IN == 0
 
 
 def digest_of(text: str) -> int:
-    """Return the digest that chooses a text for an audit if its row's bytes are not known."""
+    """Return the digest that selects a text for an audit if the row's bytes are not available."""
     return xxhash.xxh3_64_intdigest(text.encode("utf-8", "replace"))
 
 
 class Template:
-    """One template: its reference, its traced paths and its turns."""
+    """A template with its reference, its traced paths and its span resolver."""
 
     def __init__(self, source: str, spec: ChatSpec, variables: Mapping[str, Any]) -> None:
         self.reference = ReferenceTemplate(source, variables, spec.date)
         self.traced = TracedTemplate(self.reference)
-        self.judge = TurnJudge(
-            Openings(
+        self.resolver = SpanResolver(
+            GenerationPrompts(
                 self._follow,
                 UNTRAINED[spec.thinking_opener],
                 self._prompt_depends_on_row(),
@@ -180,66 +178,73 @@ class Template:
     def text(self, messages: list[Message], tools: list[Any] | None, *, prompt: bool) -> str:
         """Render a conversation along a traced path, or by the reference where there is none."""
         try:
-            return (self.asking if prompt else self.traced).follow(messages, tools).text
+            return (
+                (self.with_generation_prompt if prompt else self.traced)
+                .follow(messages, tools)
+                .text
+            )
         except NotTraced:
             return self.reference.render(messages, tools, add_generation_prompt=prompt)
 
     @cached_property
-    def asking(self) -> TracedTemplate:
+    def with_generation_prompt(self) -> TracedTemplate:
         """The traced paths with the generation prompt after the conversation."""
         return TracedTemplate(self.reference, add_generation_prompt=True)
 
     @property
     def differed(self) -> bool:
         """Whether a traced path and the reference printed different texts."""
-        return bool(self.traced.differed or ("asking" in vars(self) and self.asking.differed))
+        return bool(
+            self.traced.differed
+            or ("with_generation_prompt" in vars(self) and self.with_generation_prompt.differed)
+        )
 
     def _follow(self, messages: list[dict[str, Any]], tools: list[Any] | None, prompt: bool) -> Run:
-        traced = self.asking if prompt else self.traced
+        traced = self.with_generation_prompt if prompt else self.traced
         try:
             return traced.follow(messages, tools)
         except NotTraced as error:
             raise unproven(str(error)) from error
 
 
-_known = threading.local()  # templates by what they depend on, the least recently used first
+_cache = threading.local()  # templates, the least recently used first
 
 
-def forget() -> None:
-    vars(_known).clear()
+def clear_templates() -> None:
+    vars(_cache).clear()
 
 
 def template_of(source: str, spec: ChatSpec, variables: Mapping[str, Any]) -> Template:
     """Return a template, with its paths if this thread has used it before.
 
-    Compiling one takes longer than rendering a small file, and its paths change no outcome. One
-    that differed from the reference is compiled again.
+    Compiling one takes longer than rendering a small file, and cached paths change no result. A
+    template that differed from the reference is compiled again.
     """
     try:
-        given = msgspec.json.encode(dict(variables))
+        variables_json = msgspec.json.encode(dict(variables))
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
         return Template(source, spec, variables)
-    known: dict[Any, Template] = vars(_known).setdefault("templates", {})
-    key = (source, given, spec.date, spec.turn_end, spec.thinking_opener)
-    found = known.pop(key, None)
-    if found is None or found.differed:
-        found = Template(source, spec, variables)
-    known[key] = found
-    if len(known) > TEMPLATES_KNOWN:
-        del known[next(iter(known))]
-    return found
+    templates: dict[Any, Template] = vars(_cache).setdefault("templates", {})
+    key = (source, variables_json, spec.date, spec.turn_end, spec.thinking_opener)
+    template = templates.pop(key, None)
+    if template is None or template.differed:
+        template = Template(source, spec, variables)
+    templates[key] = template
+    if len(templates) > MAX_TEMPLATES:
+        del templates[next(iter(templates))]
+    return template
 
 
 class Renderer:
-    """Turns parsed rows into texts with proven spans.
+    """Renders parsed rows to texts with proven spans.
 
     Args:
         spec: Options of the rows.
         template: Jinja source, several by name (``default``, ``tool_use``), or None for rows of
             plain text and of prompt and completion strings.
-        special_tokens: Texts of the tokenizer's special tokens by the names that templates read.
+        special_tokens: Special tokens of the tokenizer by the names that templates read.
         renderer: ``auto``, or ``jinja2`` to render every row by the reference; same results.
-        media: Tokens that stand for images; without it rows with images are rejected.
+        media: Tokens that represent images; without it rows with images are rejected.
     """
 
     def __init__(
@@ -252,7 +257,7 @@ class Renderer:
         media: MediaTokens | None = None,
     ) -> None:
         if renderer not in RENDERERS:
-            raise UsageError(f"renderer={renderer!r}: choose one of {', '.join(RENDERERS)}")
+            raise UsageError(f"renderer must be one of {', '.join(RENDERERS)}, got {renderer!r}")
         self.spec = spec
         self.special_tokens = dict(special_tokens or {})
         self.renderer = renderer
@@ -261,41 +266,49 @@ class Renderer:
         self._sources = dict(named or {})
         self._templates: dict[str, Template] = {}
         self._printed = 0
-        self.engine_seconds = 0.0  # spent in templates, not reading or checking rows
+        self.engine_seconds = 0.0  # time spent in templates
         if "default" in self._sources and spec.format != "text":
             self._template("default")  # raises here if it does not compile
 
     def _template(self, name: str, variables: Variables | None = None) -> Template:
         if variables is None and name in self._templates:
             return self._templates[name]
-        given = {**self.special_tokens, **(self.spec.template_kwargs or {}), **(variables or {})}
-        found = template_of(self._sources[name], self.spec, given)
+        values = {
+            **self.special_tokens,
+            **(self.spec.chat_template_kwargs or {}),
+            **(variables or {}),
+        }
+        template = template_of(self._sources[name], self.spec, values)
         if variables is None:
-            self._templates[name] = found
-        return found
+            self._templates[name] = template
+        return template
 
     def _for(self, tools: list[Any] | None, variables: Variables | None = None) -> Template:
         """Return the template of a conversation, chosen as transformers chooses it."""
         if not self._sources:
             raise UsageError(
-                "these rows are conversations and the tokenizer has no chat template: give one "
-                "with ",
+                "These rows are conversations, and the tokenizer has no chat template. Set ",
                 ("chat_template",),
+                ".",
             )
         if tools is not None and "tool_use" in self._sources:
             return self._template("tool_use", variables)
         if "default" in self._sources:
             return self._template("default", variables)
         names = ", ".join(sorted(self._sources))
-        raise UsageError(f"the tokenizer has no default chat template, only {names}: choose one")
+        raise UsageError(
+            f"The tokenizer has no default chat template, only {names}. Set ",
+            ("chat_template",),
+            ".",
+        )
 
     def reference(
         self, tools: list[Any] | None = None, variables: Variables | None = None
     ) -> ReferenceTemplate:
         return self._for(tools, variables).reference
 
-    def judge(self, tools: list[Any] | None = None) -> TurnJudge:
-        return self._for(tools).judge
+    def resolver(self, tools: list[Any] | None = None) -> SpanResolver:
+        return self._for(tools).resolver
 
     def prompt(
         self,
@@ -307,30 +320,30 @@ class Renderer:
         reference = self.reference(tools, variables)
         return reference.render(messages, tools, add_generation_prompt=True)
 
-    def prompts(self, conversations: Sequence[Asked]) -> list[str | RowError]:
-        """Return `prompt` of many conversations, along traced paths; errors take their place."""
+    def prompts(self, conversations: Sequence[PromptRequest]) -> list[str | RowError]:
+        """Return `prompt` of many conversations, along traced paths, or the error of each."""
         if self.renderer == "auto":
             try:
                 return [self._prompt(number, one) for number, one in enumerate(conversations)]
-            except Differs:
+            except AuditMismatch:
                 self.renderer = "jinja2"  # for this batch and all later ones
         return [self._reference_prompt(one) for one in conversations]
 
-    def _prompt(self, number: int, asked: Asked) -> str | RowError:
-        paths = self._for(asked.tools, asked.variables).asking
+    def _prompt(self, number: int, request: PromptRequest) -> str | RowError:
+        paths = self._for(request.tools, request.variables).with_generation_prompt
         try:
-            run = self._follow(paths, asked.messages, asked.tools)
+            run = self._follow(paths, request.messages, request.tools)
         except NotTraced:
-            return self._reference_prompt(asked)
+            return self._reference_prompt(request)
         except RowError as error:
             return error
         if audited(number, digest_of(run.text)):
-            paths.audit(run, asked.messages, asked.tools)
+            paths.audit(run, request.messages, request.tools)
         return run.text
 
-    def _reference_prompt(self, asked: Asked) -> str | RowError:
+    def _reference_prompt(self, request: PromptRequest) -> str | RowError:
         try:
-            return self.prompt(*asked)
+            return self.prompt(*request)
         except RowError as error:
             return error
 
@@ -343,7 +356,7 @@ class Renderer:
             The text, and the run that assigns its parts to messages, None if it was not traced.
         """
         template = self._for(tools)
-        paths = template.asking if prompt else template.traced
+        paths = template.with_generation_prompt if prompt else template.traced
         try:
             run = self._follow(paths, messages, tools)
             if self.renderer == "auto":
@@ -353,7 +366,7 @@ class Renderer:
             return run.text, run
         except NotTraced:
             pass
-        except Differs:
+        except AuditMismatch:
             self.renderer = "jinja2"
         return template.reference.render(messages, tools, add_generation_prompt=prompt), None
 
@@ -367,7 +380,7 @@ class Renderer:
             return paths.follow(messages, tools)
         except (NotTraced, RowError) as error:
             if self.renderer == "auto" and paths.differed:
-                raise Differs from error
+                raise AuditMismatch from error
             raise
         finally:
             self.engine_seconds += time.perf_counter() - start
@@ -378,12 +391,12 @@ class Renderer:
         Args:
             rows: The rows, or the RowError of the parser in place of a row. They are iterated
                 again if the reference must render them all.
-            digests: Digests of the rows' bytes, if known; they choose the audited rows.
+            digests: Digests of the rows' bytes, if available; they select the audited rows.
         """
         result = Rendering()
         try:
             self._render(rows, digests, result)
-        except Differs:
+        except AuditMismatch:
             # The reference renders this batch and all later ones.
             audits = int(result.notes.get("audited", 0))
             result = Rendering()
@@ -400,15 +413,16 @@ class Renderer:
         for index, row in enumerate(rows):
             digest = None if digests is None else digests[index]
             try:
-                found = self.read(row)
-                weight = row_weight(row)
-                if isinstance(found, Plain):
-                    result.accept(index, 0, _scaled(self._plain(found), weight))
+                content = self.read(row)
+                weight = row_weight(row, self.spec)
+                if isinstance(content, Conversation):
+                    samples = self._samples(index, content, result)
+                elif isinstance(content, Plain):
+                    result.accept(index, 0, _scaled(self._plain(content), weight))
                     continue
-                if isinstance(found, AnswerGroup):
-                    self._group(index, found, weight, digest, result)
+                else:
+                    self._group(index, content, weight, digest, result)
                     continue
-                samples = self._samples(index, found, result)
             except RowError as error:
                 result.rejected.append((index, 0, error))
                 continue
@@ -417,65 +431,64 @@ class Renderer:
                 continue
             for sample in samples:
                 try:
-                    settled, _ = self._settle(sample, digest, result)
-                    result.accept(index, sample.part, _scaled(settled, weight))
+                    rendered, _ = self._render_sample(sample, digest, result)
+                    result.accept(index, sample.part, _scaled(rendered, weight))
                 except RowError as error:
                     result.rejected.append((index, sample.part, error))
 
     def read(self, row: Any) -> Conversation | Plain | AnswerGroup:
-        """Read one row, with its images if there is a processor."""
+        """Read one row, and its images if there is a processor."""
         if self.media is None:
-            refuse_pictures(row)
+            refuse_images(row, self.spec)
             return read_row(row, self.spec)
         if not isinstance(row, dict):
             return read_row(row, self.spec)
-        row, pictures = take_pictures(row, self.spec, self.media)
-        found = read_row(row, self.spec)
-        for side in found.sides if isinstance(found, AnswerGroup) else [found]:
+        row, images = take_images(row, self.spec, self.media)
+        content = read_row(row, self.spec)
+        for side in content.sides if isinstance(content, AnswerGroup) else [content]:
             if isinstance(side, Plain):
-                (side.prompt, side.text), side.pictures = pictures.replace_in(
+                (side.prompt, side.text), side.images = images.replace_in(
                     (side.prompt, side.text), self.media.image
                 )
                 continue
             refuse_tokens(
-                [side.messages, side.tools, side.variables], self.media, placeholders=pictures
+                [side.messages, side.tools, side.variables], self.media, placeholders=images
             )
-            if pictures or not side.simple:
-                side.illustrate(pictures)
-        return found
+            if images or not side.simple:
+                side.attach_images(images)
+        return content
 
-    def _samples(self, index: int, found: Conversation, result: Rendering) -> list[Sample]:
+    def _samples(self, index: int, conversation: Conversation, result: Rendering) -> list[Sample]:
         """Return the texts to render for one conversation, with their trained messages."""
-        template = self._for(found.tools, found.variables)
-        train_on = self.spec.trained(found.shape)
+        template = self._for(conversation.tools, conversation.variables)
+        train_on = self.spec.trained(conversation.shape)
         if train_on == "everything":
-            return [Sample(index, 0, found, None, template)]
-        _trim(found, self.spec.trailing, result)
-        messages = found.messages
+            return [Sample(index, 0, conversation, None, template)]
+        _trim(conversation, self.spec.trailing, result)
+        messages = conversation.messages
         assistants = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
         trained = assistants
         if train_on == "completion":
-            trained = [i for i in assistants if i >= found.completion]
+            trained = [i for i in assistants if i >= conversation.completion]
         elif train_on == "last_assistant_message":
             trained = assistants[-1:]
         weights: dict[int, float] = {}
-        if not found.simple:
+        if not conversation.simple:
             weights = {i: message_weight(messages[i]) for i in trained}
             trained = [i for i in trained if weights[i]]
             if all(weights[i] == 1 for i in trained):
                 weights = {}
         if not trained:
-            raise RowError("no assistant turn of this row is to be trained",
-                           reason="no_trained_tokens")  # fmt: skip
+            raise RowError("no assistant turn of this row is trained", reason="no_trained_tokens")
         if self.spec.expand == "none":
-            counted = tuple([weights[i] for i in trained]) if weights else ()
-            return [Sample(index, 0, found, tuple(trained), template, counted)]
+            sample_weights = tuple([weights[i] for i in trained]) if weights else ()
+            return [Sample(index, 0, conversation, tuple(trained), template, sample_weights)]
         chosen = set(trained)
         return [
             Sample(
                 index,
                 turn,
-                dataclasses.replace(found, messages=messages[: i + 1]),
+                dataclasses.replace(conversation, messages=messages[: i + 1]),
                 (i,),
                 template,
                 (weights[i],) if weights else (),
@@ -487,44 +500,46 @@ class Renderer:
     def _append(
         self, samples: Sequence[Sample], weight: float, digest: int | None, result: Rendering
     ) -> None:
-        """Render each turn, and join turns where one continues another."""
-        held: list[Sample] = []
-        turns: list[tuple[str, Settled]] = []
+        """Render each turn, and join turns that continue one another."""
+        accepted: list[Sample] = []
+        turns: list[tuple[str, RenderedRow]] = []
         for sample in samples:
             try:
-                settled, messages = self._settle(sample, digest, result)
-                found = sample.conversation
-                asked = Asked(messages[:-1], found.tools, found.variables)
+                rendered, messages = self._render_sample(sample, digest, result)
+                conversation = sample.conversation
+                request = PromptRequest(messages[:-1], conversation.tools, conversation.variables)
                 by_paths = self.renderer == "auto"
                 number = len(result.texts)
-                prompt = self._prompt(number, asked) if by_paths else self._reference_prompt(asked)
+                prompt = (
+                    self._prompt(number, request) if by_paths else self._reference_prompt(request)
+                )
                 if isinstance(prompt, RowError):
                     raise prompt
-                turns.append((prompt, sampled(settled, prompt, len(messages) - 1)))
-                held.append(sample)
+                turns.append((prompt, sampled(rendered, prompt, len(messages) - 1)))
+                accepted.append(sample)
             except RowError as error:
                 result.rejected.append((sample.source, sample.part, error))
-        for numbers, settled in join(turns):
-            members = [held[number] for number in numbers]
-            whole = dataclasses.replace(
+        for numbers, rendered in join(turns):
+            members = [accepted[number] for number in numbers]
+            joined = dataclasses.replace(
                 members[-1],
                 part=members[0].part,
                 trained=tuple(k for sample in members for k in sample.trained or ()),
                 weights=tuple(each for sample in members for each in sample.weights),
             )
             try:
-                settled = _scaled(_finished(whole, settled), weight)
-                result.accept(whole.source, whole.part, settled)
+                rendered = _scaled(_finished(joined, rendered), weight)
+                result.accept(joined.source, joined.part, rendered)
             except RowError as error:
-                result.rejected.append((whole.source, whole.part, error))
+                result.rejected.append((joined.source, joined.part, error))
 
     def _group(
         self, index: int, group: AnswerGroup, weight: float, digest: int | None, result: Rendering
     ) -> None:
-        """Render every side of a group; all of them are accepted, or none."""
+        """Render every answer of a group; all are accepted, or none."""
         if self.spec.expand != "none":
             raise incomparable(f"expand={self.spec.expand!r}{TURNS_OF_GROUPS}")
-        sides: list[Settled] = []
+        sides: list[RenderedRow] = []
         for number, side in enumerate(group.sides):
             try:
                 if isinstance(side, Plain):
@@ -532,102 +547,103 @@ class Renderer:
                     continue
                 [sample] = self._samples(index, side, result)
                 sample.part = number
-                sides.append(self._settle(sample, digest, result)[0])
+                sides.append(self._render_sample(sample, digest, result)[0])
             except RowError as error:
                 raise RowError(
                     f"{group.name(number)}: {error.message}", reason=error.reason
                 ) from error
         if len(sides) > 1 and len({side.text for side in sides}) == 1:
-            raise incomparable("the answers do not differ")
+            raise incomparable("the answers are equal")
         begin = min(start for side in sides for start, _ in side.spans or [(0, 0)])
         # Texts with different images are different prompts.
-        prompts = {
-            (side.text[:begin], repr([one.value for one in side.pictures])) for side in sides
-        }
+        prompts = {(side.text[:begin], repr([one.value for one in side.images])) for side in sides}
         if len(prompts) > 1:
             result.note("prompts_differ")
-        sides = [_scaled(side, weight) for side in sides]  # all of them before one is accepted
+        sides = [_scaled(side, weight) for side in sides]  # may raise, so before any is accepted
         result.groups[len(result.texts)] = GroupFacts(
             group.labels, group.scores, group.margin, one_prompt=len(prompts) == 1
         )
-        for number, settled in enumerate(sides):
-            result.accept(index, number, settled)
+        for number, rendered in enumerate(sides):
+            result.accept(index, number, rendered)
 
-    def _settle(
+    def _render_sample(
         self, sample: Sample, digest: int | None, result: Rendering
-    ) -> tuple[Settled, list[Message]]:
+    ) -> tuple[RenderedRow, list[Message]]:
         """Render a sample in the first form that the template prints with a proven mask.
 
         Returns:
             The render, and the messages in the chosen form.
 
         Raises:
-            RowError: No form passes. The error is that of the first form that was printed, else
-                the template's refusal.
+            RowError: No form passes. The error of the first form that was rendered, else the
+                template's own.
         """
         conversation, paths = sample.conversation, sample.template.traced
-        refused: NotTraced | RowError | None = None
+        raised: NotTraced | RowError | None = None
         failed: RowError | None = None
         for form in conversation.forms(parts=self.media is not None):
             if failed is not None and form.note == NULL_AS_EMPTY:
-                continue  # only for templates that refuse null
+                continue  # only for templates that raise an error on null
             try:
                 run = self._follow(paths, form.messages, conversation.tools)
             except (NotTraced, RowError) as error:
-                refused = refused or _bare(error)
+                raised = raised or _without_traceback(error)
                 continue
             if self.renderer == "auto":
-                self._audit(sample, form.messages, run, digest, result)
-            if failed is None:  # a row counts once, in whichever form
+                chosen_by = digest_of(run.text) if digest is None else digest + sample.part
+                if audited(len(result.texts), chosen_by):
+                    result.note("audited")
+                    paths.audit(run, form.messages, conversation.tools)
+            if failed is None:  # a row counts once, in any form
                 result.note("rows_traced" if self.renderer == "auto" else "rows_reference")
             try:
-                settled = self._proven(sample, form.messages, run)
-                if self.media is not None and sample.trained is not None and not settled.spans:
+                rendered = self._proven(sample, form.messages, run)
+                if self.media is not None and sample.trained is not None and not rendered.spans:
                     raise _nothing_trained()
             except RowError as error:
-                failed = failed or _bare(error)
+                failed = failed or _without_traceback(error)
                 if self.media is None and error.reason != "template_drops_content":
-                    break  # no other form would change that
+                    break  # another form would not change this
                 continue
             if form.note:
                 result.note(form.note)
-            if settled.dropped:
+            if rendered.dropped:
                 result.note("generation_drops")
             if sample.trained is not None:
-                blocks = sample.template.judge.generation
+                blocks = sample.template.resolver.generation
                 result.note("proven_by_generation_blocks" if blocks else "proven_by_trace")
-            return _finished(sample, settled), form.messages
+            return _finished(sample, rendered), form.messages
         if sample.trained is None:
-            if failed is None and isinstance(refused, NotTraced):
-                return self._untraced(sample, refused, result), conversation.messages
-        elif isinstance(refused, NotTraced) or (failed and failed.reason == "mask_unproven"):
-            return self._by_prompts(sample, failed or refused, result)
+            if failed is None and isinstance(raised, NotTraced):
+                return self._untraced(sample, raised, result), conversation.messages
+        elif isinstance(raised, NotTraced) or (failed and failed.reason == "mask_unproven"):
+            return self._by_prompts(sample, failed or raised, result)
         if failed is not None:
             raise failed
-        assert isinstance(refused, RowError)
-        raise refused
+        assert isinstance(raised, RowError)
+        raise raised
 
-    def _proven(self, sample: Sample, messages: list[Message], run: Run) -> Settled:
+    def _proven(self, sample: Sample, messages: list[Message], run: Run) -> RenderedRow:
         """Find the trained spans of a run, and check that their words come from the right fields.
 
-        Where words alone do not say that, the same conversation is checked with unique words.
+        Where the words alone do not show this, check the same conversation with unique words.
         """
-        judge, tools = sample.template.judge, sample.conversation.tools
-        settled = judge.settle(run, messages, sample.trained, tools)
-        if sample.trained is not None and not judge.generation and not settled.certain:
-            planted = plant(messages, judge.thinking)
+        resolver, tools = sample.template.resolver, sample.conversation.tools
+        rendered = resolver.resolve_spans(run, messages, sample.trained, tools)
+        if sample.trained is not None and not resolver.generation and not rendered.certain:
+            unique = with_unique_words(messages, resolver.thinking)
             try:
-                judge.check(self._follow(sample.template.traced, planted, tools), planted)
+                resolver.check(self._follow(sample.template.traced, unique, tools), unique)
             except NotTraced as error:
                 raise unproven(
                     f"the same row with unique words cannot be traced: {error}"
                 ) from error
-        return settled
+        return rendered
 
     def _by_prompts(
         self, sample: Sample, failed: NotTraced | RowError | None, result: Rendering
-    ) -> tuple[Settled, list[Message]]:
-        """Prove a row by its own generation prompts where its trace does not prove it."""
+    ) -> tuple[RenderedRow, list[Message]]:
+        """Prove the spans of a row by its generation prompts if its trace does not."""
         template, tools = sample.template, sample.conversation.tools
         assert sample.trained is not None
         if isinstance(failed, NotTraced):
@@ -639,133 +655,125 @@ class Renderer:
                 return template.text(messages, tools, prompt=prompt)
             return template.reference.render(messages, tools, add_generation_prompt=prompt)
 
-        unproved: RowError | None = None
+        unproven_error: RowError | None = None
         for form in sample.conversation.forms(parts=self.media is not None):
-            if unproved is not None and form.note == NULL_AS_EMPTY:
+            if unproven_error is not None and form.note == NULL_AS_EMPTY:
                 continue
             try:
-                settled = prove_by_prompts(render, form.messages, sample.trained, template.judge)
+                rendered = prove_by_prompts(
+                    render, form.messages, sample.trained, template.resolver
+                )
             except RowError as error:
                 if error.reason in ("template_error", "limit"):
-                    refused = _bare(error)
+                    raised = _without_traceback(error)
                 else:
-                    unproved = unproved or _bare(error)
+                    unproven_error = unproven_error or _without_traceback(error)
                 continue
             result.note("proven_by_prompts")
             if form.note:
                 result.note(form.note)
-            return _finished(sample, settled), form.messages
-        if unproved is None:
-            raise refused
-        raise RowError(f"{failed}; {unproved.message}", reason="mask_unproven")
+            return _finished(sample, rendered), form.messages
+        if unproven_error is None:
+            raise raised
+        raise RowError(f"{failed}; {unproven_error.message}", reason="mask_unproven")
 
-    def _audit(
-        self,
-        sample: Sample,
-        messages: list[Message],
-        run: Run,
-        digest: int | None,
-        result: Rendering,
-    ) -> None:
-        digest = digest_of(run.text) if digest is None else digest + sample.part
-        if audited(len(result.texts), digest):
-            result.note("audited")
-            sample.template.traced.audit(run, messages, sample.conversation.tools)
-
-    def _untraced(self, sample: Sample, error: NotTraced, result: Rendering) -> Settled:
+    def _untraced(self, sample: Sample, error: NotTraced, result: Rendering) -> RenderedRow:
         """Render a row that cannot be traced with the reference; everything is trained."""
         conversation = sample.conversation
         text = sample.template.reference.render(conversation.messages, conversation.tools)
         result.note("rows_reference")
         result.note(f"untraced:{error.cause}")
-        return _finished(sample, Settled(text, None, ("text",), [len(text)]))
+        return _finished(sample, RenderedRow(text, None, ("text",), [len(text)]))
 
-    def _plain(self, found: Plain) -> Settled:
-        everything = self.spec.trained(found.shape)
+    def _plain(self, plain: Plain) -> RenderedRow:
+        train_on = self.spec.trained(plain.shape)
         eos = ""
         if self.spec.append_eos:
             eos = self.special_tokens.get("eos_token", "")
             if not eos:
                 raise UsageError(
                     ("append_eos",),
-                    " needs an eos token and the tokenizer has none: turn it off",
+                    " needs an eos token, and the tokenizer has none. Turn it off.",
                 )
-        if everything not in ("everything", "completion"):
+        if train_on not in ("everything", "completion"):
             raise UsageError(
-                ("train_on", everything),
-                " needs messages; the prompts and completions of these rows are strings",
+                ("train_on", train_on),
+                " needs messages, but the prompts and completions of these rows are strings.",
             )
-        end = "" if found.text.endswith(eos) else eos
-        text = f"{found.prompt}{found.text}{end}"
-        if found.shape == "text":
+        end = "" if plain.text.endswith(eos) else eos
+        text = f"{plain.prompt}{plain.text}{end}"
+        if plain.shape == "text":
             roles, ends = ["text"], [len(text)]
         else:
-            roles, ends = ["prompt", "completion"], [len(found.prompt), len(text)]
+            roles, ends = ["prompt", "completion"], [len(plain.prompt), len(text)]
         spans: list[Span] | None = None
-        if everything == "completion":
-            spans = [(len(found.prompt), len(text))]
-        if len(text) == (len(found.prompt) if spans else 0):
-            raise RowError("there is no text to train on", reason="no_trained_tokens")
-        return Settled(text, spans, roles, ends, pictures=found.pictures)
+        if train_on == "completion":
+            spans = [(len(plain.prompt), len(text))]
+        if len(text) == (len(plain.prompt) if spans else 0):
+            raise RowError("the trained text is empty", reason="no_trained_tokens")
+        return RenderedRow(text, spans, roles, ends, images=plain.images)
 
 
-def _finished(sample: Sample, settled: Settled) -> Settled:
+def _finished(sample: Sample, rendered: RenderedRow) -> RenderedRow:
     """Add the weights and images of the sample; reject it if nothing of it is trained."""
     if sample.trained is not None:
-        if not settled.spans:
+        if not rendered.spans:
             raise _nothing_trained()
-        if any(weight != 1 for weight in sample.weights):
-            turns = len(settled.ends)
+        if sample.weights and any(weight != 1 for weight in sample.weights):
+            turns = len(rendered.ends)
             if turns != len(sample.conversation.messages):
-                raise unproven("which weight is whose cannot be told: not every message is a turn")
+                raise unproven(
+                    "weights cannot be assigned: the template does not print every message"
+                )
             trained = dict(zip(sample.trained, sample.weights, strict=True))
-            settled.weights = _turn_weights(trained, turns)
-    known = sample.conversation.pictures
-    if known:
-        settled.pictures = [known[id(p)] for p in image_parts(sample.conversation.messages)]
-    return settled
+            rendered.weights = _turn_weights(trained, turns)
+    images = sample.conversation.images
+    if images:
+        rendered.images = [images[id(p)] for p in image_parts(sample.conversation.messages)]
+    return rendered
 
 
-def _bare(error: Failure) -> Failure:
-    """Drop traceback and cause: their frames hold the row, and would hold the error, too."""
+def _without_traceback(error: Failure) -> Failure:
+    """Remove traceback and cause, because their frames keep the row alive."""
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)
 
 
 def _nothing_trained() -> RowError:
-    message = "the template prints nothing of what is to be trained"
+    message = "the template prints no trained text"
     return RowError(message, reason="no_trained_tokens")
 
 
 def _turn_weights(trained: Mapping[int, float], turns: int) -> list[float]:
     """Return the weight of each turn.
 
-    An untrained turn has the weight of the next trained one, whose first token may begin in it.
+    An untrained turn has the weight of the next trained one, because that one's first token may
+    begin in it.
     """
-    each, weight = [1.0] * turns, trained[max(trained)]
+    weights, weight = [1.0] * turns, trained[max(trained)]
     for number in reversed(range(turns)):
         weight = trained.get(number, weight)
-        each[number] = weight
-    return each
+        weights[number] = weight
+    return weights
 
 
-def _scaled(settled: Settled, weight: float) -> Settled:
-    """Multiply the weights of the turns by that of the row."""
-    if weight == 1:
-        return settled
-    each = [weight * turn for turn in settled.weights or [1.0] * len(settled.ends)]
-    if not all(MIN_WEIGHT <= one <= MAX_WEIGHT for one in each):
+def _scaled(rendered: RenderedRow, weight: float) -> RenderedRow:
+    """Multiply the weights of the turns by the row's weight."""
+    if weight == 1.0:
+        return rendered
+    weights = [weight * turn for turn in rendered.weights or [1.0] * len(rendered.ends)]
+    if not all(MIN_WEIGHT <= value <= MAX_WEIGHT for value in weights):
         raise RowError(
-            f"the weights of the row and of its messages come to {min(each):.1g} to "
-            f"{max(each):.1g}; they must be from {MIN_WEIGHT:.1g} to {MAX_WEIGHT:.1g}"
+            f"the weights of the row times those of its messages are {min(weights):.1g} to "
+            f"{max(weights):.1g}; they must be from {MIN_WEIGHT:.1g} to {MAX_WEIGHT:.1g}"
         )
-    settled.weights = [] if all(one == 1 for one in each) else each
-    return settled
+    rendered.weights = [] if all(value == 1 for value in weights) else weights
+    return rendered
 
 
-def _trim(found: Conversation, trailing: str, result: Rendering) -> None:
-    """Remove what follows the last assistant turn, as `ChatSpec.trailing` says."""
-    messages = found.messages
+def _trim(conversation: Conversation, trailing: str, result: Rendering) -> None:
+    """Remove the messages after the last assistant turn according to `ChatSpec.trailing`."""
+    messages = conversation.messages
     end = len(messages)
     while end and messages[end - 1]["role"] in ("tool", "function", "ipython"):
         end -= 1
@@ -775,11 +783,11 @@ def _trim(found: Conversation, trailing: str, result: Rendering) -> None:
         result.note("trailing_user")
         if trailing == "reject":
             raise RowError(
-                "the conversation ends with a user turn (trailing='trim' cuts it)",
+                "the conversation ends with a user turn (trailing='trim' removes it)",
                 reason="trailing_user",
             )
         result.note("trimmed_trailing")
         while end and messages[end - 1]["role"] in ("user", "tool", "function", "ipython"):
             end -= 1
     if end < len(messages):
-        found.messages = messages[:end]
+        conversation.messages = messages[:end]

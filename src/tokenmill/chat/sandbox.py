@@ -1,8 +1,8 @@
-"""The jinja2 environment for chat templates, which may be hostile: sandboxed, with counted limits.
+"""A sandboxed jinja2 environment with limits, because chat templates may be hostile.
 
 Limits are counted, never timed, so a row is rejected on every machine or on none. Inputs of an
-operation are counted before it runs and its result afterwards. What can multiply its input (a
-repetition, a join, a wide field) has a guard, which counts the result before it is made.
+operation are counted before it runs and its result afterwards. An operation that can multiply its
+input (a repetition, a join, a wide field) has a guard, which counts the result in advance.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ STEPS_PER_CHARACTER = 4
 BASE_SIZE = 128 << 20  # bytes
 SIZE_PER_CHARACTER = 64
 
-OBJECT = 64  # bytes of a small value, or of the text of one that is no text
+OBJECT = 64  # bytes of a small value, or of the text of a number
 POINTER = 8
-KEPT = 96  # an item of a list, tuple or call, which may be an object of its own
-ENTRY = 104  # an item of a dict
+KEPT = 96  # bytes of an item of a list, tuple or call, which may be a new object
+ENTRY = 104  # bytes of an item of a dict
 GENERATOR = 512
 NUMERAL = 400  # characters of the longest float without a precision
 QUOTED = 10  # how much longer `repr` may make a text: \\U0010ffff
 ESCAPED = 6  # how much longer HTML or JSON escapes may make it
-CASED = 8  # how much larger a change of case may make it, with what Python needs for it
+CASED = 8  # how much larger a change of case may make it, with temporary copies
 
 MAX_WIDTH = 1 << 16  # sum of all widths and precisions in a format
 MAX_INTEGER_BITS = 1 << 12
-MAX_DEPTH = 320  # of nested values: more than a row may have (256), less than the C stack can take
-SHORT = 64  # characters that are read for free
-NO_CHANCE = "the template uses chance, which no recipe can pin"
+MAX_DEPTH = 320  # of nested values: more than a row may have (256), less than the C stack allows
+SHORT = 64  # characters whose reading is not counted
+NO_RANDOMNESS = "the template uses random values, which a recipe cannot pin"
 
 _VIEWS: tuple[Any, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 _SIZED: tuple[Any, ...] = (str, list, tuple, dict, range, set, frozenset, *_VIEWS)
@@ -59,7 +59,7 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {  # by jinja2's names
 }  # fmt: skip
 
 
-class TemplateRaised(jinja2.TemplateError):
+class RaiseExceptionCalled(jinja2.TemplateError):
     """The template called raise_exception."""
 
 
@@ -86,7 +86,7 @@ def _leaf_size(value: Any) -> int:
 
 
 def _inside(value: Any) -> Collection[Any] | None:
-    """Return what a value contains and would print, hash or compare."""
+    """Return the contents of a value that would be printed, hashed or compared."""
     if value.__class__ in _SCALARS or isinstance(value, str | range):
         return None
     if isinstance(value, _MAPPINGS):
@@ -99,10 +99,10 @@ def _inside(value: Any) -> Collection[Any] | None:
 
 
 class Counter:
-    """What is left of the limits of one render.
+    """The remaining steps and bytes of one render.
 
     Steps are evaluated nodes of the template, calls, items of iterators, and one for every 16
-    bytes that an operation reads. Size is the bytes of all values made, in use or not.
+    bytes that an operation reads. Size is the bytes of all values created, in use or not.
     """
 
     __slots__ = ("size", "steps")
@@ -121,7 +121,7 @@ class Counter:
         if self.steps < 0:
             raise LimitReached("the template takes too many steps")
         if self.size < 0:
-            raise LimitReached("the template makes too much text")
+            raise LimitReached("the template produces too much text")
 
     def weigh(self, value: Any, depth: int = 0) -> Weight:
         """Visit everything inside a value, one step each."""
@@ -129,7 +129,7 @@ class Counter:
         if inside is None:
             return Weight(1, _leaf_size(value), 0)
         if depth > MAX_DEPTH:
-            raise LimitReached("the template nests values too deep")
+            raise LimitReached("the template nests values too deeply")
         self.count(1 + len(inside))
         nodes, size, deepest = 1, 0, 0
         for item in inside:
@@ -140,7 +140,7 @@ class Counter:
         return Weight(nodes, size, deepest + 1)
 
     def text(self, value: Any) -> int:
-        """Return the largest size of ``str(value)``; what is inside it is counted as steps."""
+        """Return the largest possible size of ``str(value)``; count its contents as steps."""
         if isinstance(value, str):
             return _text_size(value)
         weight = self.weigh(value)
@@ -158,7 +158,7 @@ class Counter:
             self.count(1 + steps * len(values))
             return values
         if not isinstance(values, Iterable) or isinstance(values, jinja2.Undefined):
-            return values  # it fails, or is empty
+            return values  # iterating raises an error, or yields nothing
         return self._iterate(values, steps)
 
     def _iterate(self, values: Iterable[Any], steps: int) -> Iterator[Any]:
@@ -167,7 +167,7 @@ class Counter:
             yield value
 
     def listed(self, values: Any, steps: int = 1) -> Any:
-        """Count an iteration that happens at once; return a list in place of an iterator."""
+        """Count an iteration in advance; return a list in place of an iterator."""
         values = self.iterate(values, steps)
         if isinstance(values, types.GeneratorType):
             values = list(values)
@@ -181,7 +181,7 @@ class Counter:
             self.count(1, OBJECT + _text_size(value))
         elif kind is int:
             if value.bit_length() > MAX_INTEGER_BITS:
-                raise LimitReached("the template makes an enormous number")
+                raise LimitReached("the template computes a number that is too large")
         elif kind is list or kind is tuple:
             self.count(1, OBJECT + POINTER * len(value))
         elif kind is dict:
@@ -225,7 +225,7 @@ class Counter:
         if isinstance(left, int | float) and isinstance(right, int | float):
             bits = left.bit_length() if isinstance(left, int) and isinstance(right, int) else 0
             if symbol == "**" and bits * max(right, 0) > MAX_INTEGER_BITS:
-                raise LimitReached("the template makes an enormous number")
+                raise LimitReached("the template computes a number that is too large")
         elif symbol == "*":
             for repeated, times in ((left, right), (right, left)):
                 if isinstance(times, int):
@@ -245,7 +245,7 @@ class Counter:
         """Count a call before it runs.
 
         ``values`` are its value and arguments; an iterator among them is replaced by one that
-        counts. ``escapes``: the call may escape what it is given.
+        counts. ``escapes``: the call may escape its arguments.
         """
         size_before = self.size
         value, arguments = values[0], [*values[1:], *named.values()]
@@ -269,26 +269,26 @@ class Counter:
         self.count(4 + (size >> 4), rule.growth * size)
         if rule.guard is not None:
             rule.guard(self, values, named)
-        if escapes or any(isinstance(given, Markup) for given in (value, *arguments)):
+        if escapes or any(isinstance(argument, Markup) for argument in (value, *arguments)):
             self.count(1, ESCAPED * (size_before - self.size))
 
 
-# Guards count what an operation will make.
+# Guards count the result of an operation in advance.
 Guard = Callable[[Counter, list[Any], dict[str, Any]], None]
 
 
 class Rule(NamedTuple):
     """How a filter, method or test is counted.
 
-    ``reads`` says what it reads of its value: the text, items one by one, a list of all items, all
-    that is inside them, or nothing that depends on the size.
+    ``reads`` is the part of the value that it reads: the text, items one by one, a list of all
+    items, everything inside them, or nothing that depends on the size.
     """
 
     reads: Literal["text", "items", "list", "all", "nothing"] = "text"
     guard: Guard | None = None
-    growth: int = 1  # how much larger the result can be than what is read
+    growth: int = 1  # how much larger the result can be than the input
     converts: bool = True  # whether the value becomes a text first
-    product: bool = False  # whether a search takes the product of both lengths
+    product: bool = False  # whether a search takes time proportional to the product of both lengths
 
 
 def _argument(
@@ -307,7 +307,7 @@ def check_widths(format_string: str) -> None:
     """Raise `LimitReached` if a format names widths that are larger than any text needs."""
     widths = re.findall(r"\d+", format_string)
     if any(len(width) > 6 for width in widths) or sum(map(int, widths)) > MAX_WIDTH:
-        raise LimitReached("the template formats an enormously wide field")
+        raise LimitReached("the template formats a field that is too wide")
 
 
 def _percent(counter: Counter, template: str, values: Any) -> None:
@@ -343,8 +343,8 @@ def _number(counter: Counter, values: list[Any], named: dict[str, Any]) -> None:
 
 def _width(counter: Counter, values: list[Any], named: dict[str, Any]) -> int:
     """Return the size of all arguments; a number counts as that many characters."""
-    given = [*values[1:], *named.values()]
-    return 4 * sum(abs(a) if isinstance(a, int) else counter.weigh(a).size for a in given)
+    args = [*values[1:], *named.values()]
+    return 4 * sum(abs(a) if isinstance(a, int) else counter.weigh(a).size for a in args)
 
 
 def _lines(counter: Counter, values: list[Any], named: dict[str, Any]) -> None:
@@ -380,7 +380,7 @@ def _split(counter: Counter, values: list[Any], named: dict[str, Any]) -> None:
 
 
 def _join(counter: Counter, values: list[Any], named: dict[str, Any], glue: int = 0) -> None:
-    """Count a join; ``glue`` is its place among the values."""
+    """Count a join; ``glue`` is the index of the separator among the values."""
     if glue == 0 and len(values) > 1:
         values[1] = counter.listed(values[1])
     joined = values[1 - glue] if len(values) > 1 - glue else ()
@@ -392,13 +392,13 @@ def _join(counter: Counter, values: list[Any], named: dict[str, Any], glue: int 
 
 
 def _sum(counter: Counter, values: list[Any], named: dict[str, Any]) -> None:
-    """Lists would be added one by one, and every sum would be a new list."""
+    """Allow numbers only: summing lists would create a new list for every item."""
     if not isinstance(_argument(values, named, 2, "start", 0), int | float):
-        raise LimitReached("the template sums up something else than numbers")
+        raise LimitReached("the template sums values that are not numbers")
 
 
 def _unique(counter: Counter, values: list[Any], named: dict[str, Any]) -> None:
-    """Text has a hash that no template can choose; other values may all share one."""
+    """Count comparisons of values other than strings, whose hashes a template may choose."""
     if isinstance(values[0], _SIZED):
         attribute = _argument(values, named, 2, "attribute")
         others = [v for v in values[0] if attribute is not None or not isinstance(v, str)]
@@ -414,7 +414,7 @@ def _remainder(counter: Counter, values: list[Any], named: dict[str, Any]) -> No
     counter.binary("%", values[0], values[1] if len(values) > 1 else 2)
 
 
-_NOTHING, _ITEMS, _ALL, _COPY = Rule("nothing"), Rule("items"), Rule("all"), Rule("text")
+_EMPTY, _ITEMS, _ALL, _COPY = Rule("nothing"), Rule("items"), Rule("all"), Rule("text")
 _CASE, _PREDICATE = Rule(growth=CASED), Rule(growth=0)
 _TEXT_METHODS: dict[str, Rule] = {
     **dict.fromkeys((
@@ -441,11 +441,11 @@ METHODS: dict[type, dict[str, Rule]] = {  # any other method of a builtin type i
     list: {**_LIST_METHODS, "copy": Rule("list")},
     tuple: _LIST_METHODS,
     range: _LIST_METHODS,
-    dict: {**dict.fromkeys(("get", "items", "keys", "values"), _NOTHING), "copy": Rule("list")},
+    dict: {**dict.fromkeys(("get", "items", "keys", "values"), _EMPTY), "copy": Rule("list")},
 }
 
 FILTERS: dict[str, Rule] = {  # any other is refused
-    **dict.fromkeys(("abs", "attr", "count", "d", "default", "first", "last", "length"), _NOTHING),
+    **dict.fromkeys(("abs", "attr", "count", "d", "default", "first", "last", "length"), _EMPTY),
     **dict.fromkeys(("e", "escape", "forceescape"), Rule(growth=2 * ESCAPED)),
     **dict.fromkeys(("capitalize", "lower", "upper"), _CASE),
     **dict.fromkeys(("float", "int", "truncate"), Rule(converts=False)),
@@ -483,7 +483,7 @@ TESTS: dict[str, Rule | None] = {
     **dict.fromkeys(("lower", "upper"), _PREDICATE),
 }  # fmt: skip
 
-_OWN_CODE = (  # these run code of the template, which counts itself
+_OWN_CODE = (  # these run code of the template, which is counted already
     jinja2.runtime.BlockReference,
     jinja2.runtime.LoopContext,
     jinja2.runtime.Macro,
@@ -501,7 +501,7 @@ _SIZES: dict[type[jinja2.nodes.Node], int] = {  # bytes besides the results of o
     jinja2.nodes.Macro: 1536,
     jinja2.nodes.Pair: 2 * ENTRY,
 }
-_HOLDERS = (jinja2.nodes.List, jinja2.nodes.Tuple, jinja2.nodes.Call, jinja2.nodes.Output)
+_CONTAINERS = (jinja2.nodes.List, jinja2.nodes.Tuple, jinja2.nodes.Call, jinja2.nodes.Output)
 
 
 def body_cost(body: Iterable[jinja2.nodes.Node]) -> tuple[int, int]:
@@ -513,7 +513,7 @@ def body_cost(body: Iterable[jinja2.nodes.Node]) -> tuple[int, int]:
         pending += children
         steps += 1
         size += _SIZES.get(type(node), 0)
-        if isinstance(node, _HOLDERS):
+        if isinstance(node, _CONTAINERS):
             size += OBJECT + KEPT * len(children)
         elif isinstance(node, jinja2.nodes.TemplateData):
             size += _text_size(node.data)
@@ -521,7 +521,7 @@ def body_cost(body: Iterable[jinja2.nodes.Node]) -> tuple[int, int]:
 
 
 class _CountingGenerator(jinja2.compiler.CodeGenerator):
-    """Counts what jinja2 has no hook for: bodies, comparisons, ``~``, slices, keys, ``*``."""
+    """Counts operations without a hook: bodies, comparisons, ``~``, slices, keys, ``*``."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -541,7 +541,7 @@ class _CountingGenerator(jinja2.compiler.CodeGenerator):
         super().blockvisit(nodes, frame)
 
     def _count_before(self, node: jinja2.nodes.Node) -> None:
-        """Count an expression outside a body each time that it is evaluated."""
+        """Count an expression outside a body whenever it is evaluated."""
         steps, size = body_cost([node])
         self._calls[id(node)] = f"(environment.counter.count({steps}, {size}) or "
 
@@ -609,10 +609,10 @@ class CountingEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             self.add_filter(name, function)
         for name, function in list(self.tests.items()):
             self.tests[name] = self._counted_test(name, function)
-        self.filters["random"] = self.globals["lipsum"] = self._chance
+        self.filters["random"] = self.globals["lipsum"] = self._refuse_randomness
 
-    def _chance(self, *_: Any, **__: Any) -> NoReturn:
-        raise TemplateRaised(NO_CHANCE)
+    def _refuse_randomness(self, *_: Any, **__: Any) -> NoReturn:
+        raise RaiseExceptionCalled(NO_RANDOMNESS)
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
         rule = FILTERS.get(name)
@@ -690,11 +690,11 @@ class CountingEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             called = [owner, *args]
             __self.counter.call(rule, called, named)
             return __self.counter.made(__obj(*called[1:], **named))
-        __self.counter.call(_NOTHING, [None, *args], named)
+        __self.counter.call(_EMPTY, [None, *args], named)
         return __self.counter.made(super().call(__context, __obj, *args, **kwargs))
 
     def handle_exception(self, source: str | None = None) -> NoReturn:
-        """Raise what a template raised, without jinja2's rewriting of tracebacks."""
+        """Raise the template's exception, without jinja2's rewriting of tracebacks."""
         if source is not None:
             super().handle_exception(source)
         raise

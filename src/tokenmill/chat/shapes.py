@@ -1,11 +1,12 @@
 """Read rows of every known format as conversations, plain texts or groups of answers.
 
-The format is recognised by the row's columns unless the spec names it. docs/masks.md lists what is
-rewritten; unknown keys pass through to the template.
+The format is detected from the row's columns unless the spec names it.
+docs/reference/row-formats.md lists the normalizations; unknown keys are passed to the template.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
 import operator
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 from tokenmill._core.fingerprint import plain
+from tokenmill._core.options import MAX_WEIGHT, MIN_WEIGHT
 from tokenmill.chat.calls import (
     TOOL_ROLES,
     call_list,
@@ -23,7 +25,7 @@ from tokenmill.chat.calls import (
     text_arguments,
     tool_list,
 )
-from tokenmill.chat.pictures import Parts, Picture, RowPictures
+from tokenmill.chat.images import Image, Parts, RowImages
 from tokenmill.chat.spec import GROUPED, RESERVED_KWARGS, TRAINABLE, ChatSpec
 from tokenmill.errors import RowError, UsageError
 
@@ -31,8 +33,7 @@ Message = dict[str, Any]
 
 RANKED_KEYS = ("responses", "completions")
 VARIABLES_KEY = "chat_template_kwargs"
-UNLABELLED = -1  # label of ranked answers, which are neither wanted nor unwanted
-MIN_WEIGHT, MAX_WEIGHT = 2.0**-100, 2.0**100  # must neither vanish nor overflow in float32
+UNLABELLED = -1  # label of ranked answers, which have none
 NULL_AS_EMPTY = "null_as_empty"
 _PROMPT_ROLES = ("system", "developer", "user")
 
@@ -47,7 +48,7 @@ SHAREGPT_ROLES = {
 
 @dataclass(slots=True)
 class Conversation:
-    """Messages as templates read them."""
+    """Messages in the form that templates read."""
 
     shape: str
     messages: list[Message]
@@ -57,41 +58,41 @@ class Conversation:
     simple: bool = False  # whether every message has a role and a text and nothing else
     # By `id` of messages and parts:
     calls: dict[int, Any] = field(default_factory=dict)  # tool calls as the row has them
-    hollow: frozenset[int] = frozenset()  # nothing but a call, of a format without a content
-    pictures: dict[int, Picture] = field(default_factory=dict)  # of parts
+    without_content: frozenset[int] = frozenset()  # calls of a format that has no content
+    images: dict[int, Image] = field(default_factory=dict)  # of parts
 
-    def illustrate(self, found: RowPictures) -> None:
+    def attach_images(self, images: RowImages) -> None:
         """Attach the images of the row to the parts of the messages."""
-        messages, self.pictures = found.place(self.messages)
+        messages, self.images = images.place(self.messages)
         renamed = {id(old): id(new) for old, new in zip(self.messages, messages, strict=True)}
-        self.hollow = frozenset(renamed[old] for old in self.hollow)
+        self.without_content = frozenset(renamed[old] for old in self.without_content)
         self.calls = {renamed[old]: calls for old, calls in self.calls.items()}
         self.simple = self.simple and messages == self.messages
         self.messages = messages
 
     def forms(self, *, parts: bool = False) -> Iterator[Form]:
-        """Yield the forms in which templates take the conversation, in the order to try them.
+        """Yield the forms in which templates accept the conversation, in the order to try them.
 
-        ``parts`` adds texts as typed parts, for templates of image models.
+        ``parts`` adds a form with texts as typed parts, for templates of image models.
         """
         yield Form(self.messages)
         empty = [self._other_empty(message) for message in self.messages]
-        others = empty != self.messages
-        if others:
-            nulls = any(message.get("content") is None for message in self.messages)
-            yield Form(empty, NULL_AS_EMPTY if nulls else "")
+        differs = empty != self.messages
+        if differs:
+            has_null = any(message.get("content") is None for message in self.messages)
+            yield Form(empty, NULL_AS_EMPTY if has_null else "")
         if self.calls:
             yield Form(self._with_text_arguments(self.messages), "arguments_as_text")
-            if others:
+            if differs:
                 yield Form(self._with_text_arguments(empty), "arguments_as_text")
         if parts:
             yield Form([_in_parts(message) for message in self.messages], "texts_as_parts")
 
     def _other_empty(self, message: Message) -> Message:
-        """Return empty content for null, and null for content that the row does not know."""
+        """Replace null content by empty text, and the content of a bare call by null."""
         if message.get("content") is None:
             return {**message, "content": ""}
-        return {**message, "content": None} if id(message) in self.hollow else message
+        return {**message, "content": None} if id(message) in self.without_content else message
 
     def _with_text_arguments(self, messages: list[Message]) -> list[Message]:
         written = []
@@ -122,7 +123,7 @@ class Plain:
     shape: str
     prompt: str
     text: str
-    pictures: list[Picture] = field(default_factory=list)
+    images: list[Image] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -130,10 +131,10 @@ class AnswerGroup:
     """The answers of one row."""
 
     shape: str  # preference, kto or ranked
-    sides: list[Conversation | Plain]  # one for each answer, the best first
-    labels: tuple[int, ...]  # of each side: 1 wanted, 0 unwanted, or `UNLABELLED`
+    sides: list[Conversation | Plain]  # one for each answer, best first
+    labels: tuple[int, ...]  # of each side: 1 desirable, 0 undesirable, or `UNLABELLED`
     scores: tuple[float, ...] | None = None
-    margin: float | None = None  # by how much the first is better
+    margin: float | None = None  # of the first over the second
 
     def name(self, side: int) -> str:
         if self.shape == "preference":
@@ -145,7 +146,7 @@ def read_row(row: Any, spec: ChatSpec) -> Conversation | Plain | AnswerGroup:
     """Read a row.
 
     Raises:
-        RowError: The row is no conversation (bad_shape), or its answers cannot be compared
+        RowError: The row has no known format (bad_shape), or its answers cannot be compared
             (bad_group).
     """
     shape = _shape_of(row, spec)
@@ -162,7 +163,7 @@ def incomparable(message: str) -> RowError:
 
 def _shape_of(row: Any, spec: ChatSpec) -> str:
     if not isinstance(row, dict):
-        if isinstance(row, RowError):  # what the parser says of it
+        if isinstance(row, RowError):  # of the parser
             raise row
         raise RowError(f"a row must be an object, not {type(row).__name__}")
     return _detect(row, spec) if spec.format == "auto" else spec.format
@@ -171,33 +172,33 @@ def _shape_of(row: Any, spec: ChatSpec) -> str:
 def read(row: Any, spec: ChatSpec, shape: str | None = None) -> Conversation | Plain:
     shape = shape or _shape_of(row, spec)
     if shape == "text":
-        return Plain("text", "", _string(row, spec.text_key))
+        return Plain("text", "", _string(row, spec.column("text")))
     if shape == "prompt_completion":
         return _pair(row, spec)
     if shape == "alpaca":
-        found = _alpaca(row)
+        result = _alpaca(row)
     else:
         turns = _turns(row, spec)
         if turns is None:
             raise RowError(f"no column {' or '.join(map(repr, spec.message_columns))} in this row")
         if shape == "messages":
-            found = conversation("messages", turns)
+            result = conversation("messages", turns)
         else:
-            found = _sharegpt_conversation(turns)
-    _add_columns(found, row, spec)
-    if not found.messages:
+            result = _sharegpt_conversation(turns)
+    _add_columns(result, row, spec)
+    if not result.messages:
         raise RowError("the conversation is empty")
-    return found
+    return result
 
 
-def _add_columns(found: Conversation, row: dict[str, Any], spec: ChatSpec) -> None:
-    tools = row.get(spec.tools_key)
+def _add_columns(conversation: Conversation, row: dict[str, Any], spec: ChatSpec) -> None:
+    tools = spec.value(row, "tools")
     if tools is not None:
-        found.tools = tool_list(tools)
-    system = row.get(spec.system_key)
+        conversation.tools = tool_list(tools)
+    system = spec.value(row, "system")
     if system is not None:
-        _lead_with_system(found, system)
-    found.variables = row_variables(row)
+        _prepend_system(conversation, system)
+    conversation.variables = row_variables(row)
 
 
 def _detect(row: dict[str, Any], spec: ChatSpec) -> str:
@@ -208,20 +209,22 @@ def _detect(row: dict[str, Any], spec: ChatSpec) -> str:
             if isinstance(first, dict) and "role" not in first and "from" in first:
                 return "sharegpt"
             return "messages"
-    if "chosen" in row and "rejected" in row:
+    answers = (*spec.names("chosen"), *spec.names("rejected"))
+    if len(answers) == 2 and all(name in row for name in answers):
         return "preference"
-    if row.get(spec.prompt_key) is not None and row.get(spec.completion_key) is not None:
-        return "kto" if type(row.get("label")) is bool else "prompt_completion"
-    if row.get(spec.prompt_key) is not None or row.get("instruction") is not None:
+    has_prompt = spec.value(row, "prompt") is not None
+    if has_prompt and spec.value(row, "completion") is not None:
+        return "kto" if type(spec.value(row, "label")) is bool else "prompt_completion"
+    if has_prompt or row.get("instruction") is not None:
         for key in RANKED_KEYS:
             if isinstance(row.get(key), list):
                 return "ranked"
     if row.get("instruction") is not None and row.get("output") is not None:
         return "alpaca"
-    if row.get(spec.text_key) is not None:
+    if spec.value(row, "text") is not None:
         return "text"
     known = ", ".join(sorted(map(str, row))[:8])
-    others = "messages_key=, prompt_key=, text_key= name others"
+    others = "name them with columns, for example columns={'messages': 'chat'}"
     if "input_ids" in row:
         others = "format='tokens' reads rows that are tokenized already"
     raise RowError(
@@ -250,7 +253,7 @@ def _sharegpt_conversation(turns: list[Any]) -> Conversation:
     messages = []
     others = []
     for turn in turns:
-        # Nearly every turn, without another call.
+        # Nearly every turn; saves a function call.
         if type(turn) is dict and len(turn) == 2:
             speaker, value = turn.get("from"), turn.get("value")
             role = SHAREGPT_ROLES.get(speaker) if type(speaker) is str else None
@@ -262,12 +265,12 @@ def _sharegpt_conversation(turns: list[Any]) -> Conversation:
     calls = {id(m): m["tool_calls"] for m in others if m.get("tool_calls")}
     if not calls and all(len(m) == 2 and type(m["content"]) is str for m in others):
         return Conversation("sharegpt", messages, simple=True)
-    hollow = frozenset([id(m) for m in others if id(m) in calls and not m["content"]])
-    return Conversation("sharegpt", messages, calls=calls, hollow=hollow)
+    without_content = frozenset([id(m) for m in others if id(m) in calls and not m["content"]])
+    return Conversation("sharegpt", messages, calls=calls, without_content=without_content)
 
 
 def _is_simple(turns: list[Any]) -> bool:
-    """Whether each message is a role and a text, as nearly always: two lookups per message."""
+    """Whether each message is a role and a text; fast, because nearly all are."""
     try:
         for turn in turns:
             role = turn["role"]
@@ -301,7 +304,7 @@ def _message(value: Any) -> Message:
     ):
         raise RowError(f"content must be text or parts, not {type(content).__name__}")
     calls = value.get("tool_calls")
-    if calls is not None and turn["tool_calls"] is calls:  # `join_parts` rewrites those it adds to
+    if calls is not None and turn["tool_calls"] is calls:  # else `join_parts` has rewritten them
         rewritten = call_list(calls)
         if type(calls) is not list or any(map(operator.is_not, rewritten, calls)):
             turn = {**turn, "tool_calls": rewritten}
@@ -315,7 +318,7 @@ def _sharegpt(turn: Any) -> Message:
     role = SHAREGPT_ROLES.get(speaker) if isinstance(speaker, str) else None
     if role is None:
         known = ", ".join(SHAREGPT_ROLES)
-        raise RowError(f"a turn is from {speaker!r}; known are {known}")
+        raise RowError(f"a turn is from {speaker!r}; it must be one of {known}")
     value = turn.get("value", turn.get("content"))
     rest = {k: v for k, v in turn.items() if k not in ("from", "role", "value", "content")}
     if speaker == "function_call":
@@ -341,19 +344,19 @@ def _alpaca(row: dict[str, Any]) -> Conversation:
 
 
 def _pair(row: dict[str, Any], spec: ChatSpec) -> Conversation | Plain:
-    prompt, completion = row.get(spec.prompt_key), row.get(spec.completion_key)
+    prompt, completion = spec.value(row, "prompt"), spec.value(row, "completion")
     if isinstance(prompt, str) and isinstance(completion, str):
         return Plain("prompt_completion", prompt, completion)
-    head = _half(prompt, "user", spec.prompt_key)
-    tail = _half(completion, "assistant", spec.completion_key)
-    found = conversation("prompt_completion", [*head, *tail])
-    found.completion = len(head)
-    _add_columns(found, row, spec)
-    return found
+    head = _half(prompt, "user", spec.column("prompt"))
+    tail = _half(completion, "assistant", spec.column("completion"))
+    result = conversation("prompt_completion", [*head, *tail])
+    result.completion = len(head)
+    _add_columns(result, row, spec)
+    return result
 
 
 def _half(value: Any, role: str, key: str) -> list[Any]:
-    """Return a prompt or an answer as messages; a text becomes one of the given role."""
+    """Return a prompt or an answer as messages; a text becomes a message with this role."""
     if isinstance(value, str):
         return [{"role": role, "content": value}]
     if isinstance(value, dict):
@@ -366,7 +369,7 @@ def _half(value: Any, role: str, key: str) -> list[Any]:
 def row_variables(row: dict[str, Any]) -> dict[str, Any] | None:
     """Return the template variables of a row, None if it has none.
 
-    Null counts as absent: tables contain it where only another row has a variable.
+    Null counts as absent, because tables fill missing values with null.
     """
     value = row.get(VARIABLES_KEY)
     if isinstance(value, str):
@@ -375,24 +378,24 @@ def row_variables(row: dict[str, Any]) -> dict[str, Any] | None:
         return None
     if not isinstance(value, dict):
         raise RowError(f"{VARIABLES_KEY!r} must be an object, not {type(value).__name__}")
-    said = {name: given for name, given in value.items() if given is not None}
+    variables = {name: item for name, item in value.items() if item is not None}
     for name in RESERVED_KWARGS:
-        if name in said:
-            raise RowError(f"{VARIABLES_KEY}[{name!r}] is set by the renderer itself")
-    try:  # they belong to the key of a template
-        return plain(said, VARIABLES_KEY) or None
+        if name in variables:
+            raise RowError(f"{VARIABLES_KEY}[{name!r}] is reserved: the renderer sets it")
+    try:  # they are part of the key of a template
+        return plain(variables, VARIABLES_KEY) or None
     except UsageError as error:
         raise RowError(error.message) from error
 
 
-def _lead_with_system(found: Conversation, system: Any) -> None:
+def _prepend_system(conversation: Conversation, system: Any) -> None:
     if not isinstance(system, str):
         raise RowError(f"the system column must be text, not {type(system).__name__}")
-    if not system or any(m["role"] in ("system", "developer") for m in found.messages):
+    if not system or any(m["role"] in ("system", "developer") for m in conversation.messages):
         return
-    found.messages = [{"role": "system", "content": system}, *found.messages]
-    if found.completion or "completion" in TRAINABLE[found.shape]:
-        found.completion += 1
+    conversation.messages = [{"role": "system", "content": system}, *conversation.messages]
+    if conversation.completion or "completion" in TRAINABLE[conversation.shape]:
+        conversation.completion += 1
 
 
 def _turns(row: dict[str, Any], spec: ChatSpec) -> list[Any] | None:
@@ -406,7 +409,7 @@ def _turns(row: dict[str, Any], spec: ChatSpec) -> list[Any] | None:
 
 
 def _as_messages(turns: list[Any]) -> list[Any]:
-    """Rewrite ShareGPT turns as messages; others stay as they are."""
+    """Rewrite ShareGPT turns as messages; return messages unchanged."""
     if any(isinstance(turn, dict) and "role" not in turn and "from" in turn for turn in turns):
         return [_sharegpt(turn) for turn in turns]
     return turns
@@ -423,42 +426,46 @@ def _string(row: dict[str, Any], key: str) -> str:
 
 
 def _preference(row: dict[str, Any], spec: ChatSpec) -> AnswerGroup:
-    sides = _sides("preference", row, {key: row.get(key) for key in ("chosen", "rejected")}, spec)
+    answers = {spec.column(role): spec.value(row, role) for role in ("chosen", "rejected")}
+    sides = _sides("preference", row, answers, spec)
     scores = [_number(row, key) for key in ("score_chosen", "score_rejected")]
-    known = tuple(score for score in scores if score is not None)
-    if len(known) == 1:
+    given_scores = tuple(score for score in scores if score is not None)
+    if len(given_scores) == 1:
         raise incomparable("one of 'score_chosen' and 'score_rejected' is missing")
-    return AnswerGroup("preference", sides, (1, 0), known or None, _number(row, "margin"))
+    return AnswerGroup("preference", sides, (1, 0), given_scores or None, _number(row, "margin"))
 
 
 def _kto(row: dict[str, Any], spec: ChatSpec) -> AnswerGroup:
-    label = row.get("label")
+    label = spec.value(row, "label")
     if type(label) is not bool:
-        raise incomparable(f"'label' must be true or false, not {_told(label)}")
-    key = spec.completion_key
-    answers = {key: row.get(key)}
-    if row.get(key) is None and (messages := _turns(row, spec)) is not None:
+        raise incomparable(
+            f"{spec.column('label')!r} must be true or false, not {_described(label)}"
+        )
+    answers = {spec.column("completion"): spec.value(row, "completion")}
+    if spec.value(row, "completion") is None and (messages := _turns(row, spec)) is not None:
         answers = {"messages": messages}
     return AnswerGroup("kto", _sides("kto", row, answers, spec), (int(label),))
 
 
 def _ranked(row: dict[str, Any], spec: ChatSpec) -> AnswerGroup:
-    keys = (*RANKED_KEYS, spec.completion_key)
-    key = next((key for key in keys if row.get(key) is not None), keys[0])
+    keys = (*RANKED_KEYS, *spec.names("completion"))
+    key = next((key for key in keys if row.get(key) is not None), RANKED_KEYS[0])
     answers = row.get(key)
     if not isinstance(answers, list) or len(answers) < 2:
-        raise incomparable(f"{key!r} must be a list of two answers or more, not {_told(answers)}")
+        raise incomparable(
+            f"{key!r} must be a list of two answers or more, not {_described(answers)}"
+        )
     scores: list[float] | None = None
     order = list(range(len(answers)))
     if row.get("scores") is not None:
         scores = _scores(row["scores"], len(answers))
-        order.sort(key=lambda place: -scores[place])  # stable: of equal ones the first comes first
-    named = {f"{key}[{place}]": answers[place] for place in order}
+        order.sort(key=lambda index: -scores[index])  # stable: equal scores keep their order
+    named = {f"{key}[{index}]": answers[index] for index in order}
     return AnswerGroup(
         "ranked",
         _sides("ranked", row, named, spec),
         (UNLABELLED,) * len(answers),
-        None if scores is None else tuple(scores[place] for place in order),
+        None if scores is None else tuple(scores[index] for index in order),
     )
 
 
@@ -471,7 +478,7 @@ def _sides(
     for name, answer in answers.items():
         if answer is None or (isinstance(answer, str | list | dict) and not answer):
             raise incomparable(f"{name!r} is empty")
-    prompt = row.get(spec.prompt_key)
+    prompt = spec.value(row, "prompt")
     if all(isinstance(answer, str) for answer in answers.values()):
         sides = _texts(shape, row, prompt, answers, spec)
         if sides is not None:
@@ -481,7 +488,7 @@ def _sides(
     }
     whole = [_is_whole(tail) for tail in tails.values()]
     if any(whole) and not all(whole):
-        raise incomparable("some answers are whole conversations, others answers alone")
+        raise incomparable("some answers are whole conversations, others are not")
     if all(whole):
         size = _shared(tails, prompt)
         heads = {name: tail[:size] for name, tail in tails.items()}
@@ -491,7 +498,7 @@ def _sides(
         heads = dict.fromkeys(tails, head)
     sides = []
     for name, tail in tails.items():
-        if not any(map(_says_something, tail)):
+        if not any(map(_has_content, tail)):
             raise incomparable(f"{name!r} is empty")
         side = conversation(shape, [*heads[name], *tail])
         side.completion = len(heads[name])
@@ -508,7 +515,7 @@ def _texts(
         if row.get("instruction") is not None or _turns(row, spec) is not None:
             return None
         if len(answers) < 2:
-            raise RowError(f"no column {spec.prompt_key!r} in this row")
+            raise RowError(f"no column {spec.column('prompt')!r} in this row")
         prompt = _shared_text(list(answers.values()))
         answers = {name: text[len(prompt) :] for name, text in answers.items()}
     elif not isinstance(prompt, str):
@@ -521,12 +528,12 @@ def _texts(
 
 def _prompt_messages(row: dict[str, Any], prompt: Any, spec: ChatSpec) -> list[Any]:
     if prompt is not None:
-        return _as_messages(_half(prompt, "user", spec.prompt_key))
+        return _as_messages(_half(prompt, "user", spec.column("prompt")))
     if messages := _turns(row, spec):
         return _as_messages(messages)
     if row.get("instruction") is not None:
         return [{"role": "user", "content": _instruction_of(row)}]
-    raise RowError(f"no column {spec.prompt_key!r} in this row, and no prompt in its answers")
+    raise RowError(f"no column {spec.column('prompt')!r} in this row, and no prompt in its answers")
 
 
 def _is_whole(tail: list[Any]) -> bool:
@@ -535,7 +542,7 @@ def _is_whole(tail: list[Any]) -> bool:
 
 
 def _shared(tails: dict[str, list[Any]], prompt: Any) -> int:
-    """Return the number of messages that all conversations begin with; the answers follow them.
+    """Return the number of messages that all conversations share at their start, the prompt.
 
     A single conversation's answer follows its last user turn.
     """
@@ -547,28 +554,30 @@ def _shared(tails: dict[str, list[Any]], prompt: Any) -> int:
         ):
             size += 1
     else:
-        questions = [place for place, message in enumerate(first) if _role(message) == "user"]
+        questions = [index for index, message in enumerate(first) if _role(message) == "user"]
         size = questions[-1] + 1 if questions else 0
     for name, tail in tails.items():
         if size == len(tail):
-            raise incomparable(f"{name!r} holds nothing after what all conversations begin with")
+            raise incomparable(
+                f"{name!r} has no answer after the messages that all conversations share"
+            )
         if not size or _role(tail[size]) in _PROMPT_ROLES:
             raise incomparable("the conversations do not have the same prompt")
     if isinstance(prompt, str):
-        asked = [message for message in first[:size] if _role(message) == "user"]
-        if not any(message.get("content") == prompt for message in asked):
-            raise incomparable("the conversations do not hold the row's prompt")
+        user_messages = [message for message in first[:size] if _role(message) == "user"]
+        if not any(message.get("content") == prompt for message in user_messages):
+            raise incomparable("the conversations do not contain the row's prompt")
     elif isinstance(prompt, list) and prompt:
-        given = _as_messages(prompt)
-        if len(given) > size or given != first[: len(given)]:
+        messages = _as_messages(prompt)
+        if len(messages) > size or messages != first[: len(messages)]:
             raise incomparable("the conversations do not begin with the row's prompt")
-        size = len(given)
+        size = len(messages)
     return size
 
 
 def _shared_text(texts: Sequence[str]) -> str:
-    """Return the common prefix of texts; a blank at its end belongs to the answers."""
-    first, last = min(texts), max(texts)  # the most different of all sorted texts
+    """Return the common prefix of texts without a space at its end, which is the answers'."""
+    first, last = min(texts), max(texts)  # these two differ most
     size = 0
     while size < min(len(first), len(last)) and first[size] == last[size]:
         size += 1
@@ -579,7 +588,7 @@ def _role(message: Any) -> Any:
     return message.get("role") if isinstance(message, dict) else None
 
 
-def _says_something(message: Any) -> bool:
+def _has_content(message: Any) -> bool:
     if not isinstance(message, dict) or message.get("role") != "assistant":
         return False
     content = message.get("content")
@@ -597,24 +606,32 @@ def _number(row: dict[str, Any], key: str) -> float | None:
 
 def _scores(values: Any, answers: int) -> list[float]:
     if not isinstance(values, list) or len(values) != answers:
-        told = f"{len(values)} of them" if isinstance(values, list) else _told(values)
-        raise incomparable(f"'scores' must be one number for each of {answers} answers, not {told}")
-    return [_finite(value, f"scores[{place}]") for place, value in enumerate(values)]
+        detail = f"{len(values)} of them" if isinstance(values, list) else _described(values)
+        raise incomparable(
+            f"'scores' must be one number for each of {answers} answers, not {detail}"
+        )
+    return [_finite(value, f"scores[{index}]") for index, value in enumerate(values)]
 
 
 def _finite(value: Any, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise incomparable(f"{name} must be a number, not {_told(value)}")
+        raise incomparable(f"{name} must be a number, not {_described(value)}")
+    return float32(value, name)
+
+
+def float32(value: float, name: str) -> float:
+    """Return a number; raise `RowError` if it would be infinite or 0 in the float32 of batches."""
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
-    if not math.isfinite(number):
-        raise incomparable(f"{name} must be a finite number, not {value!r:.40}")
+    single = ctypes.c_float(number).value
+    if not math.isfinite(single) or (number and not single):
+        raise incomparable(f"{name} must be a finite float32 number, not {value!r:.40}")
     return number
 
 
-def _told(value: Any) -> str:
+def _described(value: Any) -> str:
     if value is None:
         return "nothing"
     return f"{value!r:.40}" if isinstance(value, str | int | float) else type(value).__name__
@@ -624,7 +641,7 @@ def _told(value: Any) -> str:
 
 
 def message_weight(message: dict[str, Any]) -> float:
-    """Return the loss weight of a message, 0 if it is not to be trained."""
+    """Return the loss weight of a message, 0 if it is not trained."""
     if len(message) <= 2:
         return 1.0
     mask = message.get("step_loss_mask")
@@ -633,19 +650,19 @@ def message_weight(message: dict[str, Any]) -> float:
     return _weight(message.get("weight"), "a message")
 
 
-def row_weight(row: dict[str, Any]) -> float:
-    weight = _weight(row.get("weight"), "the row")
+def row_weight(row: dict[str, Any], spec: ChatSpec) -> float:
+    weight = _weight(spec.value(row, "weight"), "the row")
     if not weight:
         raise RowError("the weight of the row is 0", reason="no_trained_tokens")
     return weight
 
 
-def _weight(value: Any, whose: str) -> float:
+def _weight(value: Any, owner: str) -> float:
     if value is None:
         return 1.0
     if not isinstance(value, (int, float)) or not (value == 0 or MIN_WEIGHT <= value <= MAX_WEIGHT):
         raise RowError(
-            f"the weight of {whose} is {str(value)[:40]!r}; it is 0, or a number from"
-            f" {MIN_WEIGHT:.1g} to {MAX_WEIGHT:.1g}"
+            f"the weight of {owner} must be 0 or a number from {MIN_WEIGHT:.1g} to"
+            f" {MAX_WEIGHT:.1g}, got {str(value)[:40]!r}"
         )
     return float(value)

@@ -1,22 +1,37 @@
-"""`ChatSpec`: the options that shape a row (see `tokenmill._core.options`)."""
+"""`ChatSpec`: the options for rendering a row (see `tokenmill._core.options`)."""
 
 from __future__ import annotations
 
 import datetime
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
 
+from msgspec import Meta
 from msgspec.structs import force_setattr
 
-from tokenmill._core.options import Column, Options, Variables
+from tokenmill._core.options import Column, Options, Variables, refuse_unknown
 from tokenmill.errors import UsageError
 
-# Incremented whenever a row's text, spans or rejection could differ, since it belongs to the key.
-RENDERER_VERSION = 9
+# Part of the key; incremented when a row's text, spans or rejection could change.
+RENDERER_VERSION = 10
 
 GROUPED = ("preference", "kto", "ranked")  # formats with several answers to one prompt
-UNRENDERED = ("text", "tokens", "rollouts")  # formats whose rows no template renders
+RowFormat = Literal[
+    "auto", "messages", "sharegpt", "alpaca", "prompt_completion", "preference", "kto", "ranked",
+    "text", "tokens", "rollouts", "rollouts-openai", "rollouts-rollout", "rollouts-miles",
+    "rollouts-skyrl", "rollouts-verl", "rollouts-trl", "rollouts-slime",
+]  # fmt: skip
+ROLLOUTS = tuple(name for name in get_args(RowFormat) if name.startswith("rollouts"))
+UNRENDERED = ("text", "tokens", *ROLLOUTS)  # formats without a template
 
-# What each format can be trained on; the first is what `train_on=None` means.
+ROLES = (
+    "messages", "tools", "system", "text", "prompt", "completion", "chosen", "rejected", "label",
+    "images", "weight",
+)  # fmt: skip
+OPTIONAL_ROLES = ("tools", "system", "label", "images", "weight")
+Columns = Annotated[Mapping[str, Column | None], Meta(title="a mapping of roles to column names")]
+
+# Values of `train_on` by format; the first is the default.
 ANSWER = ("completion", "last_assistant_message")
 CONVERSATION = ("all_assistant_messages", "last_assistant_message", "everything")
 TRAINABLE: dict[str, tuple[str, ...]] = {
@@ -26,15 +41,13 @@ TRAINABLE: dict[str, tuple[str, ...]] = {
     "prompt_completion": ("completion", *CONVERSATION),
     **dict.fromkeys(GROUPED, ANSWER),
     "text": ("everything",),
-    "tokens": ("everything",),  # None: what the row's own masks say
-    "rollouts": (),  # None: what was sampled
+    "tokens": ("everything",),  # default: the masks of the row
+    **dict.fromkeys(ROLLOUTS, ()),  # default: the sampled tokens
 }
 
-TURNS_OF_GROUPS = (
-    " makes rows of turns, and a group of answers is one row of every answer: choose one"
-)
+TURNS_OF_GROUPS = " splits conversations into rows, which is not possible for groups of answers"
 
-# Arguments of ``apply_chat_template`` that are no variables of a template.
+# Arguments of ``apply_chat_template`` that are not template variables.
 RESERVED_KWARGS = (
     "messages", "conversation", "tools", "add_generation_prompt", "chat_template",
     "continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors",
@@ -43,28 +56,11 @@ RESERVED_KWARGS = (
 
 
 class ChatSpec(Options, frozen=True, kw_only=True):
-    """How a row becomes text and trained spans; `tokenmill.prepare` describes the arguments."""
+    """How to render a row and what to train; see `tokenmill.prepare` for the options."""
 
-    format: Literal[
-        "auto",
-        "messages",
-        "sharegpt",
-        "alpaca",
-        "prompt_completion",
-        "preference",
-        "kto",
-        "ranked",
-        "text",
-        "tokens",
-        "rollouts",
-    ] = "auto"
-    messages_key: str | None = None
-    tools_key: Column = "tools"
-    system_key: Column = "system"
-    text_key: Column = "text"
-    prompt_key: Column = "prompt"
-    completion_key: Column = "completion"
-    template_kwargs: Variables | None = None
+    format: RowFormat = "auto"
+    columns: Columns | None = None
+    chat_template_kwargs: Variables | None = None
     date: str | None = None
     train_on: (
         Literal["all_assistant_messages", "last_assistant_message", "completion", "everything"]
@@ -78,42 +74,67 @@ class ChatSpec(Options, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        force_setattr(self, "template_kwargs", dict(self.template_kwargs or {}))
+        force_setattr(self, "chat_template_kwargs", dict(self.chat_template_kwargs or {}))
+        columns = dict(self.columns or {})
+        refuse_unknown(columns, ROLES, "roles in columns")
+        for role, name in tuple(columns.items()):
+            # A role with one default column may name it: the key must not change.
+            if name == role and role not in ("messages", "images"):
+                del columns[role]
+        force_setattr(self, "columns", columns)
         if self.train_on is not None:
             if self.format != "auto":
                 self.trained(self.format)
             if self.train_on == "everything" and self.expand != "none":
                 raise UsageError(
-                    ("expand", self.expand), " trains each turn in one row, ",
-                    ("train_on", "everything"), " all of it: choose one",
+                    ("expand", self.expand), " trains one turn per row, so it cannot be combined"
+                    " with ", ("train_on", "everything"),
                 )  # fmt: skip
         if self.expand != "none" and self.format in UNRENDERED:
             raise UsageError(
-                ("expand", self.expand), " needs conversations, ",
+                ("expand", self.expand), " needs conversations, but ",
                 ("format", self.format), " has none",
             )  # fmt: skip
         if self.expand != "none" and self.format in GROUPED:
             raise UsageError(("expand", self.expand), TURNS_OF_GROUPS)
         if self.expand == "append" and self.turn_end == "turn":
             raise UsageError(
-                ("expand", "append"), " makes rows as a model samples them, which ends with the"
-                " end-of-turn token: ", ("turn_end", "turn"), " trains what nobody samples",
+                ("expand", "append"), " makes rows as a model samples them, up to the end-of-turn"
+                " token, so it cannot be combined with ", ("turn_end", "turn"),
             )  # fmt: skip
         for name in RESERVED_KWARGS:
-            if name in (self.template_kwargs or ()):
-                raise UsageError(("template_kwargs",), f"[{name!r}] is set by the renderer itself")
+            if name in (self.chat_template_kwargs or ()):
+                raise UsageError(
+                    ("chat_template_kwargs",), f"[{name!r}] cannot be set: the renderer sets it"
+                )
         check_date(self.date)
 
     @property
     def message_columns(self) -> tuple[str, ...]:
-        """Columns that may hold the conversation, in the order to try them."""
-        return (self.messages_key,) if self.messages_key else ("messages", "conversations")
+        """Columns that may contain the conversation, in the order to try them."""
+        return self.names("messages", "messages", "conversations")
+
+    def names(self, role: str, *default: str) -> tuple[str, ...]:
+        """Return the columns with a role, in the order to try them; none if it is ignored."""
+        if role not in (self.columns or {}):
+            return default or (role,)
+        name = (self.columns or {})[role]
+        return () if name is None else (name,)
+
+    def column(self, role: str) -> str:
+        """Return the name of a role's column, for messages."""
+        return (self.columns or {}).get(role) or role
+
+    def value(self, row: Mapping[str, Any], role: str) -> Any:
+        """Return a row's value of the column with a role; None if there is none."""
+        name = (self.columns or {}).get(role, role)
+        return None if name is None else row.get(name)
 
     def trained(self, row_format: str) -> str:
         """Return what is trained in rows of one format.
 
         Raises:
-            UsageError: `train_on` has no meaning for that format.
+            UsageError: `train_on` cannot be used for that format.
         """
         allowed = TRAINABLE[row_format]
         if self.train_on is None:
@@ -121,13 +142,13 @@ class ChatSpec(Options, frozen=True, kw_only=True):
         if self.train_on not in allowed:
             raise UsageError(
                 ("train_on", self.train_on),
-                f" has no meaning for rows of format {row_format!r}; choose one of "
+                f" cannot be used for rows of format {row_format!r}; use one of "
                 f"{', '.join(allowed)}",
             )
         return self.train_on
 
     def document(self) -> dict[str, Any]:
-        """Return the fields and the renderer's version, for a recipe's key."""
+        """Return the fields and the version of the renderer, for a key."""
         fields = {name: getattr(self, name) for name in ChatSpec.__struct_fields__}
         return {"renderer": RENDERER_VERSION, **fields}
 
@@ -138,4 +159,4 @@ def check_date(date: str | None) -> None:
     try:
         datetime.datetime.strptime(date, "%Y-%m-%d")
     except ValueError:
-        raise UsageError(("date",), f" is {date!r}; write it like 2026-11-15") from None
+        raise UsageError(("date",), f" must be like 2026-11-15, got {date!r}") from None

@@ -1,7 +1,7 @@
 """The reference renderer: jinja2 set up as `apply_chat_template` of transformers sets it up.
 
 It differs in three ways: steps and size are limited (`sandbox`), the recipe pins the date, and
-randomness (`random`, `lipsum`) is refused.
+randomness (`random`, `lipsum`) raises an error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ import jinja2.runtime
 import jinja2.utils
 
 from tokenmill.chat.expressions import Names
-from tokenmill.chat.sandbox import CountingEnvironment, LimitReached, TemplateRaised, check_widths
+from tokenmill.chat.sandbox import (
+    CountingEnvironment,
+    LimitReached,
+    RaiseExceptionCalled,
+    check_widths,
+)
 from tokenmill.errors import RowError, TemplateError
 
 GENERATION_TAG = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
@@ -29,7 +34,7 @@ REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 REMEDY = 'the template prints the date: pin it with date="2026-11-15" (--date 2026-11-15)'
 MAX_DATE_FORMAT = 1000  # characters
 PYTHON_LIMITS = (RecursionError, MemoryError, OverflowError)
-SOURCES_KNOWN = 16  # templates that stay compiled
+MAX_SOURCES = 16  # cached compiled templates
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 MONTHS = (
     "January", "February", "March", "April", "May", "June", "July", "August", "September",
@@ -54,7 +59,7 @@ class GenerationBlocks(jinja2.ext.Extension):
 
 
 class GuardedNamespace(jinja2.utils.Namespace):
-    """`namespace()` that keeps underscore names out, as transformers' does."""
+    """`namespace()` without underscore names, as in transformers."""
 
     def __init__(self, /, **attributes: Any) -> None:
         for name in attributes:
@@ -78,7 +83,7 @@ def tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return JSON without HTML escapes, as transformers does for templates."""
+    """Return JSON without HTML escapes, as transformers does."""
     if not (ensure_ascii or sort_keys) and indent is None and separators is None:
         return _encode(value)
     return json.dumps(
@@ -96,9 +101,9 @@ _encode = json.JSONEncoder(ensure_ascii=False).encode
 def pinned_strftime(date: str | None) -> Any:
     """Return `strftime_now` of a fixed day, in the C locale and UTC.
 
-    What the C library takes from the locale (names, ``%c``, ``%x``, ``%X``, ``%r``) or the time
-    zone (``%s``, ``%Z``, ``%z``) is computed here, and refused with a flag, width or modifier. The
-    rest are numbers, the same everywhere.
+    Conversions that depend on the locale (names, ``%c``, ``%x``, ``%X``, ``%r``) or the time zone
+    (``%s``, ``%Z``, ``%z``) are computed here, and raise an error with a flag, width or modifier.
+    The others are numbers, which are the same everywhere.
     """
     day = None if date is None else datetime.strptime(date, "%Y-%m-%d")
 
@@ -107,7 +112,7 @@ def pinned_strftime(date: str | None) -> Any:
             raise TemplateError(REMEDY)
         check_widths(format)
         if len(format) > MAX_DATE_FORMAT:
-            raise LimitReached("the template prints the date in an enormous format")
+            raise LimitReached("the template prints the date in a format that is too long")
         weekday, month = DAYS[day.weekday()], MONTHS[day.month - 1]
         words = {
             "a": weekday[:3],
@@ -126,11 +131,11 @@ def pinned_strftime(date: str | None) -> Any:
             "z": "",
         }
 
-        def word(found: re.Match[str]) -> str:
-            options, modifier, conversion = found.groups()
+        def word(match: re.Match[str]) -> str:
+            options, modifier, conversion = match.groups()
             if modifier or (options and conversion in words):
-                raise TemplateRaised(f"{found[0]} of a date depends on the locale")
-            return words.get(conversion, found[0])
+                raise RaiseExceptionCalled(f"{match[0]} of a date depends on the locale")
+            return words.get(conversion, match[0])
 
         return day.strftime(re.sub(r"%([-_0^#]*\d*)([EO]?)([A-Za-z%])", word, format))
 
@@ -142,29 +147,29 @@ def _dict(**items: Any) -> dict[str, Any]:
 
 
 def _raise(message: Any) -> None:
-    raise TemplateRaised(str(message))
+    raise RaiseExceptionCalled(str(message))
 
 
 def normalize_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages as transformers hands them to a template.
+    """Return messages as transformers passes them to a template.
 
-    Keys with null are dropped, and reasoning is there under every name that templates read.
+    Keys with null are dropped, and reasoning is added under every name that templates read.
     """
     normalized = messages
     for index, message in enumerate(messages):
         if len(message) == 2 and message.get("content") is not None:
             continue
-        made = message
+        changed = message
         if None in message.values():
-            made = {key: value for key, value in message.items() if value is not None}
+            changed = {key: value for key, value in message.items() if value is not None}
         for key in REASONING_KEYS:
-            if key in made:
-                made = {"thinking": made[key], **made, "reasoning_content": made[key]}
+            if key in changed:
+                changed = {"thinking": changed[key], **changed, "reasoning_content": changed[key]}
                 break
-        if made is not message:
+        if changed is not message:
             if normalized is messages:
                 normalized = list(messages)
-            normalized[index] = made
+            normalized[index] = changed
     return normalized
 
 
@@ -202,7 +207,7 @@ class Compiled:
         return Names(self.tree)
 
 
-compiled = functools.lru_cache(maxsize=SOURCES_KNOWN)(Compiled)
+compiled = functools.lru_cache(maxsize=MAX_SOURCES)(Compiled)
 
 
 class ReferenceTemplate:
@@ -210,7 +215,7 @@ class ReferenceTemplate:
 
     Args:
         source: Jinja source.
-        variables: Special tokens and template_kwargs.
+        variables: Special tokens and chat_template_kwargs.
         date: The pinned day, if any.
     """
 
@@ -244,7 +249,7 @@ class ReferenceTemplate:
         """Return the text of one conversation.
 
         Raises:
-            RowError: The template refuses the conversation (template_error) or exceeds a limit.
+            RowError: The template raises an error (template_error) or exceeds a limit.
             TemplateError: It prints the date, and none is pinned.
         """
         try:
@@ -261,13 +266,13 @@ class ReferenceTemplate:
             rejection = RowError(str(error), reason="limit")
         except PYTHON_LIMITS as error:
             # Python's own message for a recursion depends on the caller.
-            what = "it calls itself too often" if isinstance(error, RecursionError) else error
-            rejection = RowError(f"the template goes too deep or too far: {what}", reason="limit")
-        except TemplateRaised as error:
-            rejection = RowError(f"the template refuses: {error}", reason="template_error")
+            what = "recursion is too deep" if isinstance(error, RecursionError) else error
+            rejection = RowError(f"the template exceeds a limit of Python: {what}", reason="limit")
+        except RaiseExceptionCalled as error:
+            rejection = RowError(f"the template raised an error: {error}", reason="template_error")
         except Exception as error:  # a template can raise whatever Python can
             rejection = RowError(
-                f"the template fails ({type(error).__name__}: {error})", reason="template_error"
+                f"the template failed ({type(error).__name__}: {error})", reason="template_error"
             )
-        # Raised outside the handlers, it has no context that keeps the template's values alive.
+        # Raised outside the handlers, it has no context that would keep the row alive.
         raise rejection

@@ -10,7 +10,7 @@ import jinja2.nodes
 TAG = re.compile(r"<[^<>\s]{1,40}>|\[/?[A-Z_]{2,30}\]|◁[^◁▷\s]{1,30}▷|<\|[^<>|\s]{1,30}>")
 THINKING = re.compile(r"think|thought|reason|inner|analysis", re.IGNORECASE)
 CLOSING = re.compile(r"^(?:<\|?/|\[/|◁/)|(?<![a-z])end[_▁]|_end|suffix|<\|close", re.IGNORECASE)
-# An opener in several units: <|open|>think<|sep|>, <|channel|>analysis<|message|>.
+# An opening tag in several units: <|open|>think<|sep|>, <|channel|>analysis<|message|>.
 SPREAD = re.compile(
     rf"({TAG.pattern})\s*(?:think|thinking|thought|analysis|reasoning)\s*(?:{TAG.pattern})?\s*$"
 )
@@ -19,14 +19,14 @@ TEXT, REASONING = "text", "reasoning"
 
 
 def literals(tree: jinja2.nodes.Template) -> set[str]:
-    found = {str(node.data) for node in tree.find_all(jinja2.nodes.TemplateData)}
-    found |= {n.value for n in tree.find_all(jinja2.nodes.Const) if isinstance(n.value, str)}
-    return found
+    texts = {str(node.data) for node in tree.find_all(jinja2.nodes.TemplateData)}
+    texts |= {n.value for n in tree.find_all(jinja2.nodes.Const) if isinstance(n.value, str)}
+    return texts
 
 
 def thinking_tags(strings: Iterable[str]) -> set[str]:
     tags = {t for s in strings for t in TAG.findall(s) if THINKING.search(t)}
-    # A template that cuts at "</think>" means "<think>" too, named or not.
+    # A template that splits at "</think>" also implies "<think>".
     tags |= {t.replace("/", "", 1) for t in tags if CLOSING.search(t) and "/" in t}
     return tags
 
@@ -38,7 +38,7 @@ def any_of(tags: Iterable[str]) -> re.Pattern[str] | None:
 
 
 def cut(text: str, tags: re.Pattern[str] | None) -> list[tuple[str, str]]:
-    """Cut a text at thinking tags into (kind, run) without the tags."""
+    """Split a text at thinking tags into (kind, text) pairs without the tags."""
     runs: list[tuple[str, str]] = []
     kind, opened = TEXT, False
     for index, run in enumerate(tags.split(text) if tags is not None else (text,)):
@@ -48,7 +48,7 @@ def cut(text: str, tags: re.Pattern[str] | None) -> list[tuple[str, str]]:
         elif not CLOSING.search(run):
             kind, opened = REASONING, True
         else:
-            if not opened:  # "…</think> answer": the generation prompt had opened it
+            if not opened:  # "…</think> answer": the generation prompt opened the thinking
                 runs = [(REASONING, core) for _, core in runs]
             kind, opened = TEXT, True
     return runs

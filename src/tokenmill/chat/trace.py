@@ -1,8 +1,8 @@
-"""Take a row through a template's syntax tree and record its path; render rows along known paths.
+"""Record the path of a row through a template's syntax tree; render rows along recorded paths.
 
-`Tracer` walks the tree that jinja2 parsed, with the row's values as symbols that know from which
-message they were taken. What does not come from the row is computed by the reference's own
-functions. An unknown statement, filter or use of a symbol raises `Untraceable` with its line.
+`Tracer` walks jinja2's syntax tree. The row's values are symbols with the messages that they come
+from; the reference's own functions compute everything else. An unknown statement, filter or use of
+a symbol raises `Untraceable` with its line.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from markupsafe import Markup
 
 from tokenmill.chat.expressions import FUNCTIONS, Expressions, line_of
 from tokenmill.chat.program import (
-    HELD,
-    ME,
-    NOTHING,
+    ALL_MESSAGES,
+    BOUND,
+    CURRENT_MESSAGE,
+    NO_SOURCE,
     PLAIN,
-    WHOLE,
-    Beyond,
+    AnnotatedStr,
     Frame,
     Function,
     Inconsistent,
     Joined,
+    LimitExceeded,
     LoopVariable,
     Memo,
     Method,
     Namespace,
     NotTraced,
-    Refused,
-    Rope,
+    PathMiss,
     Run,
     Sources,
     Symbol,
     TemplateBlock,
-    Unlearned,
+    TemplateRaised,
     Untraceable,
     class_of,
     entered,
@@ -50,8 +50,8 @@ from tokenmill.chat.program import (
 from tokenmill.chat.template import ReferenceTemplate, normalize_messages, tojson
 from tokenmill.errors import RowError
 
-MOST_OPERATIONS = 200_000  # in a program; real templates with all their rows take a few thousand
-MOST_TOOLS = 256  # lists of tools that are remembered; data sets have a few, or one per row
+MAX_OPERATIONS = 200_000  # in a program; real templates with all their rows take a few thousand
+MAX_TOOLS = 256  # cached lists of tools; datasets have a few, or one per row
 
 
 class Break(Exception):
@@ -59,11 +59,11 @@ class Break(Exception):
 
 
 class Continue(Exception):
-    """The template goes on with a loop's next item."""
+    """The template continues with a loop's next item."""
 
 
 class Tracer(Expressions):
-    """Takes rows through one template and writes their paths into its program."""
+    """Traces rows through one template and records their paths in its program."""
 
     def __init__(self, reference: ReferenceTemplate, *, add_generation_prompt: bool) -> None:
         super().__init__(reference.names, reference.environment, tojson)
@@ -74,12 +74,12 @@ class Tracer(Expressions):
 
     # -- one row -----------------------------------------------------------------------------
 
-    def learn(self, messages: list[Any], tools: Any) -> None:
+    def record(self, messages: list[Any], tools: Any) -> None:
         """Record the path of one row in the program."""
         self._owner_of = {id(message): k for k, message in enumerate(messages)}.get
         frame = self._frame = Frame(self.program.main, [{}])
-        self._variables["messages"] = Symbol("R.messages", messages, frozenset((WHOLE,)))
-        self._variables["tools"] = Symbol("R.tools", tools, NOTHING)
+        self._variables["messages"] = Symbol("R.messages", messages, frozenset((ALL_MESSAGES,)))
+        self._variables["tools"] = Symbol("R.tools", tools, NO_SOURCE)
         self._out = []
         try:
             self._body(self._tree.body)
@@ -101,7 +101,7 @@ class Tracer(Expressions):
             except Untraceable as error:
                 error.line = error.line or line_of(node)
                 raise
-            except (Break, Continue, Refused):
+            except (Break, Continue, TemplateRaised):
                 raise
             except Exception as error:
                 self._fail(error)
@@ -140,14 +140,14 @@ class Tracer(Expressions):
         kind = self._kind(symbol)
         if kind is Undefined:
             return
-        if self._frame.kinds.get(symbol.code) is Rope:
+        if self._frame.kinds.get(symbol.code) is AnnotatedStr:
             self._out.append(str(symbol.value))
-            self._emit("rope", symbol.code)
+            self._emit("annotated", symbol.code)
             return
         sources = symbol.sources
-        said = self._frame.facts.get((symbol.code, "is"))
-        if said is not None and not sources:  # a role that has been asked for
-            self._print(said)
+        literal = self._frame.facts.get((symbol.code, "is"))
+        if literal is not None and not sources:  # a role that a condition has compared
+            self._print(literal)
             return
         if kind is Markup:
             symbol = self._let(f"str.__str__({symbol.code})", symbol.value, sources, str)
@@ -155,13 +155,13 @@ class Tracer(Expressions):
             if kind not in (int, float, bool, NoneType, list, tuple, dict):
                 raise Untraceable(f"printing a {kind.__name__}")
             if kind in (int, float, bool, NoneType):
-                # Numbers of any message count as printed by the one that the template is at.
-                sources = frozenset((ME,)) if sources else NOTHING
+                # A number from any message counts as printed by the current message.
+                sources = frozenset((CURRENT_MESSAGE,)) if sources else NO_SOURCE
             symbol = self._let(f"str({symbol.code})", str(symbol.value), sources, str)
         self._out.append(symbol.value)
         if not sources:
             self._emit("plain", symbol.code)
-        elif sources == {ME}:
+        elif sources == {CURRENT_MESSAGE}:
             self._emit("own", symbol.code)
         else:
             self._emit("taken", symbol.code, owner_code(sources))
@@ -185,16 +185,16 @@ class Tracer(Expressions):
             and isinstance(node.target, nodes.Name)
             and isinstance(value, Symbol)
         ):
-            known = self._owner_of(id(value.value)) is not None
-            if not known or frame.kinds.get(value.code) not in (None, dict):
+            is_message = self._owner_of(id(value.value)) is not None
+            if not is_message or frame.kinds.get(value.code) not in (None, dict):
                 return
             if frame.index_scan:
                 self._emit("other", value.code)
             else:
-                self._emit("stand", value.code)
-                frame.stands = True
+                self._emit("enter", value.code)
+                frame.is_at_message = True
                 frame.scopes[-1][node.target.name] = Symbol(
-                    value.code, value.value, frozenset((ME,))
+                    value.code, value.value, frozenset((CURRENT_MESSAGE,))
                 )
 
     def _assign(self, target: nodes.Node, value: Any) -> None:
@@ -210,23 +210,23 @@ class Tracer(Expressions):
     def _set_attribute(self, target: nodes.NSRef, value: Any) -> None:
         namespace = self._lookup(target.name)
         if self._kind(namespace) is not Namespace or target.attr.startswith("_"):
-            raise Untraceable("an attribute set on something else than a namespace")
-        known = self._frame.known
-        for key in [key for key in known if key[1] == target.attr]:
-            del known[key]
+            raise Untraceable("an attribute set on a value that is not a namespace")
+        attributes = self._frame.attributes
+        for key in [key for key in attributes if key[1] == target.attr]:
+            del attributes[key]
         sources = sources_of(value)
         if isinstance(value, Joined):
             parts = [f"({self._code(p)}, {owner_code(sources_of(p))})" for p in value.parts]
-            code, held = f"rope(R, {', '.join(parts)})", Rope(value.value)
-            code = self._let(code, held, sources, Rope, grows=True, fresh=True).code
+            code, new_value = f"annotate(R, {', '.join(parts)})", AnnotatedStr(value.value)
+            code = self._let(code, new_value, sources, AnnotatedStr, grows=True, fresh=True).code
         else:
-            code, held = self._code(value), real(value)
+            code, new_value = self._code(value), real(value)
         self._emit("set", namespace.code, target.attr, code, owner_code(sources))
-        namespace.value.values[target.attr] = held
+        namespace.value.values[target.attr] = new_value
         if not from_row(value):
-            known[namespace.code, target.attr] = value
+            attributes[namespace.code, target.attr] = value
         elif isinstance(value, Symbol):
-            known[namespace.code, target.attr] = Symbol(
+            attributes[namespace.code, target.attr] = Symbol(
                 code, real(value), frozenset((("namespace", namespace.code, target.attr),))
             )
 
@@ -236,15 +236,15 @@ class Tracer(Expressions):
             kind = self._kind(value)
             if kind not in (list, tuple):
                 raise Untraceable(f"unpacking a {kind.__name__}", line_of(target))
-            if not self._ask(f"len({value.code}) == {count}", len(value.value) == count):
-                self._refuse("not enough or too many values to unpack")
+            if not self._branch(f"len({value.code}) == {count}", len(value.value) == count):
+                self._raise("not enough or too many values to unpack")
             for index, name in enumerate(target.items):
                 item = self._let(f"{value.code}[{index}]", value.value[index], value.sources)
                 self._assign(name, item)
             return
         items = list(value)
         if len(items) != count:
-            self._refuse("not enough or too many values to unpack")
+            self._raise("not enough or too many values to unpack")
         for name, item in zip(target.items, items, strict=True):
             self._assign(name, item)
 
@@ -302,7 +302,7 @@ class Tracer(Expressions):
 
     def _do_Macro(self, node: nodes.Macro) -> None:
         if self._names.macros.get(node.name) is not node:
-            raise Untraceable("a macro inside something else", line_of(node))
+            raise Untraceable("a nested macro", line_of(node))
 
     def _do_Break(self, node: nodes.Node) -> None:
         raise Break
@@ -313,19 +313,19 @@ class Tracer(Expressions):
     # -- loops and macros ---------------------------------------------------------------------
 
     def _slots(self, node: nodes.Node, moved: bool) -> tuple[list[Any], list[str], tuple[int, ...]]:
-        """Return what a block reads from outside: values, their code and their classes."""
+        """Return the values that a block reads from outside, their code and their classes."""
         values = [self._lookup(name) for name in self._names.reads(node)]
         if any(isinstance(value, (LoopVariable, Method)) for value in values):
-            raise Untraceable("a function or loop kept in a variable", line_of(node))
+            raise Untraceable("a function or loop stored in a variable", line_of(node))
         values += [self._top(name) for name in self._names.macro_reads(node)]
         classes = tuple(class_of(value, moved) for value in values)
         return values, self._passed(values, moved), classes
 
     def _passed(self, values: list[Any], moved: bool) -> list[str]:
-        """Return code for values passed to a block, then for the owners of `HELD` ones."""
+        """Return code for values passed to a block, then for the owners of `BOUND` ones."""
         codes = [self._code(value) for value in values]
         return codes + [
-            owner_code(sources_of(value)) for value in values if class_of(value, moved) == HELD
+            owner_code(sources_of(value)) for value in values if class_of(value, moved) == BOUND
         ]
 
     def _enter(
@@ -342,7 +342,7 @@ class Tracer(Expressions):
         items = self._items(self._value(node.iter))
         if node.test is not None:
             items = self._filtered(node, items)
-        messages = WHOLE in items.sources
+        messages = ALL_MESSAGES in items.sources
         if not node.else_ or self._truth(items):
             self._loop(node, items, messages, isinstance(node.iter, nodes.Call))
         else:
@@ -357,14 +357,14 @@ class Tracer(Expressions):
         if isinstance(value, Joined):
             value = self._text(value)
         if not isinstance(value, Symbol):
-            items = Symbol(self.program.constant(list(value)), list(value), NOTHING)
+            items = Symbol(self.program.constant(list(value)), list(value), NO_SOURCE)
             self._frame.kinds[items.code] = list
             return items
         kind = self._kind(value)
         if kind is list:
             return value
         if kind in (NoneType, int, float, bool):
-            self._refuse(f"a {kind.__name__} is not iterable")
+            self._raise(f"a {kind.__name__} is not iterable")
         return self._let(
             f"list({value.code})", list(value.value), value.sources, list, fresh=kind not in PLAIN
         )
@@ -375,12 +375,14 @@ class Tracer(Expressions):
         if changed & {name.name for name in node.test.find_all(nodes.Name)}:
             raise Untraceable("a loop whose test reads what its body sets", line_of(node))
         test = nodes.For(node.target, node.iter, [], [], None, False, lineno=line_of(node))
-        kept = self._loop(test, items, WHOLE in items.sources, False, keep=node.test, key=node)
+        passed = self._loop(
+            test, items, ALL_MESSAGES in items.sources, False, test=node.test, key=node
+        )
         frame = self._frame
         name = frame.variable()
         self._emit("let", name, "R.kept.pop()", True, False)
         frame.kinds[name] = list
-        return Symbol(name, kept, items.sources)
+        return Symbol(name, passed, items.sources)
 
     def _loop(
         self,
@@ -388,55 +390,55 @@ class Tracer(Expressions):
         items: Symbol,
         messages: bool,
         index_loop: bool,
-        keep: nodes.Node | None = None,
+        test: nodes.Node | None = None,
         key: nodes.For | None = None,
     ) -> list[Any]:
         body = key or node
         outer = self._frame
-        silent = keep is not None or not self._names.says_something(node)
-        stands = messages and not outer.stands and not silent
-        values, codes, classes = self._slots(body, stands)
-        whose = class_of(items, False)
-        name = (id(body), keep is not None, classes, outer.stands, whose)
+        silent = test is not None or not self._names.has_output(node)
+        is_at_message = messages and not outer.is_at_message and not silent
+        values, codes, classes = self._slots(body, is_at_message)
+        owner_class = class_of(items, False)
+        name = (id(body), test is not None, classes, outer.is_at_message, owner_class)
         block = self.program.block(name)
-        if keep is not None:
+        if test is not None:
             self._emit("keep")
-        kind = "silent" if silent else "scan" if outer.stands else "loop"
+        kind = "silent" if silent else "scan" if outer.is_at_message else "loop"
         item_sources: Sources
-        if stands:
-            item_sources = frozenset((ME,))
+        if is_at_message:
+            item_sources = frozenset((CURRENT_MESSAGE,))
         elif messages:
             item_sources = frozenset((("message", "item"),))
-        elif whose == HELD:
-            item_sources = frozenset((("held", f"env[{len(codes)}]"),))
+        elif owner_class == BOUND:
+            item_sources = frozenset((("bound", f"env[{len(codes)}]"),))
             codes = [*codes, owner_code(items.sources)]
         else:
-            item_sources = frozenset((ME,)) if whose else NOTHING
-        if not messages and keep is None and self._names.pure(node):
+            item_sources = frozenset((CURRENT_MESSAGE,)) if owner_class else NO_SOURCE
+        if not messages and test is None and self._names.pure(node):
             kind = f"pure_{kind}"
         self._emit(kind, block.name, items.code, tuple(codes))
-        kept = []
+        passed = []
         owned = items.value
-        for place, item in enumerate(owned):
-            frame = self._enter(block, body, values, stands)
-            frame.index_loop = index_loop and not outer.stands
-            frame.index_scan = index_loop and outer.stands
-            frame.stands = outer.stands or stands
+        for position, item in enumerate(owned):
+            frame = self._enter(block, body, values, is_at_message)
+            frame.index_loop = index_loop and not outer.is_at_message
+            frame.index_scan = index_loop and outer.is_at_message
+            frame.is_at_message = outer.is_at_message or is_at_message
             frame.scopes.append({})
             symbol = Symbol("item", item, item_sources)
-            total = Symbol("n", len(owned), NOTHING)
-            index = Symbol("i", place, NOTHING)
-            every = Symbol("items", owned, items.sources)
+            total = Symbol("n", len(owned), NO_SOURCE)
+            index = Symbol("i", position, NO_SOURCE)
+            all_items = Symbol("items", owned, items.sources)
             frame.kinds.update({"n": int, "i": int, "items": list})
-            frame.loop = LoopVariable(index, total, every)
+            frame.loop = LoopVariable(index, total, all_items)
             self._frame = frame
             stop = False
             try:
                 self._assign(node.target, symbol)
-                if keep is not None:
-                    self._emit("body", *self._names.cost([keep]))
-                    if self._truth(self._value(keep)):
-                        kept.append(item)
+                if test is not None:
+                    self._emit("body", *self._names.cost([test]))
+                    if self._truth(self._value(test)):
+                        passed.append(item)
                         self._emit("kept")
                 else:
                     self._body(node.body)
@@ -446,7 +448,7 @@ class Tracer(Expressions):
                 stop = True
             except Continue:
                 frame.cursor.emit(("continue",))
-            except (Untraceable, Refused):
+            except (Untraceable, TemplateRaised):
                 raise
             except Exception as error:
                 self._fail(error)
@@ -454,8 +456,8 @@ class Tracer(Expressions):
                 self._frame = outer
             if stop:
                 break
-        outer.known.clear()
-        return kept
+        outer.attributes.clear()
+        return passed
 
     def _run_macro(
         self, name: str, node: nodes.Call, variable: str | None
@@ -463,30 +465,30 @@ class Tracer(Expressions):
         """Run a macro, which prints into a variable or where it is called.
 
         Returns:
-            The macro, and the values that it was given or may read.
+            The macro, and its arguments and the global values that it may read.
         """
         macro = self._names.macros[name]
         if node.dyn_args is not None or node.dyn_kwargs is not None:
             raise Untraceable("a macro called with * or **", line_of(node))
-        if self._names.takes_anything(macro):
+        if self._names.takes_any_arguments(macro):
             raise Untraceable("a macro with caller, varargs or kwargs", line_of(macro))
-        given = [self._value(argument) for argument in node.args]
-        named = {keyword.key: self._value(keyword.value) for keyword in node.kwargs}
+        args = [self._value(argument) for argument in node.args]
+        kwargs = {keyword.key: self._value(keyword.value) for keyword in node.kwargs}
         parameters = [parameter.name for parameter in macro.args]
-        if len(given) > len(parameters) or set(named) - set(parameters[len(given) :]):
-            self._refuse(f"macro {name!r} does not take these arguments")
-        passed = {**dict(zip(parameters, given, strict=False)), **named}
+        if len(args) > len(parameters) or set(kwargs) - set(parameters[len(args) :]):
+            self._raise(f"macro {name!r} does not take these arguments")
+        passed = {**dict(zip(parameters, args, strict=False)), **kwargs}
         free_names = self._names.macro_reads(macro)
         values = [*map(passed.get, parameters), *(self._top(free) for free in free_names)]
         codes = self._passed(values, False)
         key = (
             id(macro),
-            self._frame.stands,
+            self._frame.is_at_message,
             tuple(parameter in passed for parameter in parameters),
             tuple(class_of(value, False) for value in values),
         )
         frame = Frame(self.program.block(key), [{}, {}])
-        frame.stands = self._frame.stands
+        frame.is_at_message = self._frame.is_at_message
         inside = entered(values, False)
         for index, free in enumerate(free_names, len(parameters)):
             frame.scopes[0][free] = frame.scopes[1][free] = inside[index]
@@ -498,13 +500,13 @@ class Tracer(Expressions):
             outer.cursor.emit(("macro", frame.cursor.block.name, tuple(codes), variable))
             self._body(macro.body)
             self._emit("end")
-        except (Untraceable, Refused):
+        except (Untraceable, TemplateRaised):
             raise
         except Exception as error:
             self._fail(error)
         finally:
             self._frame = outer
-        outer.known.clear()
+        outer.attributes.clear()
         return macro, values
 
     def _bind(self, macro: nodes.Macro, arguments: Mapping[str, Any]) -> None:
@@ -532,7 +534,7 @@ class Tracer(Expressions):
         self._frame.kinds[variable] = str
         sources: Sources = frozenset().union(*map(sources_of, values))
         if self._names.reads_messages(macro):
-            sources |= {WHOLE}
+            sources |= {ALL_MESSAGES}
         return Symbol(variable, text, sources)
 
     # -- names --------------------------------------------------------------------------------
@@ -541,14 +543,14 @@ class Tracer(Expressions):
         for scope in reversed(self._frame.scopes):
             if name in scope:
                 return scope[name]
-        return self._given(name)
+        return self._global(name)
 
     def _top(self, name: str) -> Any:
-        """Return the value of a name at the top of the template, where macros look it up."""
+        """Return the value of a top-level name, as macros look it up."""
         top = self._frame.scopes[0]
-        return top[name] if name in top else self._given(name)
+        return top[name] if name in top else self._global(name)
 
-    def _given(self, name: str) -> Any:
+    def _global(self, name: str) -> Any:
         if name == "loop" and self._frame.loop is not None:
             return self._frame.loop
         if name in self._names.macros:
@@ -562,19 +564,19 @@ class Tracer(Expressions):
         return Undefined(name=name)
 
 
-# -- templates with their known paths ---------------------------------------------------------
+# -- templates with their recorded paths -------------------------------------------------------
 
 
-class Differs(Exception):
+class AuditMismatch(Exception):
     """A traced path and the reference printed different texts."""
 
 
 class TracedTemplate:
-    """One template and its known paths.
+    """One template and its recorded paths.
 
-    A row whose path is known is rendered by the program. For a new path, the reference renders the
-    row, the tracer records the path, and the program must then print the reference's text. After
-    one difference all paths are dropped, and every row must be compared with the reference.
+    The program renders a row whose path is recorded. For a new path, the reference renders the row,
+    the tracer records the path, and the program must then print the reference's text. After one
+    difference all paths are dropped, and every row must be compared with the reference.
     """
 
     def __init__(
@@ -582,8 +584,8 @@ class TracedTemplate:
     ) -> None:
         self.reference = reference
         self.add_generation_prompt = add_generation_prompt
-        self.learned = 0  # rows from which a path was learned
-        self.differed = ""  # what was rendered when the program first differed from the reference
+        self.recorded = 0  # rows from which a path was recorded
+        self.differed = ""  # the first difference from the reference
         self._tools: dict[bytes, tuple[list[Any], Memo]] = {}
         self._last_tools: tuple[list[Any] | None, bytes, tuple[list[Any], Memo]]
         self._last_tools = None, b"", ([], {})
@@ -596,44 +598,44 @@ class TracedTemplate:
         except Untraceable as error:
             self._tracer = error
 
-    def ban(self, what: str) -> NotTraced:
+    def drop_paths(self, what: str) -> NotTraced:
         """Drop every path; from now on each row must be compared with the reference."""
         self.differed = self.differed or what
         self._start()
         return NotTraced("the traced template differed from the reference")
 
     def follow(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> Run:
-        """Render a conversation, learning its path where it is new.
+        """Render a conversation, and record its path if it is new.
 
         Raises:
             NotTraced: It cannot be traced.
-            RowError: Its path is new, and the template refuses it.
+            RowError: Its path is new, and the template raises an error.
         """
         tracer = self._tracer
         if isinstance(tracer, NotTraced):
-            raise tracer.with_traceback(None)  # tracebacks of earlier rows would pile up
-        given = normalize_messages(messages)
+            raise tracer.with_traceback(None)  # else it collects the tracebacks of earlier rows
+        normalized = normalize_messages(messages)
         memo: Memo | None = None
         if tools:
             tools, memo = self._interned(tools)
         counter = self.reference.environment.counter
-        counter.start(0)  # filters that others call by name count, such as map("upper")
+        counter.start(0)  # filters called by name, such as map("upper"), count steps
         try:
-            return tracer.program.run(given, tools, memo)
-        except Unlearned:
-            return self._learn(tracer, messages, given, tools)
+            return tracer.program.run(normalized, tools, memo)
+        except PathMiss:
+            return self._record(tracer, messages, normalized, tools)
         except Exception as error:
             raise _not_traced(error) from error
 
     def audit(self, run: Run, messages: list[dict[str, Any]], tools: list[Any] | None) -> None:
-        """Compare a run with the reference; on a difference, drop all paths and raise `Differs`."""
+        """Compare a run with the reference. If they differ, drop all paths and raise."""
         try:
             text = self._rendered(messages, tools)
         except RowError:
             text = None
         if run.text != text:
-            self.ban("a row that both rendered")
-            raise Differs
+            self.drop_paths("a row that both rendered")
+            raise AuditMismatch
 
     def compared(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> Run:
         """Return a run that printed exactly what the reference prints for this conversation."""
@@ -646,12 +648,12 @@ class TracedTemplate:
         else:
             if run.text == text:
                 return run
-            self.ban("a row that both rendered")
-        # A known path was wrong; trace this conversation alone.
+            self.drop_paths("a row that both rendered")
+        # A recorded path was wrong; trace this conversation alone.
         fresh = TracedTemplate(self.reference, add_generation_prompt=self.add_generation_prompt)
         run = fresh.follow(messages, tools)
         if run.text != text:
-            raise self.ban("a row that both rendered")
+            raise self.drop_paths("a row that both rendered")
         return run
 
     def _rendered(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> str:
@@ -660,73 +662,73 @@ class TracedTemplate:
         )
 
     def _interned(self, tools: list[Any]) -> tuple[list[Any], Memo | None]:
-        """Return the same list for equal tools, with what loops over it printed."""
-        last, last_key, known = self._last_tools
+        """Return one list for equal tools, with the cached output of loops over it."""
+        last, last_key, cached = self._last_tools
         if tools is last:  # one row may be rendered in two forms
-            return known
+            return cached
         try:
             key = msgspec.json.encode(tools)
         except (msgspec.MsgspecError, ValueError, OverflowError, TypeError, RecursionError):
-            return tools, None  # not of JSON: a caller's own objects
-        if key != last_key:  # data sets with one list of tools: not even hashed
-            found = self._tools.get(key)
-            if found is None:
-                if len(self._tools) >= MOST_TOOLS:
+            return tools, None  # contains objects that are not JSON
+        if key != last_key:  # most datasets have one list of tools
+            entry = self._tools.get(key)
+            if entry is None:
+                if len(self._tools) >= MAX_TOOLS:
                     self._tools.clear()
-                found = self._tools[key] = (tools, {})
-            known = found
-        self._last_tools = tools, key, known
-        return known
+                entry = self._tools[key] = (tools, {})
+            cached = entry
+        self._last_tools = tools, key, cached
+        return cached
 
-    def _learn(
+    def _record(
         self,
         tracer: Tracer,
         messages: list[dict[str, Any]],
-        given: list[dict[str, Any]],
+        normalized: list[dict[str, Any]],
         tools: list[Any] | None,
     ) -> Run:
         try:
             expected = self._rendered(messages, tools)
         except RowError as error:
             if error.reason == "template_error":
-                self._learn_refusal(tracer, given, tools)
+                self._record_error(tracer, normalized, tools)
             raise
-        if tracer.program.size() > MOST_OPERATIONS:
+        if tracer.program.size() > MAX_OPERATIONS:
             self._start()
             assert isinstance(self._tracer, Tracer)
             tracer = self._tracer
         self.reference.environment.counter.start(0)
         try:
-            tracer.learn(given, tools)
-            run = tracer.program.run(given, tools)
-        except (Inconsistent, Unlearned) as error:
-            raise self.ban(f"one path led to two places: {error}") from error
+            tracer.record(normalized, tools)
+            run = tracer.program.run(normalized, tools)
+        except (Inconsistent, PathMiss) as error:
+            raise self.drop_paths(f"equal outcomes led to different operations: {error}") from error
         except Exception as error:
             raise _not_traced(error) from error
-        self.learned += 1
+        self.recorded += 1
         if run.text != expected:
-            raise self.ban("a path that was just learned gave another text")
+            raise self.drop_paths("a path that was just recorded gave another text")
         return run
 
-    def _learn_refusal(
-        self, tracer: Tracer, given: list[dict[str, Any]], tools: list[Any] | None
+    def _record_error(
+        self, tracer: Tracer, normalized: list[dict[str, Any]], tools: list[Any] | None
     ) -> None:
-        """Record where the template refuses a row, so that the next such row is not traced."""
+        """Record where the template raises an error, so that the next such row is not traced."""
         try:
-            tracer.learn(given, tools)
+            tracer.record(normalized, tools)
         except Inconsistent as error:
-            self.ban(f"one path led to two places: {error}")
-        except Exception:  # it fails, as it should
+            self.drop_paths(f"equal outcomes led to different operations: {error}")
+        except Exception:  # the same error as in the reference
             return
         else:
-            self.ban("a row that the reference refuses")
+            self.drop_paths("a row on which the reference raises an error")
 
 
 def _not_traced(error: Exception) -> NotTraced:
     if isinstance(error, NotTraced):
         return NotTraced(error.cause, error.line)
-    if isinstance(error, Refused):
+    if isinstance(error, TemplateRaised):
         return NotTraced("the template fails on the row")
-    if isinstance(error, Beyond):
+    if isinstance(error, LimitExceeded):
         return NotTraced("a row near the limits of a render")
     return NotTraced(f"{type(error).__name__} on the path")

@@ -1,7 +1,7 @@
-"""The command line: text for people on stderr, tables or one JSON object on stdout.
+"""The command line: messages on stderr, results or one JSON object on stdout.
 
-Exit codes: 0 done, 1 the data or the cache is bad, 2 the call is wrong. Commands import what they
-call inside the function, so that ``--help`` loads neither pyarrow nor a tokenizer.
+Exit codes: 0 done, 1 bad data or cache, 2 wrong arguments. Commands import what they call inside
+the function, so that ``--help`` loads neither pyarrow nor a tokenizer.
 """
 
 from __future__ import annotations

@@ -15,47 +15,47 @@ if TYPE_CHECKING:
 
 
 class Output:
-    """Prints what one command has to say."""
+    """Prints messages on stderr, and the result of a command on stdout."""
 
     def __init__(self, *, as_json: bool = False) -> None:
         self.as_json = as_json
-        self.known: dict[str, Any] = {}  # printed beside the error if the command fails
+        self.partial: dict[str, Any] = {}  # results so far, printed with the error of a failure
 
     @property
     def progress(self) -> bool | None:
-        """The argument of `tokenmill.prepare`: none for a program, else on terminals."""
+        """The ``progress`` argument of `tokenmill.prepare`."""
         return False if self.as_json else None
 
     @cached_property
-    def people(self) -> Console:
+    def stderr(self) -> Console:
         from rich.console import Console
 
         return Console(stderr=True, highlight=False, soft_wrap=True)
 
     @cached_property
-    def screen(self) -> Console:
+    def stdout(self) -> Console:
         from rich.console import Console
 
         return Console(highlight=False, soft_wrap=True)
 
-    def say(self, text: str) -> None:
-        """Print a line on stderr; control characters in paths and data are made visible."""
-        self.people.print(harmless(text), markup=False)
+    def message(self, text: str) -> None:
+        """Print a line on stderr, with control characters made visible."""
+        self.stderr.print(harmless(text), markup=False)
 
-    def show(self, *parts: str | tuple[str, str], style: str = "") -> None:
-        """Print a line of texts on stdout, some with a style of their own; as safe as `say`."""
+    def line(self, *parts: str | tuple[str, str], style: str = "") -> None:
+        """Print texts, or pairs of text and style, as a line on stdout; escaped like `message`."""
         from rich.text import Text
 
         line = Text(style=style)
         for part in parts:
-            text, own = (part, None) if isinstance(part, str) else part
-            line.append(harmless(text), own)
-        self.screen.print(line)
+            text, own_style = (part, None) if isinstance(part, str) else part
+            line.append(harmless(text), own_style)
+        self.stdout.print(line)
 
     def result(self, document: dict[str, Any], show: Callable[[], object] | None = None) -> None:
         """Print the document with ``--json``, else call ``show``.
 
-        Without ``show``, the document's ``path`` goes to stdout: the next command takes it.
+        Without ``show``, print the document's ``path``, so that the next command can take it.
         """
         if self.as_json:
             print_json(document)
@@ -67,13 +67,12 @@ class Output:
     def failure(self, error: dict[str, Any]) -> None:
         if self.as_json:
             members = ("type", "message", "path", "row", "line", "offset")
-            print_json({**self.known, "error": {name: error.get(name) for name in members}})
+            print_json({**self.partial, "error": {name: error.get(name) for name in members}})
 
 
-def one_line(text: str, most: int = 160) -> str:
-    """Return the text without line ends, cut to ``most`` characters."""
+def one_line(text: str, max_chars: int = 160) -> str:
     flat = " ".join(text.split())
-    return flat if len(flat) <= most else flat[: most - 1] + "…"
+    return flat if len(flat) <= max_chars else flat[: max_chars - 1] + "…"
 
 
 def print_json(document: dict[str, Any]) -> None:

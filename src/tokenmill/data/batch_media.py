@@ -1,7 +1,7 @@
-"""Add images to batches: where they are, and their pixels (docs/images.md).
+"""Add images to batches: their positions and pixels (docs/guides/images.md).
 
-Pixels are what the processor returns for the rows of the batch, to the bit. Only images of this
-rank's rows are opened, each once per batch.
+Pixels are bitwise those of the processor. Only images of this rank's rows are opened, each once per
+batch.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from tokenmill.store import Media, Row
 if TYPE_CHECKING:
     from tokenmill.media import Processor
 
-WAYS = ("references", "pixels")
+MEDIA = ("references", "pixels")
 TOKEN_TYPES = "mm_token_type_ids"
 
-_BY_TEXT = ("cross_attention_mask",)  # features of a text and its images together
+_NEEDS_TEXT = ("cross_attention_mask",)  # features of text and images together
 
 
 class PlacedMedia(msgspec.Struct, frozen=True):
-    media: Media  # as in `Row.media`; its ``start`` counts within the row
+    media: Media  # as in `Row.media`; its ``start`` is relative to the row
     row: int  # number in the data
-    number: int  # which of the row's images: ``data[row].picture(number)`` are its bytes
-    line: int  # of the batch: a row or a pack
-    start: int  # first token within the line
+    number: int  # among the row's images: ``data[row].image(number)`` returns its bytes
+    line: int  # row or pack of the batch
+    start: int  # first token in the line
 
 
 @dataclass(frozen=True)
 class MediaFiller:
     filler: Filler | GroupFiller | MicroFiller  # adds ``indices`` to batches
     view: View
-    indices: bool  # whether batches keep them
-    pixels: Pixels | None  # None: images are only named
+    indices: bool  # whether batches keep ``indices``
+    pixels: Pixels | None  # None: only references
 
     def fill(self, step: Step) -> Any:
         filled = self.filler.fill(step)
         if isinstance(filled, list):
-            return [self._illustrated(batch) for batch in filled]
-        return self._illustrated(filled)
+            return [self._with_media(batch) for batch in filled]
+        return self._with_media(filled)
 
-    def _illustrated(self, batch: Batch) -> Batch:
+    def _with_media(self, batch: Batch) -> Batch:
         numbers: Int64Array = batch["indices"] if self.indices else batch.pop("indices")
         sides = [f"{side}_" for side in SIDES if f"{side}_input_ids" in batch]
         for place, prefix in enumerate(sides or [""]):
@@ -62,8 +62,8 @@ class MediaFiller:
             for name, value in self._added(batch, prefix, own).items():
                 if prefix + name in batch:
                     raise UsageError(
-                        f"a sidecar is called {name!r}, like what belongs to pictures: attach it "
-                        "under another name, or say which others to hand out (sidecars=[…])"
+                        f"batches with images have {name!r}, which is also a sidecar; attach it "
+                        "under another name, or leave it out with sidecars=[…]"
                     )
                 batch[prefix + name] = value
         return batch
@@ -83,14 +83,14 @@ class MediaFiller:
             ids = batch[f"{prefix}input_ids"]
             packed = "cu_seqlens" in batch
             added |= self.pixels.token_types(ids, zip(firsts, rows, media, strict=True))
-            # Lines of padded rows may be counted along; there are none of packed ones.
+            # Padded rows without images need features, too; packed ones do not.
             shown = [pair for pair in zip(rows, media, strict=True) if pair[1] or not packed]
             added |= self.pixels.features(shown)
         return added
 
 
 def _firsts(batch: Batch, prefix: str, count: int) -> Int64Array:
-    """Where rows begin in the flattened batch."""
+    """Return the first token of every row in the flattened batch."""
     if "cu_seqlens" in batch:
         name = "cu_seqlens_padded" if "cu_seqlens_padded" in batch else "cu_seqlens"
         begins: Int64Array = batch[name][segments_of_rows(batch)].astype(np.int64)
@@ -103,25 +103,24 @@ def _firsts(batch: Batch, prefix: str, count: int) -> Int64Array:
 class Pixels:
     """Computes pixels with the processor that rows were prepared with.
 
-    ``given`` is the processor or its path; None takes the copy that the stores keep. Workers load
-    it again with their first batch.
+    ``processor`` is a processor or its path; None takes the copy in the stores. Worker processes
+    load it with their first batch.
     """
 
-    def __init__(self, view: View, given: Any = None) -> None:
+    def __init__(self, view: View, processor: Any = None) -> None:
         stores = {store.processor_key: store for store in view.stores if store.has_media}
         if len(stores) > 1:
-            places = " and ".join(os.fspath(store.path) for store in stores.values())
+            paths = " and ".join(os.fspath(store.path) for store in stores.values())
             raise UsageError(
-                f"the rows of {places} were prepared with different processors, and a batch has "
-                "pixels of one: prepare them with the same, or serve references "
-                "(media='references')"
+                f"{paths} were prepared with different processors; prepare them with the same, or "
+                "use media='references'"
             )
         self._store = next(iter(stores.values()))
-        self._given = given
+        self._requested = processor
         self._loaded: Processor | None = None
-        processor = self.processor  # loaded now, so that errors are raised now
-        own = processor.layout.types_name or TOKEN_TYPES
-        self._types = tuple({TOKEN_TYPES: 1, own: 1}) if processor.layout.tells_types else ()
+        layout = self.processor.layout  # loaded now, to raise errors early
+        own = layout.types_name or TOKEN_TYPES
+        self._types = tuple({TOKEN_TYPES: 1, own: 1}) if layout.has_image_types else ()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_loaded": None}
@@ -131,31 +130,31 @@ class Pixels:
         from tokenmill.build.processor import processor_of
 
         if self._loaded is None:
-            self._loaded = processor_of(self._store, self._given)
+            self._loaded = processor_of(self._store, self._requested)
         return self._loaded
 
     def features(self, rows: Sequence[tuple[Row, list[Media]]]) -> Batch:
-        from tokenmill.media import Pictures
+        from tokenmill.media import Images
 
         opened: dict[str, Any] = {}
-        pictures = Pictures()
+        images = Images()
         for row, media in rows:
             for number, one in enumerate(media):
                 if one.digest not in opened:
-                    opened[one.digest] = pictures.open(row.picture(number), one.reference)
-        found = self.processor.features([[opened[one.digest] for one in own] for _, own in rows])
-        for name in _BY_TEXT:
-            if name in found:
+                    opened[one.digest] = images.open(row.image(number), one.reference)
+        features = self.processor.features([[opened[one.digest] for one in own] for _, own in rows])
+        for name in _NEEDS_TEXT:
+            if name in features:
                 raise UsageError(
-                    f"the model takes {name}, which is of texts and pictures together and cannot "
-                    "be made of pictures alone: serve references (media='references')"
+                    f"the model needs {name}, which depends on texts and images; use "
+                    "media='references'"
                 )
-        return found
+        return features
 
     def token_types(
         self, ids: npt.NDArray[np.int64], rows: Iterator[tuple[int, Row, list[Media]]]
     ) -> Batch:
-        """1 at tokens that an image's features go to, else 0, in the shape of the ids."""
+        """Return arrays in the shape of the ids: 1 at tokens of images, else 0."""
         if not self._types:
             return {}
         flat, types = ids.reshape(-1), np.zeros(ids.size, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Choose rows of a view: by expression or function, by number, or by content into splits."""
+"""Choose rows of a view: by expression, function, number or content (splits)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
 from itertools import pairwise
+from numbers import Real
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from tokenmill._core import fingerprint
 from tokenmill.data.index import Index, Joined, Range, Selected, Shuffled, chunks_of, shuffle_of
+from tokenmill.data.interleave import as_fraction
 from tokenmill.data.order import Int64Array, check_seed
 from tokenmill.data.view import View, as_view
 from tokenmill.errors import UsageError
@@ -25,7 +27,7 @@ from tokenmill.store.where import NAMES, NamedColumns, Where, names_in
 SPLIT_VERSION = 1  # of `split_points`; part of every split's key
 
 Predicate = Callable[[dict[str, Any]], npt.NDArray[np.bool_]]
-"""Stored columns of many rows → which of the rows are chosen."""
+"""Takes stored columns of many rows, returns a boolean per row."""
 
 _MASK = (1 << 64) - 1
 # blake2b("tokenmill split 1: <name>"), first eight bytes, made odd.
@@ -34,9 +36,9 @@ _MULTIPLY_2 = 0xCB3DB1425C951879
 
 
 def rows_where(index: Index, columns: Sequence[str], predicate: Predicate) -> Iterator[Int64Array]:
-    """The rows of an index for which a predicate holds, in order; of groups, if it holds for all.
+    """Yield the rows of an index, in order, for which a predicate is true.
 
-    Reads the columns of every store once, in stored order.
+    Groups need it for all of their rows. Columns of every store are read once.
     """
     if isinstance(index, Joined):
         begin = 0
@@ -57,13 +59,13 @@ def rows_where(index: Index, columns: Sequence[str], predicate: Predicate) -> It
 
 
 def _evaluate(index: Index, columns: Sequence[str], predicate: Predicate) -> npt.NDArray[np.bool_]:
-    """For every stored row: whether it is in the index and the predicate holds."""
-    found = np.zeros(sum(map(len, index.stores)), dtype=np.bool_)
+    """Return for every stored row whether it is in the index and the predicate is true."""
+    result = np.zeros(sum(map(len, index.stores)), dtype=np.bool_)
     for rows in chunks_of(len(index)):
-        found[index.numbers(rows)] = True
+        result[index.numbers(rows)] = True
     begin = 0
     for store in index.stores:
-        of_store = found[begin : begin + len(store)]
+        of_store = result[begin : begin + len(store)]
         begin += len(store)
         if not of_store.any():
             continue
@@ -78,11 +80,11 @@ def _evaluate(index: Index, columns: Sequence[str], predicate: Predicate) -> npt
             if here.size < count:
                 values = {name: _pick(column, here) for name, column in values.items()}
             of_store[first + here] = predicate(values)
-    return found
+    return result
 
 
 def rows_holding(data: Store | View, where: Where) -> npt.NDArray[np.bool_]:
-    """For every row of a store or view, by itself: whether an expression holds."""
+    """Return for every row, without regard to groups, whether an expression is true."""
     index = as_view(data).row_index
     return _evaluate(index, where.columns, where)[index.numbers(np.arange(len(index)))]
 
@@ -99,7 +101,7 @@ def _by_expression(text: str, sidecars: Mapping[str, str], index: Index) -> Iter
 
 
 def _by_point(seed: int, start: int, stop: int, index: Index) -> Iterator[Int64Array]:
-    """Rows whose point is in an interval of [0, 2**64)."""
+    """Yield the rows whose `split_points` are in an interval of [0, 2**64)."""
 
     def holds(columns: dict[str, Any]) -> npt.NDArray[np.bool_]:
         points = split_points(columns["digest"], seed)
@@ -118,7 +120,7 @@ def _by_number(view: View, numbers: Int64Array) -> View:
 
 
 def split_points(digests: npt.ArrayLike, seed: int) -> npt.NDArray[np.uint64]:
-    """The fixed point of every row in [0, 2**64)."""
+    """Return a number in [0, 2**64) per row, from its digest and the seed."""
     points = np.array(digests, dtype=np.uint64)
     points ^= np.uint64((seed * _MULTIPLY_2 + _MULTIPLY_1) & _MASK)
     for multiplier in (_MULTIPLY_1, _MULTIPLY_2):
@@ -128,26 +130,22 @@ def split_points(digests: npt.ArrayLike, seed: int) -> npt.NDArray[np.uint64]:
     return points
 
 
-def filtered(
+def filter_rows(
     data: Store | View, where: str | Callable[..., Any], columns: Sequence[str] | None = None
 ) -> View:
-    """The rows for which an expression, or a function over columns, holds.
-
-    See `tokenmill.store.ViewMethods.filter`.
-    """
     view = as_view(data)
     if callable(where):
         if columns is None:
-            raise UsageError("say the columns that the function of a filter is given")
+            raise UsageError("a filter function needs columns=[…], the names of its arguments")
         named = NamedColumns(columns, _sidecar_columns(view, columns))
         chosen = rows_where(view.row_index, named.stored, partial(_call, where, named))
         return _by_number(view, np.concatenate([np.zeros(0, dtype=np.int64), *chosen]))
     if columns is not None:
-        raise UsageError("an expression names its columns itself: columns are for a function")
+        raise UsageError("columns is only for a filter function, not for an expression")
     sidecars = _sidecar_columns(view, names_in(where))
     parsed = Where(where, sidecars)
     by: dict[str, Any] = {"where": parsed.text}
-    if parsed.uses_source:  # only then does the answer depend on what the files are called
+    if parsed.uses_source:  # only then does the result depend on the names of files
         by["sources"] = [list(store.sources) for store in view.stores]
     if sidecars:
         by["sidecars"] = sorted(sidecars.values())
@@ -164,41 +162,40 @@ def _call(
         held = np.asarray(function(*values))
     except ValueError as error:
         raise UsageError(
-            f"the function of a filter gets arrays over many rows ({error}): combine "
-            "comparisons with & and |, not with and / or"
+            f"the filter function failed on arrays over many rows ({error}); combine comparisons "
+            "with & and |, not with and / or"
         ) from error
     if held.shape != (rows,) or held.dtype != np.bool_:
         raise UsageError(
-            f"the function of a filter gave {held.dtype} of shape {held.shape} for {rows} "
-            "rows: it must give one truth value per row"
+            f"the filter function must return one boolean per row, got {held.dtype} of shape "
+            f"{held.shape} for {rows} rows"
         )
     return held
 
 
 def _sidecar_columns(view: View, names: Iterable[str]) -> dict[str, str]:
-    """The names that are sidecars of the view, and the stored column of each."""
-    unknown = [name for name in names if name not in NAMES and not name.startswith("carried")]
+    """Return the names that are sidecars of the view, and their stored columns."""
+    unknown = [name for name in names if name not in NAMES and not name.startswith("extra")]
     if not unknown:
         return {}
     attached = {sidecar.name for store in view.stores for sidecar in store.sidecars}
-    found = {}
+    columns = {}
     for name in sorted(attached.intersection(unknown)):
         sidecar = view.sidecar(name)
         if sidecar.per != "row":
             raise UsageError(
-                f"sidecar {name!r} has a value per token, and a filter wants one per row: attach "
-                "what it shall ask for (a mean, a minimum) per row"
+                f"sidecar {name!r} has values per token, a filter needs one per row; attach "
+                "a value per row, such as the mean"
             )
-        found[name] = column_of(name, sidecar.made_by)
-    return found
+        columns[name] = column_of(name, sidecar.producer)
+    return columns
 
 
 def select(data: Store | View, rows: Iterable[SupportsIndex]) -> View:
-    """Rows by number, in the given order, as often as they are named."""
-    view, given = as_view(data), list(rows)
-    if any(isinstance(row, bool | np.bool_) for row in given):
-        raise UsageError("rows are chosen by number, not by truth values: use filter")
-    numbers = row_numbers(given, len(view))
+    view, chosen = as_view(data), list(rows)
+    if any(isinstance(row, bool | np.bool_) for row in chosen):
+        raise UsageError("select() takes row numbers, got booleans; use filter()")
+    numbers = row_numbers(chosen, len(view))
     if view.has_groups:
         _require_whole_groups(view, numbers)
     return _by_number(view, numbers)
@@ -215,12 +212,11 @@ def _require_whole_groups(view: View, numbers: Int64Array) -> None:
         if np.array_equal(expected, numbers):
             return
     raise UsageError(
-        "rows of a group stay together, in their order: choose groups, data.groups.select([...])"
+        "select() would split a group or change its order; use data.groups.select([...])"
     )
 
 
 def sliced(data: Store | View, span: range) -> View:
-    """A range of rows; UsageError if it would split a group."""
     view = as_view(data)
     if view.has_groups and len(span):
         ends = np.asarray([span.start, span[-1] + 1], dtype=np.int64)
@@ -228,8 +224,8 @@ def sliced(data: Store | View, span: range) -> View:
         is_end = ends == len(view)
         if span.step != 1 or not (is_end | (starts == ends)).all():
             raise UsageError(
-                f"rows {span.start}:{span.stop}:{span.step} would part a group: take whole "
-                "groups, data.groups[a:b].rows"
+                f"the slice {span.start}:{span.stop}:{span.step} would split a group; use "
+                "data.groups[a:b].rows"
             )
     if view.group_size is None:
         return _by_number(view, np.arange(span.start, span.stop, span.step, dtype=np.int64))
@@ -237,48 +233,35 @@ def sliced(data: Store | View, span: range) -> View:
 
 
 def shuffle(data: Store | View, seed: int = 0) -> View:
-    """All rows, in an order that depends on the seed and their number only; groups stay whole."""
     view = as_view(data)
     if view.group_size is not None:
         return view.with_index(Shuffled(view.row_index, seed))
-    # With groups of several sizes the position of a row depends on all before it: list the rows.
+    # With groups of several sizes, the position of a row depends on all groups before it.
     order = shuffle_of(view.row_index, seed)
     groups = order.indices(np.arange(view.group_count, dtype=np.int64))
     return _by_number(view, view.row_index.rows_of_groups(groups)[0])
 
 
-def split(data: Store | View, parts: Mapping[str, float], *, seed: int = 0) -> tuple[View, ...]:
-    """Split rows by content.
-
-    Every row has a fixed point in [0, 1) that depends on its bytes and the seed only; a split is an
-    interval. So a row stays in its split when others come or go, equal rows are never in two
-    splits, and all turns of one conversation (``expand="turns"``) are in the same.
-
-    Args:
-        data: A store or a view.
-        parts: Share of every split, in order; together 1.
-        seed: Another seed, another split.
-
-    Returns:
-        One view per share, in the mapping's order.
-    """
+def split(data: Store | View, shares: Mapping[str, float], seed: int = 0) -> dict[str, View]:
     view = as_view(data)
-    if not isinstance(parts, Mapping) or not parts:
-        raise UsageError("split wants shares by name, such as {'train': 0.98, 'val': 0.02}")
+    if not isinstance(shares, Mapping) or not shares:
+        raise UsageError(
+            f"shares must be a mapping such as {{'train': 0.98, 'val': 0.02}}, got {shares!r}"
+        )
     seed = check_seed(seed)
-    shares = []
-    for name, share in parts.items():
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
-            raise UsageError(f"the share of {name!r} must lie between 0 and 1, not {share!r}")
-        shares.append(Fraction(repr(share)))
-    if not math.isclose(float(sum(shares)), 1.0, abs_tol=1e-9):
-        raise UsageError(f"the shares add up to {float(sum(shares))}, not to 1")
-    edges = [int(sum(shares[:number]) * (1 << 64)) for number in range(len(shares))]
-    edges.append(1 << 64)  # whatever rounding the shares carry
-    found = []
-    for start, stop in pairwise(edges):
-        # Strings: not every reader of JSON keeps 64 bits.
+    fractions: list[Fraction] = []
+    for name, share in shares.items():
+        if isinstance(share, bool) or not isinstance(share, Real) or not 0 < share <= 1:
+            raise UsageError(f"the share of {name!r} must be between 0 and 1, got {share!r}")
+        fractions.append(as_fraction(share))
+    if not math.isclose(float(sum(fractions)), 1.0, abs_tol=1e-9):
+        raise UsageError(f"shares must add up to 1, got {float(sum(fractions))}")
+    edges = [int(sum(fractions[:number]) * (1 << 64)) for number in range(len(fractions))]
+    edges.append(1 << 64)  # not the sum, which may be rounded
+    views = {}
+    for name, (start, stop) in zip(shares, pairwise(edges), strict=True):
+        # As strings, because some JSON readers do not support 64-bit integers.
         by = {"split": SPLIT_VERSION, "seed": seed, "points": [str(start), str(stop)]}
         index = Selected(view.row_index, by, partial(_by_point, seed, start, stop))
-        found.append(view.with_index(index))
-    return tuple(found)
+        views[name] = view.with_index(index)
+    return views

@@ -1,4 +1,4 @@
-"""Saved states: a position in a stream, and the stream it belongs to."""
+"""Loader state: a position in the sample stream, and the stream it belongs to."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Cursor:
 
 @dataclass(frozen=True)
 class StreamSpec:
-    """What determines the sample stream. Loaders with equal specs serve equal streams."""
+    """Everything that determines the sample stream. Equal specs give equal streams."""
 
     dataset: str  # content key
     seed: int
@@ -95,33 +95,33 @@ def validate_state(
             names both values.
     """
     if not isinstance(state, dict) or not _equal(state.get("kind"), kind):
-        raise StateError(f"not a state of a tokenmill {owner}")
+        raise StateError(f"not the state of a tokenmill {owner}")
     for name, expected in (("version", STATE_VERSION), ("order_version", ORDER_VERSION)):
         if not _equal(state.get(name), expected):
             raise StateError(
-                f"the state has {name} {state.get(name)!r}, this tokenmill has {expected}: "
-                "finish the run with the release that started it"
+                f"the state has {name} {state.get(name)!r}, this tokenmill has {expected}; "
+                "finish the run with the version that started it"
             )
     differing = [
-        f"{name} (the state's: {state.get(name)!r}, this {owner.split()[-1]}'s: {ours!r})"
+        f"{name} (state: {state.get(name)!r}, this {owner.split()[-1]}: {ours!r})"
         for name, ours in fields.items()
         if not _equal(state.get(name), ours)
     ]
     if differing:
-        raise StateError(f"the state is of another {'; and of another '.join(differing)}")
-    found: dict[str, int] = {}
+        raise StateError(f"the state belongs to another {' and another '.join(differing)}")
+    result: dict[str, int] = {}
     for name in numbers:
         number = state.get(name)
         if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-            raise StateError(f"the state's {name} is {number!r}, not a whole number")
+            raise StateError(f"{name} in the state must be a non-negative integer, got {number!r}")
         if number > LARGEST:
-            raise StateError(f"the state's {name} is {number}: no run comes that far")
-        found[name] = number
-    return found
+            raise StateError(f"{name} in the state must be at most 2**62, got {number}")
+        result[name] = number
+    return result
 
 
 def _equal(value: Any, ours: Any) -> bool:
-    # An array would compare element by element, and one with a single element would pass.
+    # Compare types first, because an array of one element would compare as equal.
     if type(value) is not type(ours):
         return False
     if isinstance(ours, dict):

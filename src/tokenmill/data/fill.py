@@ -1,7 +1,7 @@
-"""Fill arrays: rows and packs of token ids as the matrices that a trainer takes.
+"""Fill arrays: rows and packs of token ids as matrices for a trainer.
 
-Labels are unshifted, -100 where a token is not trained, and -100 at the first token of every piece:
-nothing before it could predict it.
+Labels are unshifted. They are -100 where a token is not trained, and at the first token of every
+piece, which no token predicts.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from tokenmill.data.packs import Int64Array
 
-IGNORE = -100  # the label that cross entropy skips, as torch and transformers agree on
+IGNORE = -100  # torch and transformers exclude this label from the loss
 
-Piece = tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]  # ids and mask: views of stored tokens
+Piece = tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]  # views of stored ids and mask
 Batch = dict[str, Any]
 
 
@@ -26,13 +26,13 @@ def padded_width(longest: int, multiple: int | None) -> int:
 
 
 def fill_rows(
-    pieces: Sequence[Piece], pad_id: int, *, side: str = "right", multiple: int | None = None
+    pieces: Sequence[Piece], pad_token_id: int, *, side: str = "right", multiple: int | None = None
 ) -> Batch:
-    """Pad rows into (batch, longest); no piece at all gives one row of padding."""
+    """Pad rows to (batch, longest); without pieces, return one row of padding."""
     lengths = np.fromiter((ids.size for ids, _ in pieces), dtype=np.int64, count=len(pieces))
     width = padded_width(int(lengths.max(initial=0)), multiple)
     height = max(len(pieces), 1)
-    input_ids = np.full((height, width), pad_id, dtype=np.int64)
+    input_ids = np.full((height, width), pad_token_id, dtype=np.int64)
     loss_mask = np.zeros((height, width), dtype=np.uint8)
     attention_mask = np.zeros((height, width), dtype=np.uint8)
     for number, (ids, mask) in enumerate(pieces):
@@ -51,45 +51,45 @@ def fill_rows(
     }
 
 
-def fill_packs(packs: Sequence[Sequence[Piece]], length: int, pad_id: int) -> Batch:
-    """Lay pieces side by side into (batch, length); no pack at all gives one of padding.
+def fill_packs(packs: Sequence[Sequence[Piece]], length: int, pad_token_id: int) -> Batch:
+    """Concatenate pieces to (batch, length); without packs, return one of padding.
 
-    A pack of 8 holding rows  a b c  and  d e        (^ not trained)
+    A pack of 8 tokens with rows  a b c  and  d e    (^ is -100)
         input_ids      a b c d e . . .
         labels         ^ b c ^ e ^ ^ ^
         position_ids   0 1 2 0 1 0 1 2     restart per row, and in the padding tail
         seq_idx        0 0 0 1 1 - - -     -1 in the tail
-        cu_seqlens     0 3 5 8             the tail is a segment of its own
+        cu_seqlens     0 3 5 8             the tail is its own segment
     """
     height = max(len(packs), 1)
-    input_ids = np.full(height * length, pad_id, dtype=np.int64)
+    input_ids = np.full(height * length, pad_token_id, dtype=np.int64)
     loss_mask = np.zeros(height * length, dtype=np.uint8)
     sizes: list[int] = []  # of every segment, padding tails included
-    names: list[int] = []  # its number within the pack, -1 for a tail
-    for number, pieces in enumerate(packs or [()]):
-        place = number * length
-        for name, (ids, mask) in enumerate(pieces):
-            stop = place + ids.size
-            input_ids[place:stop] = ids
-            loss_mask[place:stop] = mask
-            loss_mask[place] = 0
+    numbers: list[int] = []  # of every segment within its pack, -1 for a tail
+    for pack, pieces in enumerate(packs or [()]):
+        start = pack * length
+        for number, (ids, mask) in enumerate(pieces):
+            stop = start + ids.size
+            input_ids[start:stop] = ids
+            loss_mask[start:stop] = mask
+            loss_mask[start] = 0
             sizes.append(ids.size)
-            names.append(name)
-            place = stop
-        tail = (number + 1) * length - place
+            numbers.append(number)
+            start = stop
+        tail = (pack + 1) * length - start
         if tail:
             sizes.append(tail)
-            names.append(-1)
+            numbers.append(-1)
     segments = np.asarray(sizes, dtype=np.int64)
     cu_seqlens = np.concatenate(([0], np.cumsum(segments)))
-    places = np.arange(height * length, dtype=np.int64)
+    positions = np.arange(height * length, dtype=np.int64)
     shape = (height, length)
     return {
         "input_ids": input_ids.reshape(shape),
         "labels": _labels(input_ids, loss_mask).reshape(shape),
-        "position_ids": (places - np.repeat(cu_seqlens[:-1], segments)).reshape(shape),
+        "position_ids": (positions - np.repeat(cu_seqlens[:-1], segments)).reshape(shape),
         "loss_mask": loss_mask.reshape(shape),
-        "seq_idx": np.repeat(np.asarray(names, dtype=np.int32), segments).reshape(shape),
+        "seq_idx": np.repeat(np.asarray(numbers, dtype=np.int32), segments).reshape(shape),
         "cu_seqlens": cu_seqlens.astype(np.int32),
         "max_seqlen": int(segments.max(initial=0)),
     }
@@ -100,110 +100,112 @@ def _labels(input_ids: npt.NDArray[np.int64], loss_mask: npt.NDArray[np.uint8]) 
 
 
 def labels_of(ids: npt.NDArray[Any], mask: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """Labels of one row: ids where they are trained, -100 elsewhere and at the first token."""
+    """Return the labels of one row, -100 at its first token."""
     labels: npt.NDArray[np.int64] = _labels(ids, mask)
     labels[:1] = IGNORE
     return labels
 
 
-def fill_slabs(
-    slabs: Sequence[Sequence[Piece]],
-    pad_id: int,
+def fill_padded_packs(
+    packs: Sequence[Sequence[Piece]],
+    pad_token_id: int,
     *,
     sequence: int = 1,
-    slab: int = 1,
+    multiple: int = 1,
     length: int | None = None,
 ) -> Batch:
-    """Lay pieces side by side into (slabs, tokens); no slab at all gives one of padding.
+    """Concatenate pieces to (packs, tokens); without packs, return one of padding.
 
-    Every piece is padded to a multiple of ``sequence``, a slab to ``length``, or without one (for a
-    single slab) to a multiple of ``slab``. Padding belongs to the sequence before it: positions
-    continue there. ``cu_seqlens`` counts the tokens of the sequences, ``cu_seqlens_padded`` is
-    where they are, as Transformer Engine takes them (drawing in docs/batches.md).
+    Every piece is padded to a multiple of ``sequence``, a pack to ``length`` or, if that is None,
+    to a multiple of ``multiple``. Padding belongs to the piece before it, and positions continue
+    there. ``cu_seqlens`` counts tokens without padding, ``cu_seqlens_padded`` with it, as for
+    Transformer Engine (drawing in docs/guides/micro-batches.md).
     """
-    filled = [list(pieces) for pieces in slabs] or [[]]
+    filled = [list(pieces) for pieces in packs] or [[]]
     sizes = [[-(-ids.size // sequence) * sequence for ids, _ in pieces] for pieces in filled]
-    width = max(-(-max(map(sum, sizes)) // slab), 1) * slab if length is None else length
+    width = length
+    if width is None:
+        width = max(-(-max(map(sum, sizes)) // multiple), 1) * multiple
     total = len(filled) * width
-    input_ids = np.full(total, pad_id, dtype=np.int64)
+    input_ids = np.full(total, pad_token_id, dtype=np.int64)
     loss_mask = np.zeros(total, dtype=np.uint8)
     seq_idx = np.full(total, -1, dtype=np.int32)
     lengths: list[int] = []
     starts: list[int] = []
-    for number, (pieces, places) in enumerate(zip(filled, sizes, strict=True)):
-        start = number * width
-        for name, ((ids, mask), place) in enumerate(zip(pieces, places, strict=True)):
+    for pack, (pieces, padded_sizes) in enumerate(zip(filled, sizes, strict=True)):
+        start = pack * width
+        for number, ((ids, mask), size) in enumerate(zip(pieces, padded_sizes, strict=True)):
             stop = start + ids.size
             input_ids[start:stop] = ids
             loss_mask[start:stop] = mask
             loss_mask[start : start + 1] = 0
-            seq_idx[start:stop] = name
+            seq_idx[start:stop] = number
             starts.append(start)
             lengths.append(ids.size)
-            start += place
-        if not pieces:  # padding alone is a sequence without tokens
+            start += size
+        if not pieces:  # a pack of padding is one sequence without tokens
             starts.append(start)
             lengths.append(0)
     padded = np.asarray([*starts, total], dtype=np.int64)
-    room = np.diff(padded)
+    padded_lengths = np.diff(padded)
     shape = (len(filled), width)
-    places_in = np.arange(total, dtype=np.int64) - np.repeat(padded[:-1], room)
+    positions = np.arange(total, dtype=np.int64) - np.repeat(padded[:-1], padded_lengths)
     return {
         "input_ids": input_ids.reshape(shape),
         "labels": _labels(input_ids, loss_mask).reshape(shape),
-        "position_ids": places_in.reshape(shape),
+        "position_ids": positions.reshape(shape),
         "loss_mask": loss_mask.reshape(shape),
         "seq_idx": seq_idx.reshape(shape),
         "cu_seqlens": np.concatenate(([0], np.cumsum(lengths))).astype(np.int32),
         "cu_seqlens_padded": padded.astype(np.int32),
-        "max_seqlen": int(room.max()),
+        "max_seqlen": int(padded_lengths.max()),
     }
 
 
 def shard(batch: Batch, rank: int, ranks: int, shards: str = "zigzag") -> Batch:
-    """What one rank holds of a batch (padded rows or slabs) whose sequences several ranks share.
+    """Return the shard of one rank of a batch that several ranks share.
 
     ``cu_seqlens``, ``cu_seqlens_padded`` and ``max_seqlen`` stay those of the whole batch.
-    ``shift_labels`` are the labels of the following tokens: a rank does not hold the token after
-    the last of its range.
+    ``shift_labels`` are the labels of the next tokens, because a rank does not have the token after
+    its last one.
     """
     rows, width = batch["input_ids"].shape
-    found = dict(batch)
+    sharded = dict(batch)
     bounds = batch.get("cu_seqlens_padded")
     if bounds is None:
         bounds = np.arange(rows + 1, dtype=np.int64) * width
-        found["position_ids"] = _positions(batch["attention_mask"])
-    # The first label of every sequence is -100, and so is the one behind its last token; what it
-    # weighs goes with it.
+        sharded["position_ids"] = _positions(batch["attention_mask"])
+    # Rolling moves the first label of every sequence, which is -100, to the end of the previous
+    # one. Weights move with their labels.
     for name in ("labels", "loss_weights"):
         values = batch.get(name)
         if values is not None and values.shape == (rows, width):
-            found[f"shift_{name}"] = np.roll(values.reshape(-1), -1).reshape(rows, width)
+            sharded[f"shift_{name}"] = np.roll(values.reshape(-1), -1).reshape(rows, width)
     if shards == "contiguous" or ranks == 1:
         bounds = np.arange(rows + 1, dtype=np.int64) * width
-        places = _stretches(bounds, ranks, (rank,))
+        tokens = _tokens_of_parts(bounds, ranks, (rank,))
     else:
-        places = _stretches(bounds, 2 * ranks, (rank, 2 * ranks - 1 - rank))
-    for name, value in found.items():
+        tokens = _tokens_of_parts(bounds, 2 * ranks, (rank, 2 * ranks - 1 - rank))
+    for name, value in sharded.items():
         if isinstance(value, np.ndarray) and value.shape == (rows, width):  # one value per token
-            found[name] = value.reshape(-1)[places].reshape(rows, width // ranks)
-    return found
+            sharded[name] = value.reshape(-1)[tokens].reshape(rows, width // ranks)
+    return sharded
 
 
-def _stretches(bounds: npt.NDArray[Any], count: int, wanted: tuple[int, ...]) -> Int64Array:
-    """Places of some of the equal stretches that every sequence is cut into."""
+def _tokens_of_parts(bounds: npt.NDArray[Any], count: int, parts: tuple[int, ...]) -> Int64Array:
+    """Return the tokens of some parts of every sequence, divided into ``count`` equal parts."""
     sizes = np.diff(bounds).astype(np.int64) // count
-    numbers = np.asarray(wanted, dtype=np.int64)
+    numbers = np.asarray(parts, dtype=np.int64)
     firsts = (bounds[:-1, None] + sizes[:, None] * numbers[None, :]).reshape(-1)
     each = np.repeat(sizes, numbers.size)
     ends = np.cumsum(each)
-    places: Int64Array = np.repeat(firsts - (ends - each), each)
-    return places + np.arange(places.size, dtype=np.int64)
+    shifts: Int64Array = np.repeat(firsts - (ends - each), each)
+    return shifts + np.arange(shifts.size, dtype=np.int64)
 
 
 def _positions(attention_mask: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """From 0 at the first token of a padded row, running on in padding behind it."""
+    """Return positions that start from 0 at the first token of a padded row."""
     first = attention_mask.argmax(axis=1).astype(np.int64)
-    places = np.arange(attention_mask.shape[1], dtype=np.int64)
-    positions: npt.NDArray[np.int64] = np.maximum(places[None, :] - first[:, None], 0)
+    columns = np.arange(attention_mask.shape[1], dtype=np.int64)
+    positions: npt.NDArray[np.int64] = np.maximum(columns[None, :] - first[:, None], 0)
     return positions

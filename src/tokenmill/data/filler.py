@@ -1,7 +1,7 @@
 """Fill batches: from the integers of a step to arrays.
 
-Of the other ranks' rows only stored columns are read, for ``num_trained_tokens`` and ``weight_sum``
-of the whole global batch. Fillers hold no position and pickle small.
+``num_trained_tokens`` and ``weight_sum`` of the global batch come from stored columns, so rows of
+other ranks are not read. Fillers have no position and small pickles.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from tokenmill.data.fill import Batch, Piece, fill_packs, fill_rows, fill_slabs, shard
+from tokenmill.data.fill import Batch, Piece, fill_packs, fill_padded_packs, fill_rows, shard
 from tokenmill.data.micro import MicroBatches
 from tokenmill.data.order import Int64Array
 from tokenmill.data.packs import Packs
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from tokenmill.data.group_batches import GroupFiller
 
 SidecarNames = Iterable[str] | Mapping[str, str] | None
-"""Names of sidecars, or names with what made each; None: all that are attached to the data."""
+"""Names of sidecars, or a mapping from names to producers; None: all attached sidecars."""
 
 WEIGHTS, WEIGHT_SUM = "loss_weights", "weight_sum"  # the sum is over the global batch
 
 
 class LossWeights(ViewSidecar):
-    """The weight of each token in the loss: values like those of a sidecar."""
+    """Loss weights of tokens, with the interface of a sidecar."""
 
     def of_tokens(self, indices: Int64Array) -> list[Float32Array]:
         return [row.weights for row in self.view.rows(indices)]
@@ -43,17 +43,17 @@ class _Pieces(NamedTuple):
     rows: Int64Array
     starts: Int64Array  # first token within the row
     lengths: Int64Array
-    places: Int64Array  # start in the flattened batch
+    positions: Int64Array  # start in the flattened batch
     segments: Int64Array  # row or segment of the batch
 
 
 @dataclass(frozen=True)
 class Attached:
-    """The sidecars that a loader serves, laid out like the tokens of their rows.
+    """The sidecars that a loader adds to batches.
 
-    A value per token is at its token's position. Per row there is one value for every row of the
-    padded batch; packed, one for every segment of ``cu_seqlens``. Padding is 0.0. The weights of
-    the data itself are laid out the same way: 0 wherever the label is -100.
+    A value per token is at its token's position. A value per row is in an array over the rows of a
+    padded batch, or over the segments of ``cu_seqlens``. Padding is 0.0. Loss weights are added
+    the same way, and are 0 where the label is -100.
     """
 
     sidecars: tuple[ViewSidecar, ...] = ()
@@ -61,20 +61,20 @@ class Attached:
     @classmethod
     def of(cls, view: View, names: SidecarNames) -> Attached:
         if isinstance(names, str):
-            raise UsageError(f"sidecars are names, such as [{names!r}], not one text")
+            raise UsageError(f"sidecars must be a list such as [{names!r}], got {names!r}")
         if names is None:
-            found = view.sidecars
+            sidecars = view.sidecars
         else:
-            makers = names if isinstance(names, Mapping) else dict.fromkeys(names)
-            found = [view.sidecar(name, maker) for name, maker in makers.items()]
+            producers = names if isinstance(names, Mapping) else dict.fromkeys(names)
+            sidecars = [view.sidecar(name, producer) for name, producer in producers.items()]
         if view.has_weights:
-            for name in {WEIGHTS, WEIGHT_SUM} & {sidecar.name for sidecar in found}:
+            if WEIGHTS in (sidecar.name for sidecar in sidecars):
                 raise UsageError(
-                    f"the data has weights of its own and a sidecar {name!r}: say which others to "
-                    "hand out (sidecars=[…]), or attach it under another name"
+                    f"the data has loss weights and a sidecar {WEIGHTS!r}; leave it out with "
+                    "sidecars=[…], or attach it under another name"
                 )
-            found = [*found, LossWeights(view, WEIGHTS, "the data", "token")]
-        return cls(tuple(found))
+            sidecars = [*sidecars, LossWeights(view, WEIGHTS, "the data", "token")]
+        return cls(tuple(sidecars))
 
     @property
     def has_weights(self) -> bool:
@@ -83,13 +83,13 @@ class Attached:
     def padded(
         self, rows: Int64Array, starts: Int64Array, lengths: Int64Array, width: int, side: str
     ) -> Batch:
-        """Lay out pieces like `fill_rows`."""
+        """Return arrays in the layout of `fill_rows`."""
         height = max(rows.size, 1)
-        places = np.arange(rows.size, dtype=np.int64) * width
+        positions = np.arange(rows.size, dtype=np.int64) * width
         if side == "left":
-            places += width - lengths
-        pieces = _Pieces(rows, starts, lengths, places, np.arange(rows.size))
-        return self._laid_out(pieces, height, (height, width))
+            positions += width - lengths
+        pieces = _Pieces(rows, starts, lengths, positions, np.arange(rows.size))
+        return self._arrays(pieces, height, (height, width))
 
     def packed(
         self,
@@ -99,27 +99,27 @@ class Attached:
         bounds: Int64Array,
         length: int,
     ) -> Batch:
-        """Lay out pieces like `fill_packs`."""
+        """Return arrays in the layout of `fill_packs`."""
         packs = bounds.size - 1
         number = np.repeat(np.arange(packs), np.diff(bounds))  # of each piece's pack
         before = np.concatenate(([0], np.cumsum(lengths)))  # tokens of all packs, without tails
-        places = number * length + before[:-1] - before[bounds[number]]
+        positions = number * length + before[:-1] - before[bounds[number]]
         filled = np.diff(before[bounds]) if packs else np.zeros(1, dtype=np.int64)
         tails = np.cumsum(filled < length)  # segments of padding up to each pack's end
         segments = np.arange(rows.size) + np.concatenate(([0], tails))[number]
-        pieces = _Pieces(rows, starts, lengths, places, segments)
-        return self._laid_out(pieces, rows.size + int(tails[-1]), (max(packs, 1), length))
+        pieces = _Pieces(rows, starts, lengths, positions, segments)
+        return self._arrays(pieces, rows.size + int(tails[-1]), (max(packs, 1), length))
 
-    def in_slabs(
+    def padded_packs(
         self, rows: Int64Array, starts: Int64Array, batch: Batch, real: Int64Array
     ) -> Batch:
-        """Lay out pieces like `fill_slabs`; ``real`` are the sequences that hold pieces."""
-        places = batch["cu_seqlens_padded"][real].astype(np.int64)
+        """Return arrays in the layout of `fill_padded_packs`; ``real`` sequences have pieces."""
+        positions = batch["cu_seqlens_padded"][real].astype(np.int64)
         lengths = np.diff(batch["cu_seqlens"])[real].astype(np.int64)
-        pieces = _Pieces(rows, starts, lengths, places, real)
-        return self._laid_out(pieces, batch["cu_seqlens"].size - 1, batch["input_ids"].shape)
+        pieces = _Pieces(rows, starts, lengths, positions, real)
+        return self._arrays(pieces, batch["cu_seqlens"].size - 1, batch["input_ids"].shape)
 
-    def _laid_out(self, pieces: _Pieces, segments: int, shape: tuple[int, ...]) -> Batch:
+    def _arrays(self, pieces: _Pieces, segments: int, shape: tuple[int, ...]) -> Batch:
         batch: Batch = {}
         for sidecar in self.sidecars:
             if sidecar.per == "row":
@@ -132,15 +132,15 @@ class Attached:
 
 
 def _of_tokens(sidecar: ViewSidecar, pieces: _Pieces, size: int) -> Float32Array:
-    found = np.zeros(size, dtype=np.float32)
-    rows, starts, lengths, places, _ = pieces
-    for values, start, length, place in zip(
-        sidecar.of_tokens(rows), starts.tolist(), lengths.tolist(), places.tolist(), strict=True
+    flat = np.zeros(size, dtype=np.float32)
+    rows, starts, lengths, positions, _ = pieces
+    for values, start, length, position in zip(
+        sidecar.of_tokens(rows), starts.tolist(), lengths.tolist(), positions.tolist(), strict=True
     ):
-        found[place : place + length] = values[start : start + length]
+        flat[position : position + length] = values[start : start + length]
     if isinstance(sidecar, LossWeights):
-        found[places[lengths > 0]] = 0  # the first label of every piece is -100
-    return found
+        flat[positions[lengths > 0]] = 0  # the first label of every piece is -100
+    return flat
 
 
 def read_pieces(rows: list[Row], starts: Int64Array, lengths: Int64Array) -> list[Piece]:
@@ -156,27 +156,29 @@ def read_pieces(rows: list[Row], starts: Int64Array, lengths: Int64Array) -> lis
 @dataclass(frozen=True)
 class Filler:
     view: View
-    pad_id: int
-    pad_side: str = "right"
-    multiple: int | None = None  # widths are rounded up to a multiple of this
+    pad_token_id: int
+    padding_side: str = "right"
+    multiple: int | None = None  # widths are padded to a multiple of this
     pack_length: int | None = None  # tokens per pack; None pads rows instead
-    indices: bool = False  # also hand out row numbers
+    indices: bool = False  # whether batches have row numbers
     attached: Attached = field(default_factory=Attached)
 
     def fill(self, step: Step, rows: list[Row] | None = None) -> Batch:
-        """The batch of this rank; ``rows`` are those of its pieces, if they were already read."""
+        """Return the batch of this rank; ``rows`` are the rows of its pieces, if already read."""
         packs = step.packs
         begin, end = int(packs.bounds[step.first]), int(packs.bounds[step.stop])
         own = packs.rows[begin:end], packs.starts[begin:end], packs.lengths[begin:end]
         pieces = read_pieces(self.view.rows(own[0]) if rows is None else rows, *own[1:])
         if self.pack_length is None:
-            batch = fill_rows(pieces, self.pad_id, side=self.pad_side, multiple=self.multiple)
+            batch = fill_rows(
+                pieces, self.pad_token_id, side=self.padding_side, multiple=self.multiple
+            )
             width = batch["input_ids"].shape[1]
-            batch |= self.attached.padded(*own, width, self.pad_side)
+            batch |= self.attached.padded(*own, width, self.padding_side)
         else:
             bounds = packs.bounds[step.first : step.stop + 1] - begin
             grouped = [pieces[a:b] for a, b in pairwise(bounds.tolist())]
-            batch = fill_packs(grouped, self.pack_length, self.pad_id)
+            batch = fill_packs(grouped, self.pack_length, self.pad_token_id)
             batch |= self.attached.packed(*own, bounds, self.pack_length)
         trained = int(batch["loss_mask"].sum(dtype=np.int64))
         for first, stop in ((0, begin), (end, packs.rows.size)):
@@ -188,13 +190,13 @@ class Filler:
         return batch
 
     def trained(self, packs: Packs, first: int, stop: int) -> Int64Array:
-        """Labels ≠ -100 of some pieces, from stored columns; the first token of a piece is none."""
+        """Count labels other than -100 of some pieces, from stored columns."""
         if first == stop:
             return np.zeros(0, dtype=np.int64)
         return self.view.trained_within(*self._label_bounds(packs, first, stop))
 
     def weight_sum(self, packs: Packs) -> Batch:
-        """The sum of all pieces' weights, where the data has some, the same bits on every rank."""
+        """Return the sum of all weights, bitwise equal on every rank, if the data has weights."""
         if not self.attached.has_weights:
             return {}
         sums = self.view.weighed_within(*self._label_bounds(packs, 0, packs.rows.size))
@@ -204,7 +206,7 @@ class Filler:
         self, packs: Packs, first: int, stop: int
     ) -> tuple[Int64Array, Int64Array, Int64Array]:
         rows, starts = packs.rows[first:stop], packs.starts[first:stop]
-        # A piece that is padded to a multiple takes more than its row has.
+        # A piece that is padded to a multiple is longer than its row.
         stops = np.minimum(starts + packs.lengths[first:stop], self.view.lengths_at(rows))
         return rows, starts + 1, stops
 
@@ -213,15 +215,14 @@ class Filler:
 class MicroFiller:
     """Fills the micro-batches of a step.
 
-    The plan is a function of the step's lengths, the same on every rank, so nothing is exchanged
-    and nothing is saved.
+    Every rank computes the same plan from the lengths, without communication or saved state.
     """
 
     filler: Filler
     micro: MicroBatches
-    rank: int  # among all ranks, those that share a slab included
+    rank: int  # among all ranks, including those that share a micro-batch
     world_size: int
-    groups: GroupFiller | None = None  # adds the columns of groups, where samples are groups
+    groups: GroupFiller | None = None  # adds columns if samples are groups
 
     def fill(self, step: Step) -> list[Batch]:
         shared = self.micro.context_parallel
@@ -235,15 +236,15 @@ class MicroFiller:
         numbers, each = self.micro.plan(packs, trained, ranks, self.filler.pack_length, patches)
         own = np.flatnonzero(numbers // each == owner)
         own = own[np.argsort(numbers[own], kind="stable")]
-        mine = packs.take(own)
+        own_packs = packs.take(own)
         bounds = np.searchsorted(numbers[own], owner * each + np.arange(each + 1)).tolist()
-        rows = self.filler.view.rows(mine.rows)
-        pieces = read_pieces(rows, mine.starts, mine.lengths)
+        rows = self.filler.view.rows(own_packs.rows)
+        pieces = read_pieces(rows, own_packs.starts, own_packs.lengths)
         batches = []
         for first, stop in pairwise(bounds):
-            filled = batch = self._batch(mine, pieces, first, stop)
-            own_rows = slice(int(mine.bounds[first]), int(mine.bounds[stop]))
-            numbers = mine.rows[own_rows]
+            filled = batch = self._batch(own_packs, pieces, first, stop)
+            own_rows = slice(int(own_packs.bounds[first]), int(own_packs.bounds[stop]))
+            numbers = own_packs.rows[own_rows]
             if self.groups is not None:
                 batch = self.groups.arrange(filled, numbers, rows[own_rows], self.micro.sequence)
             if shared > 1:
@@ -260,21 +261,21 @@ class MicroFiller:
         own = slice(int(bounds[0]), int(bounds[-1]))
         within, rows, starts = pieces[own], packs.rows[own], packs.starts[own]
         if filler.pack_length is None and micro.layout == "padded":
-            side = filler.pad_side
-            batch = fill_rows(within, filler.pad_id, side=side, multiple=micro.sequence)
+            side = filler.padding_side
+            batch = fill_rows(within, filler.pad_token_id, side=side, multiple=micro.sequence)
             width = batch["input_ids"].shape[1]
             return batch | filler.attached.padded(rows, starts, packs.lengths[own], width, side)
         if filler.pack_length is None:
             bounds = bounds[[0, -1]]
-        slabs = [pieces[a:b] for a, b in pairwise(bounds.tolist())]
-        batch = fill_slabs(
-            slabs,
-            filler.pad_id,
+        grouped = [pieces[a:b] for a, b in pairwise(bounds.tolist())]
+        batch = fill_padded_packs(
+            grouped,
+            filler.pad_token_id,
             sequence=micro.sequence,
-            slab=micro.slab,
+            multiple=micro.multiple,
             length=filler.pack_length,
         )
-        # A slab without pieces is one sequence all the same.
+        # A pack without pieces has one sequence, of padding.
         counts = np.diff(bounds)
         real = np.flatnonzero(np.repeat(counts > 0, np.maximum(counts, 1)))
-        return batch | filler.attached.in_slabs(rows, starts, batch, real)
+        return batch | filler.attached.padded_packs(rows, starts, batch, real)

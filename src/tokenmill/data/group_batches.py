@@ -1,8 +1,8 @@
-"""Batches of groups: an ordinary batch of their rows, with columns of groups (docs/preference.md).
+"""Add columns of groups to batches of their rows (docs/guides/preference.md).
 
-Batches of KTO rows also have ``kl_*`` arrays: each row's prompt with the answer of another row, a
-fixed number of rows further on, around the end of the data. The number follows from the seed, so it
-does not depend on batches, ranks or epochs.
+Batches of KTO rows also have ``kl_*`` arrays: each row's prompt with the answer of the row that is
+``shift`` rows later, modulo the number of rows. The shift is a function of the seed, so it does not
+depend on batches, ranks or epochs.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ KINDS = ("preference", "kto", "ranked", "single")
 @dataclass(frozen=True)
 class GroupFiller:
     filler: Filler  # of rows
-    kind: str  # of all groups, or "" where there are several
-    sides: bool  # whether pairs are served by their sides
+    kind: str  # of all groups, or "" if there are several
+    sides: bool  # whether pairs are served as ``chosen_*`` and ``rejected_*``
     margins: bool
     scores: bool
-    shift: int  # how many rows further on the answer of a mismatched row is
+    shift: int  # from a row to the row whose answer is its mismatched answer
 
     @classmethod
     def of(cls, filler: Filler, layout: str, seed: int) -> GroupFiller:
@@ -60,7 +60,7 @@ class GroupFiller:
     def arrange(
         self, batch: Batch, numbers: Int64Array, rows: list[Row], multiple: int | None
     ) -> Batch:
-        """Add the columns of groups to a batch of whole groups: padded, in packs or in a slab."""
+        """Add the columns of groups to a padded or packed batch of whole groups."""
         view = self.filler.view
         firsts = view.group_starts(view.groups_of(numbers)) == numbers
         groups = rows if firsts.all() else [rows[n] for n in np.flatnonzero(firsts).tolist()]
@@ -77,69 +77,69 @@ class GroupFiller:
 
     def _of_rows(self, batch: Batch, rows: list[Row], firsts: NDArray[np.bool_]) -> Batch:
         packed = "cu_seqlens" in batch
-        places = segments_of_rows(batch)[: len(rows)] if packed else np.arange(len(rows))
+        segments = segments_of_rows(batch)[: len(rows)] if packed else np.arange(len(rows))
         height = len(batch["cu_seqlens"]) - 1 if packed else batch["input_ids"].shape[0]
         group_idx = np.full(height, -1, np.int64)
         label = np.full(height, -1, np.int8)
-        group_idx[places] = np.cumsum(firsts) - 1
-        label[places] = [-1 if row.label is None else row.label for row in rows]
-        made: Batch = {"group_idx": group_idx, "label": label}
+        group_idx[segments] = np.cumsum(firsts) - 1
+        label[segments] = [-1 if row.label is None else row.label for row in rows]
+        result: Batch = {"group_idx": group_idx, "label": label}
         if self.scores:
-            made["score"] = np.full(height, np.nan, np.float32)
-            made["score"][places] = [np.nan if row.score is None else row.score for row in rows]
+            result["score"] = np.full(height, np.nan, np.float32)
+            result["score"][segments] = [np.nan if row.score is None else row.score for row in rows]
         if packed and self.kind == "preference":
-            made["pair_index"] = places.reshape(-1, 2)
-        return made
+            result["pair_index"] = segments.reshape(-1, 2)
+        return result
 
     def _by_sides(self, batch: Batch, rows: list[Row], multiple: int | None) -> Batch:
-        """Arrays over rows as two: chosen rows are the even ones, rejected the odd ones."""
+        """Split arrays over rows: even rows are chosen, odd ones rejected."""
         filler, height = self.filler, batch["input_ids"].shape[0]
         if self.scores:
             scores = [np.nan if row.score is None else row.score for row in rows]
             batch["score"] = np.asarray(scores or [np.nan], np.float32)
         whole = {"prompt_tokens", "margin", "num_trained_tokens", WEIGHT_SUM, "indices"}
-        made = {name: value for name, value in batch.items() if name in whole}
+        result = {name: value for name, value in batch.items() if name in whole}
         for first, side in enumerate(SIDES):
-            chosen = slice(first, None, 2) if rows else slice(None)  # of no rows, the padding
+            chosen = slice(first, None, 2) if rows else slice(None)  # or the padding
             longest = max((len(row) for row in rows[first::2]), default=1)
             width = padded_width(longest, multiple)
-            columns = slice(-width, None) if filler.pad_side == "left" else slice(width)
+            columns = slice(-width, None) if filler.padding_side == "left" else slice(width)
             for name, value in batch.items():
                 if name in whole:
                     continue
                 if not isinstance(value, np.ndarray) or len(value) != height:
-                    raise AssertionError(f"{name!r} is no array over rows")
+                    raise AssertionError(f"{name!r} is not an array over rows")
                 part = value[chosen] if value.ndim == 1 else value[chosen, columns]
-                made[f"{side}_{name}"] = np.ascontiguousarray(part)
-        return made
+                result[f"{side}_{name}"] = np.ascontiguousarray(part)
+        return result
 
     def _mismatched(self, numbers: Int64Array, rows: list[Row], multiple: int | None) -> Batch:
         filler = self.filler
         pieces = mismatched(filler.view, numbers, rows, self.shift)
-        batch = fill_rows(pieces, filler.pad_id, side=filler.pad_side, multiple=multiple)
+        batch = fill_rows(pieces, filler.pad_token_id, side=filler.padding_side, multiple=multiple)
         return {f"kl_{name}": value for name, value in batch.items()}
 
 
 def mismatched(view: View, numbers: Int64Array, rows: list[Row], shift: int) -> list[Piece]:
-    """Every row's prompt with the answer of the row ``shift`` rows further on."""
+    """Return every row's prompt with the answer of the row ``shift`` rows later."""
     pieces: list[Piece] = []
     for row, other in zip(rows, view.rows((numbers + shift) % len(view)), strict=True):
-        asked, answered = row.prompt_tokens or 0, other.prompt_tokens or 0
-        mask = np.concatenate((np.zeros(asked, np.uint8), other.loss_mask[answered:]))
-        ids = np.concatenate((row.input_ids[:asked], other.input_ids[answered:]))
+        prompt, other_prompt = row.prompt_tokens or 0, other.prompt_tokens or 0
+        mask = np.concatenate((np.zeros(prompt, np.uint8), other.loss_mask[other_prompt:]))
+        ids = np.concatenate((row.input_ids[:prompt], other.input_ids[other_prompt:]))
         pieces.append((ids, mask))
     return pieces
 
 
 def group_kind(view: View) -> str:
-    """The kind of all groups, or "" where there are several."""
+    """Return the kind of all groups, or "" if there are several."""
     counts = group_counts(view)
     kinds = [kind for kind in KINDS if counts[kind]]
     return kinds[0] if len(kinds) == 1 else ""
 
 
 def group_counts(view: View) -> dict[str, int]:
-    """Groups of each kind, and those with scores and margins, over all stores beneath."""
+    """Count groups of each kind, and groups with scores and margins, over all stores."""
     counts = dict.fromkeys((*KINDS, "scores", "margins"), 0)
     for store in view.stores:
         totals = store.manifest["totals"]
@@ -149,7 +149,7 @@ def group_counts(view: View) -> dict[str, int]:
 
 
 def segments_of_rows(batch: Batch) -> Int64Array:
-    """The segments of a packed batch that hold rows, not padding."""
+    """Return the segments of a packed batch that contain rows."""
     bounds = batch["cu_seqlens_padded" if "cu_seqlens_padded" in batch else "cu_seqlens"]
     firsts = bounds[:-1][np.diff(bounds) > 0]
     return np.flatnonzero(batch["seq_idx"].reshape(-1)[firsts] >= 0)

@@ -1,7 +1,7 @@
-"""Indexes: which rows of which stores a view has, by number.
+"""Indexes: map the row numbers of a view to rows of its stores.
 
-An index is immutable, pickles small and holds no memory that grows with its rows. Rows that belong
-to a group are adjacent in every index and either all there or none.
+An index is immutable, has a small pickle, and its memory does not grow with its rows. Every index
+contains all rows of a group, adjacent, or none of them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill._core import fingerprint
+from tokenmill._core.artifact import ArtifactKind, map_array
 from tokenmill._core.paths import default_cache_dir
 from tokenmill._core.process import PrivateDirectory
-from tokenmill._core.sealed import SealedKind, map_array
 from tokenmill.data.order import (
     ORDER_VERSION,
     PURPOSE_VIEW,
@@ -33,38 +33,38 @@ from tokenmill.data.order import (
 from tokenmill.errors import CacheError
 from tokenmill.store import CacheLayout, Store, StoreLayout
 
-CHUNK = 1 << 18  # rows at a time where all rows are read: 2 MiB of row numbers
+CHUNK = 1 << 18  # rows at a time when all rows are read: 2 MiB of row numbers
 
 
 def chunks_of(count: int) -> Iterator[Int64Array]:
-    """``range(count)``, many numbers at a time."""
+    """Yield ``range(count)`` as arrays."""
     for first in range(0, count, CHUNK):
         yield np.arange(first, min(first + CHUNK, count), dtype=np.int64)
 
 
 class Index(abc.ABC):
-    """Row numbers of a view → row numbers of its stores, numbered one store after the other."""
+    """Maps row numbers of a view to row numbers of its concatenated stores."""
 
     @property
     @abc.abstractmethod
     def key(self) -> str:
-        """Fingerprint of the content, not of the location."""
+        """Fingerprint of the content."""
 
     @property
     @abc.abstractmethod
     def stores(self) -> list[Store]:
-        """The stores in the order of their numbering; one may occur several times."""
+        """The stores in order; one may occur several times."""
 
     @abc.abstractmethod
     def __len__(self) -> int: ...
 
     @abc.abstractmethod
     def numbers(self, indices: Int64Array) -> Int64Array:
-        """Row numbers of the stores at valid row numbers of the view."""
+        """Return row numbers of the stores for valid row numbers of the view."""
 
     @cached_property
     def group_size(self) -> int | None:
-        """Rows of every group, where all are known to have as many; 1 without groups."""
+        """Rows per group, 1 without groups; None if that differs."""
         sizes = {store.group_size for store in self.stores}
         return sizes.pop() if len(sizes) == 1 else None
 
@@ -74,12 +74,12 @@ class Index(abc.ABC):
         return self._ragged_count() if size is None else len(self) // size
 
     def group_starts(self, groups: Int64Array) -> Int64Array:
-        """The first row of groups by number; after the last group, the number of rows."""
+        """Return the first row of each group; for `group_count`, the number of rows."""
         size = self.group_size
         return self._ragged_starts(groups) if size is None else groups * size
 
     def rows_of_groups(self, groups: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """The rows of groups, one group after the other, and where each group's begin."""
+        """Return the rows of groups, concatenated, and the index of each group's first row."""
         starts, stops = self.group_starts(groups), self.group_starts(groups + 1)
         sizes = stops - starts
         bounds = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
@@ -96,7 +96,7 @@ class Index(abc.ABC):
             low, high = np.where(is_after, low, middle), np.where(is_after, middle, high)
         return low
 
-    # Groups of several sizes. A slice or a permutation of them is a list.
+    # For groups of several sizes. Slices and permutations of them are `Selected`.
 
     def _ragged_count(self) -> int:
         raise NotImplementedError
@@ -149,7 +149,7 @@ class _Derived(Index):
 
 
 class Range(_Derived):
-    """A slice of another index; with groups, of whole groups of one size."""
+    """A slice of another index; groups must have one size."""
 
     def __init__(self, parent: Index, span: range) -> None:
         document = {"slice": [span.start, span.stop, span.step], "of": parent.key}
@@ -164,13 +164,13 @@ class Range(_Derived):
 
 
 class Shuffled(_Derived):
-    """All rows of another index in an order of their own; groups of one size stay whole."""
+    """A permutation of another index; groups must have one size."""
 
     def __init__(self, parent: Index, seed: int) -> None:
         self._seed = check_seed(seed)
         document = {"shuffle": ORDER_VERSION, "seed": str(self._seed), "of": parent.key}
         super().__init__(parent, document)
-        assert parent.group_size is not None, "groups of several sizes are shuffled by a list"
+        assert parent.group_size is not None, "use Selected for groups of several sizes"
         self._size = parent.group_size
         self._permutation = shuffle_of(parent, self._seed)
 
@@ -217,12 +217,12 @@ class Joined(Index):
 
     def numbers(self, indices: Int64Array) -> Int64Array:
         owners = np.searchsorted(self._ends, indices, side="right")
-        found = np.empty_like(indices)
+        numbers = np.empty_like(indices)
         for owner in np.unique(owners).tolist():
             here, part = owners == owner, self.parts[owner]
             begin = int(self._ends[owner]) - len(part)
-            found[here] = part.numbers(indices[here] - begin) + self._store_starts[owner]
-        return found
+            numbers[here] = part.numbers(indices[here] - begin) + self._store_starts[owner]
+        return numbers
 
     def _ragged_count(self) -> int:
         return int(self._group_ends[-1])
@@ -241,7 +241,7 @@ class Joined(Index):
 # A list of rows, on disk.
 
 NUMBERS, GROUP_STARTS = "index.bin", "group_starts.bin"
-_KIND = SealedKind("selection index", "kept.json", (NUMBERS,))
+_KIND = ArtifactKind("selection index", "kept.json", (NUMBERS,))
 _KIND_WITH_GROUPS = replace(_KIND, files=(NUMBERS, GROUP_STARTS))
 SELECTION_VERSION = 2
 
@@ -256,16 +256,16 @@ class _Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Selected(_Derived):
     """A list of rows of another index.
 
-    The list is an artifact ``<cache>/rows/<key>/`` and mapped; with groups of several sizes it also
-    says where groups begin. It is published beside a store where that cache can be written, else
-    in the user's own cache, else in a temporary directory that lives as long as this object. If the
-    directory is gone when the index is unpickled, the rows are chosen again; ``given`` rows cannot.
+    The list is a mapped artifact ``<cache>/rows/<key>/``; with groups of several sizes it also has
+    the first row of every group. It is published in the cache of a store if that is writable, else
+    in the default cache, else in a temporary directory of this object. If the directory is missing
+    when the index is unpickled, the rows are chosen again, except ``given`` ones.
     """
 
     def __init__(
         self,
         parent: Index,
-        by: dict[str, Any],  # what the choice depends on besides the parent
+        by: dict[str, Any],  # everything besides the parent that the choice depends on
         choose: Callable[[Index], Iterable[Int64Array]] | None = None,
         directory: str | None = None,
         given: Int64Array | None = None,
@@ -304,40 +304,40 @@ class Selected(_Derived):
     def _find_or_make(self, directory: str | None, given: Int64Array | None) -> Path:
         if directory is not None and Path(directory).is_dir():
             return Path(directory)
-        places = {root: CacheLayout(root).rows / self.key for root in _caches(self)}
-        for place in places.values():
-            if place.is_dir():
-                return place
-        for root, place in places.items():
+        paths = {root: CacheLayout(root).rows / self.key for root in _caches(self)}
+        for path in paths.values():
+            if path.is_dir():
+                return path
+        for root, path in paths.items():
             try:
-                self._publish(root, place, given)
+                self._publish(root, path, given)
             except CacheError as error:
-                # Read-only or full: try the next place. From Python 3.12 on, frames that the error
-                # went through would keep it, and the index, until cycles are collected.
+                # Read-only or full: try the next cache. From Python 3.12 on, the frames of the
+                # error would keep the index alive until the next garbage collection.
                 traceback.clear_frames(error.__traceback__)
                 continue
-            return place
+            return path
         self._private = PrivateDirectory("tokenmill-rows-")
-        place = self._private.path / "rows" / self.key
-        self._publish(self._private.path, place, given)
-        return place
+        path = self._private.path / "rows" / self.key
+        self._publish(self._private.path, path, given)
+        return path
 
-    def _publish(self, root: Path, place: Path, given: Int64Array | None) -> None:
+    def _publish(self, root: Path, path: Path, given: Int64Array | None) -> None:
         chosen: Iterable[Int64Array]
         if self._choose is not None:
             chosen = self._choose(self._parent)
         elif given is not None:
             chosen = [given]
         else:
-            raise CacheError("the index of selected rows is gone: select them again")
+            raise CacheError("the list of selected rows was removed; select them again")
         buffers = (numbers.astype("<i8", copy=False).data for numbers in chosen)
-        with self._kind.stage(root) as draft:
-            index = map_array(draft.write(NUMBERS, buffers), "<i8")
+        with self._kind.stage(root) as writer:
+            index = map_array(writer.write(NUMBERS, buffers), "<i8")
             record: dict[str, Any] = {"document": self._document, "rows": int(index.size)}
             if GROUP_STARTS in self._kind.files:
-                starts = draft.write(GROUP_STARTS, (s.data for s in self._starts_in(index)))
+                starts = writer.write(GROUP_STARTS, (s.data for s in self._starts_in(index)))
                 record["groups"] = int(map_array(starts, "<i8").size)
-            draft.publish(place, {**record, "checksums": draft.checksums})
+            writer.publish(path, {**record, "checksums": writer.checksums})
 
     def _starts_in(self, index: Int64Array) -> Iterator[Int64Array]:
         for first in range(0, index.size, CHUNK):
@@ -346,12 +346,12 @@ class Selected(_Derived):
             yield (first + np.flatnonzero(starts == rows)).astype("<i8")
 
     def _open(self) -> None:
-        sealed = self._kind.admit(self._directory)
-        record = sealed.convert(_Summary)
-        sealed.require_document(self._document)
+        artifact = self._kind.open(self._directory)
+        record = artifact.convert(_Summary)
+        artifact.require_document(self._document)
 
         def column(name: str, count: int) -> npt.NDArray[Any]:
-            return sealed.array(name, "<i8", count, record.checksums.get(name, ""))
+            return artifact.array(name, "<i8", count, record.checksums.get(name, ""))
 
         self._numbers: npt.NDArray[np.int64] = column(NUMBERS, record.rows)
         if GROUP_STARTS in self._kind.files:
@@ -359,5 +359,5 @@ class Selected(_Derived):
 
 
 def _caches(index: Index) -> Iterable[Path]:
-    beside = [StoreLayout(store.path).cache_root for store in index.stores]
-    return dict.fromkeys([*(root for root in beside if root is not None), default_cache_dir()])
+    roots = [StoreLayout(store.path).cache_root for store in index.stores]
+    return dict.fromkeys([*(root for root in roots if root is not None), default_cache_dir()])

@@ -1,4 +1,4 @@
-"""Interleave sources by weight, computed from the position."""
+"""Interleave sources by weight, as a function of the position."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,20 +14,22 @@ from tokenmill.data.order import LARGEST, Int64Array, Order, make_order
 from tokenmill.errors import UsageError, check_one_of
 
 Positions = TypeVar("Positions", int, Int64Array)
-LARGEST_DENOMINATOR = (1 << 31) - 1  # a remainder times a numerator then stays within 62 bits
+LARGEST_DENOMINATOR = (1 << 31) - 1  # keeps remainder × numerator within 62 bits
 
 
-def as_fraction(weight: float | int | Fraction) -> Fraction:
-    """A weight as people write it: 0.7 is 7/10, not the nearest binary number."""
+def as_fraction(weight: Any) -> Fraction:
+    """Return the decimal value of a weight: 0.7 is 7/10, not the nearest binary number."""
     try:
-        return weight if isinstance(weight, Fraction) else Fraction(repr(weight))
+        # The `str` of a numpy number has its precision: 0.1 for np.float32(0.1).
+        decimal = str(weight) if isinstance(weight, np.number) else repr(weight)
+        return weight if isinstance(weight, Fraction) else Fraction(decimal)
     except (ValueError, TypeError) as error:
-        raise UsageError(f"a weight must be a number, not {weight!r}") from error
+        raise UsageError(f"a weight must be a number, got {weight!r}") from error
 
 
 @dataclass(frozen=True)
 class _Node:
-    """A side of the tree: a leaf when it holds one source."""
+    """A node of the tree; a leaf is one source."""
 
     first: int
     numerator: int = 0
@@ -36,7 +38,7 @@ class _Node:
     right: _Node | None = None
 
     def left_before(self, positions: Positions) -> Positions:
-        """⌊(p·num + den/2) / den⌋; no product leaves 64 bits."""
+        """Return ⌊(p·num + den/2) / den⌋ without overflow of 64 bits."""
         whole, rest = divmod(positions, self.denominator)
         part = (rest * self.numerator + self.denominator // 2) // self.denominator
         counts: Positions = whole * self.numerator + part
@@ -46,42 +48,41 @@ class _Node:
 class Interleave:
     """Draws from sources in exact proportion to their rates.
 
-    Sources are the leaves of a binary tree. At a node with left share num/den, the first p draws
-    hold exactly ⌊(p·num + den/2) / den⌋ of the left side (a Beatty sequence): position p is a left
-    draw when that count rises there, and the count before it is the position within the left side.
-    So with weights 0.7 and 0.3 every ten consecutive positions from a multiple of ten hold seven
-    and three. At any position a source is at most one draw per level of the tree away from its
-    share.
+    Sources are the leaves of a binary tree. At a node with left share num/den, exactly
+    ⌊(p·num + den/2) / den⌋ of the first p draws are from the left side (a Beatty sequence). Draw p
+    is a left one if that count increases there; the count is then the position in the left side.
+    So with weights 0.7 and 0.3, positions 10k to 10k + 9 have seven and three draws. At any
+    position, a source deviates from its share by at most one draw per level of the tree.
     """
 
     def __init__(self, rates: Sequence[Fraction | float | int]) -> None:
         fractions = [as_fraction(rate) for rate in rates]
         if not fractions or any(rate <= 0 for rate in fractions):
-            raise UsageError(f"weights must be positive, not {[float(f) for f in fractions]}")
+            raise UsageError(f"weights must be positive, got {[float(f) for f in fractions]}")
         self.sources = len(fractions)
         self._tree = _grow(fractions, 0, len(fractions))
 
     def draws(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Sources at many positions, and how often each was drawn before."""
+        """Return the sources at positions, and the number of earlier draws of each."""
         positions = np.asarray(positions, dtype=np.int64)
         sources = np.empty(positions.shape, dtype=np.int64)
         before = np.empty(positions.shape, dtype=np.int64)
         waiting = [(self._tree, np.arange(positions.size), positions)]
         while waiting:
-            node, places, within = waiting.pop()
+            node, numbers, within = waiting.pop()
             if node.left is None or node.right is None:
-                sources[places] = node.first
-                before[places] = within
+                sources[numbers] = node.first
+                before[numbers] = within
                 continue
             counts = node.left_before(within)
             is_left = node.left_before(within + 1) > counts
             is_right = ~is_left
-            waiting.append((node.left, places[is_left], counts[is_left]))
-            waiting.append((node.right, places[is_right], (within - counts)[is_right]))
+            waiting.append((node.left, numbers[is_left], counts[is_left]))
+            waiting.append((node.right, numbers[is_right], (within - counts)[is_right]))
         return sources, before
 
     def counts(self, position: int) -> list[int]:
-        """How often each source is drawn in the first ``position`` draws."""
+        """Return the number of draws of each source in the first ``position`` draws."""
         counts = [0] * self.sources
         waiting = [(self._tree, position)]
         while waiting:
@@ -115,24 +116,24 @@ EXHAUSTED = ("repeat", "stop", "drop")
 
 @dataclass(frozen=True)
 class _Phase:
-    """A stretch of a `drop` epoch during which the same sources are alive."""
+    """A part of a `drop` epoch with the same active sources."""
 
     start: int
-    alive: tuple[int, ...]
+    active: tuple[int, ...]
     served: tuple[int, ...]  # rows of every source before this phase
     draws: Interleave
 
 
 class Schedule:
-    """Which source is served where.
+    """Maps positions of a mixture to sources.
 
     When a source is exhausted:
-        repeat: It starts its next epoch; the mixture's epoch ends when every source was served
-            whole at least once.
-        stop: The mixture's epoch ends; the next one continues every source where it is.
-        drop: It leaves and the others share its positions; every row once per epoch.
+        repeat: It starts its next epoch. The mixture's epoch ends when every source was served
+            completely at least once.
+        stop: The mixture's epoch ends. The next one continues every source.
+        drop: The other sources share its positions. An epoch has every row once.
 
-    With `repeat` and `stop` the epochs of the mixture only mark positions of one endless stream.
+    With `repeat` and `stop` the epochs of the mixture are parts of one endless stream.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class Schedule:
     ) -> None:
         check_one_of("exhausted", exhausted, EXHAUSTED)
         if len(sizes) != len(rates) or not sizes or min(sizes) < 1:
-            raise UsageError(f"every source of a mixture needs rows: sizes are {list(sizes)}")
+            raise UsageError(f"every source of a mixture needs rows, got sizes {list(sizes)}")
         self.sizes = tuple(sizes)
         self.exhausted = exhausted
         fractions = [as_fraction(rate) for rate in rates]
@@ -156,7 +157,7 @@ class Schedule:
     def locate(
         self, epoch: int, positions: Int64Array
     ) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Source, epoch of that source, and position in that epoch, for many positions."""
+        """Return source, epoch of that source, and position in that epoch, per position."""
         positions = np.asarray(positions, dtype=np.int64)
         if self.exhausted != "drop":
             sources, before = self._draws.draws(positions + epoch * self.rows)
@@ -170,12 +171,12 @@ class Schedule:
             phase = self._phases[number]
             here = numbers == number
             drawn, drawn_before = phase.draws.draws(positions[here] - phase.start)
-            sources[here] = np.asarray(phase.alive, dtype=np.int64)[drawn]
+            sources[here] = np.asarray(phase.active, dtype=np.int64)[drawn]
             before[here] = drawn_before + np.asarray(phase.served, dtype=np.int64)[sources[here]]
         return sources, np.full(positions.shape, epoch, dtype=np.int64), before
 
     def served(self, epoch: int, position: int) -> list[int]:
-        """Rows of every source before a position, over all epochs."""
+        """Count rows of every source before a position, over all epochs."""
         if self.exhausted != "drop":
             return self._draws.counts(epoch * self.rows + position)
         phase = self._phases[bisect_right([p.start for p in self._phases], position) - 1]
@@ -183,13 +184,13 @@ class Schedule:
         for source, served in enumerate(phase.served):
             counts[source] += served
         drawn = phase.draws.counts(position - phase.start)
-        for source, count in zip(phase.alive, drawn, strict=True):
+        for source, count in zip(phase.active, drawn, strict=True):
             counts[source] += count
         return counts
 
 
 class MixedOrder(Order):
-    """The sources' own orders, interleaved, as indices into their concatenation."""
+    """The orders of the sources, interleaved, as indices into their concatenation."""
 
     def __init__(self, schedule: Schedule, orders: Sequence[Order]) -> None:
         self.schedule = schedule
@@ -203,21 +204,21 @@ class MixedOrder(Order):
         return cls(schedule, [make_order(name, size, seed, stream) for stream, size in sizes])
 
     def indices(self, epoch: int, positions: Int64Array) -> Int64Array:
-        sources, epochs, places = self.schedule.locate(epoch, positions)
-        found = np.empty(sources.shape, dtype=np.int64)
+        sources, epochs, own_positions = self.schedule.locate(epoch, positions)
+        indices = np.empty(sources.shape, dtype=np.int64)
         for source in np.unique(sources).tolist():
             of_source = sources == source
             for own_epoch in np.unique(epochs[of_source]).tolist():
                 here = of_source & (epochs == own_epoch)
-                own = self.orders[source].indices(own_epoch, places[here])
-                found[here] = own + self._offsets[source]
-        return found
+                own = self.orders[source].indices(own_epoch, own_positions[here])
+                indices[here] = own + self._offsets[source]
+        return indices
 
 
 def _positions_until(
     is_over: Callable[[Iterable[bool]], bool], draws: Interleave, sizes: Sequence[int]
 ) -> int:
-    """The fewest positions after which any, or all, sources of these sizes are exhausted."""
+    """Return the number of positions until any, or all, sources are exhausted."""
 
     def holds(position: int) -> bool:
         return is_over(c >= size for c, size in zip(draws.counts(position), sizes, strict=True))
@@ -226,7 +227,7 @@ def _positions_until(
     while not holds(high):
         high *= 2
         if high > LARGEST:
-            raise UsageError("these weights would take more than 2**62 positions to serve a source")
+            raise UsageError("with these weights, serving a source takes more than 2**62 positions")
     low = high // 2
     while low < high:
         middle = (low + high) // 2
@@ -239,14 +240,14 @@ def _positions_until(
 
 def _drop_phases(sizes: tuple[int, ...], rates: list[Fraction]) -> list[_Phase]:
     phases: list[_Phase] = []
-    start, served, alive = 0, [0] * len(sizes), list(range(len(sizes)))
-    while alive:
-        draws = Interleave([rates[source] for source in alive])
-        left = [sizes[source] - served[source] for source in alive]
-        phases.append(_Phase(start, tuple(alive), tuple(served), draws))
+    start, served, active = 0, [0] * len(sizes), list(range(len(sizes)))
+    while active:
+        draws = Interleave([rates[source] for source in active])
+        left = [sizes[source] - served[source] for source in active]
+        phases.append(_Phase(start, tuple(active), tuple(served), draws))
         length = _positions_until(any, draws, left)
-        for source, drawn in zip(alive, draws.counts(length), strict=True):
+        for source, drawn in zip(active, draws.counts(length), strict=True):
             served[source] += drawn
         start += length
-        alive = [source for source in alive if served[source] < sizes[source]]
+        active = [source for source in active if served[source] < sizes[source]]
     return phases

@@ -1,8 +1,8 @@
-"""Micro-batches: cut a step into batches under a token budget with about equal work.
+"""Micro-batches: divide a step into batches under a token budget with about equal work.
 
-A *unit* must stay together: a row, a pack, a group of rows. Its tokens count against the budget and
-its cost is balanced; both are integers, so every machine computes the same plan. Micro-batch
-``rank × each + k`` is the k-th of that rank. A *slab* is the rows of one micro-batch side by side.
+A *unit* stays together: a row, a pack, a group of rows. Its tokens count against the budget and its
+cost is balanced. Both are integers, so every machine computes the same plan. Micro-batch
+``rank × each + k`` is the k-th of that rank.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ SHARDS = ("zigzag", "contiguous")
 
 @dataclass(frozen=True)
 class Align:
-    """To which multiples batches are padded.
+    """Multiples that batches are padded to.
 
     Args:
-        sequence: Tokens of every sequence: 2 × context-parallel ranks, say. Padded rows: the width.
-        slab: Tokens of every slab: what tensor parallelism with sequence parallelism, expert
-            parallelism or the blocks of FP8 (16) and MXFP8 (32) want. Padded rows: the width, too.
+        sequence: Multiple for the tokens of every row, such as 2 × context-parallel ranks.
+        slab: Multiple for the tokens of a packed micro-batch, as tensor, sequence and expert
+            parallelism, FP8 (16) or MXFP8 (32) need it.
+
+    With ``layout="padded"`` both apply to the width.
     """
 
     sequence: int = 1
@@ -38,29 +40,27 @@ class Align:
 
     def __post_init__(self) -> None:
         for name in ("sequence", "slab"):
-            check_positive(f"Align.{name}", getattr(self, name))
+            value = check_positive(f"Align.{name}", getattr(self, name))
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """How a step is cut into micro-batches.
+    """How a step is divided into micro-batches.
 
     Args:
-        max_tokens: Tokens that a rank holds in one micro-batch, padding included, at most. Where
-            ranks share a slab (``context_parallel``), the slab has as many times more.
-        balance: What is made equal over ranks and micro-batches: tokens; work, tokens and the
-            square of every sequence's length in the proportion of a transformer; or trained
-            tokens.
-        align: Multiples for sequences and slabs.
-        context_parallel: So many consecutive ranks share every slab, each with its shard.
-        shards: zigzag: of every sequence the r-th and the r-th last of twice as many stretches as
-            ranks; contiguous: the r-th stretch of the slab. Padded rows are cut row by row.
-        layout: slab lays rows side by side; padded gives every row its own line. With a `Pack` the
-            samples are packs, one per line.
-        hidden_size: Of the model, for ``balance="work"``: a token's matrices take as much work as
-            attention to 6 × hidden_size others.
-        max_patches: Patches of the images of a micro-batch, at most; with a `Pack` also those of a
-            pack. None sets no bound.
+        max_tokens: Maximum tokens per rank and micro-batch, padding included.
+        balance: What to balance over ranks and micro-batches: tokens, trained tokens, or work (an
+            estimate for a transformer, linear and quadratic in the length of a row).
+        align: Multiples that rows and micro-batches are padded to.
+        context_parallel: Number of consecutive ranks that share every micro-batch, each with its
+            shard. Together they have ``max_tokens`` each.
+        shards: zigzag: rank r of n has parts r and 2n - 1 - r of every row, divided into 2n;
+            contiguous: part r of the packed sequence, divided into n.
+        layout: slab packs the rows of a micro-batch into one sequence; padded pads them to one
+            width. With a `Pack` the samples are packs.
+        hidden_size: Hidden size of the model, for ``balance="work"``.
+        max_patches: Maximum image patches per micro-batch and, with a `Pack`, per pack.
     """
 
     max_tokens: int
@@ -73,23 +73,24 @@ class MicroBatches:
     max_patches: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "context_parallel", "hidden_size"):
-            check_positive(f"MicroBatches.{name}", getattr(self, name))
-        if self.max_patches is not None:
-            check_positive("MicroBatches.max_patches", self.max_patches)
+        for name in ("max_tokens", "context_parallel", "hidden_size", "max_patches"):
+            value = getattr(self, name)
+            if value is not None or name != "max_patches":
+                value = check_positive(f"MicroBatches.{name}", value)
+            object.__setattr__(self, name, value)
         if not isinstance(self.align, Align):
-            raise UsageError(f"MicroBatches.align must be a tm.Align, not {self.align!r}")
+            raise UsageError(f"MicroBatches.align must be a tm.Align, got {self.align!r}")
         for name, known in (("balance", BALANCE), ("shards", SHARDS), ("layout", LAYOUTS)):
             check_one_of(f"MicroBatches.{name}", getattr(self, name), known)
-        if self.budget < self.slab:
+        if self.budget < self.multiple:
             raise UsageError(
-                f"a slab is a multiple of {self.slab} tokens, and max_tokens={self.max_tokens} "
-                f"allows {self.max_tokens * self.context_parallel}"
+                f"max_tokens={self.max_tokens} allows {self.max_tokens * self.context_parallel} "
+                f"tokens, align and context_parallel need a multiple of {self.multiple}"
             )
 
     @property
     def sequence(self) -> int:
-        """The length of every sequence, padding included, is a multiple of this."""
+        """Padded lengths of rows are multiples of this."""
         halves = 2 * self.context_parallel if self.shards == "zigzag" else 1
         shared = halves if self.context_parallel > 1 else 1
         if self.layout == "padded":
@@ -97,23 +98,23 @@ class MicroBatches:
         return lcm(self.align.sequence, shared)
 
     @property
-    def slab(self) -> int:
-        """The length of every slab is a multiple of this."""
+    def multiple(self) -> int:
+        """Lengths of packed micro-batches are multiples of this."""
         return lcm(self.align.slab, self.sequence, self.context_parallel)
 
     @property
     def budget(self) -> int:
-        """Tokens of a slab, at most; the ranks that share it hold them together."""
-        return self.max_tokens * self.context_parallel // self.slab * self.slab
+        """Maximum tokens of a micro-batch, over all ranks that share it."""
+        return self.max_tokens * self.context_parallel // self.multiple * self.multiple
 
-    def places(self, lengths: Int64Array) -> Int64Array:
+    def padded(self, lengths: Int64Array) -> Int64Array:
         return -(-lengths // self.sequence) * self.sequence
 
     def tokens_of(self, packs: Packs) -> Int64Array:
-        places = self.places(packs.lengths)
+        padded = self.padded(packs.lengths)
         if self.layout == "padded":
-            return packs.longest(places) * np.diff(packs.bounds)
-        return packs.per_pack(places)
+            return packs.longest(padded) * np.diff(packs.bounds)
+        return packs.per_pack(padded)
 
     def plan(
         self,
@@ -123,54 +124,57 @@ class MicroBatches:
         length: int | None = None,
         patches: Int64Array | None = None,
     ) -> tuple[Int64Array, int]:
-        """Micro-batch of every sample of a step, and how many each rank has.
+        """Return the micro-batch of every sample of a step, and their number per rank.
 
         ``packs`` are the samples of all ranks; ``trained`` and ``patches`` (needed with
-        ``max_patches``) count those of every piece; ``length`` is that of samples that are packs.
-        Micro-batches k of all ranks have similar costs, so ranks that synchronize at every
-        micro-batch wait little. The costliest come first, so that a run that does not fit into
-        memory fails at its first step.
+        ``max_patches``) count those of every piece; ``length`` is the length of packs, if any.
+        The k-th micro-batches of all ranks have similar costs, so ranks wait little for each other.
+        The costliest are first, so that a run without enough memory fails in its first step.
         """
         loads = None
         if self.max_patches is not None and patches is not None:
             loads = packs.per_pack(patches), self.max_patches
-        places = self.places(packs.lengths)
+        padded = self.padded(packs.lengths)
         by_trained = self.balance == "trained"
         if length is None and self.layout == "padded":
-            widths, lines = packs.longest(places), np.diff(packs.bounds)
+            widths, lines = packs.longest(padded), np.diff(packs.bounds)
             cost = packs.per_pack(trained) if by_trained else self._cost(widths)
-            return cut(widths, lines, cost, ranks, self.budget, adds_up=by_trained, loads=loads)
-        tokens = packs.per_pack(places)
+            return partition_by_width(
+                widths, lines, cost, ranks, self.budget, additive=by_trained, loads=loads
+            )
+        tokens = packs.per_pack(padded)
         if length is not None:
             tokens = np.full(len(packs), length, dtype=np.int64)
-        taken = tokens
+        used = tokens
         if loads is not None:
-            taken = np.maximum(tokens, share_of(*loads, self.budget))
+            used = np.maximum(tokens, share_of(*loads, self.budget))
         if self.balance == "tokens":
-            return level(taken, tokens, ranks, self.budget)
-        cost = packs.per_pack(trained if by_trained else self._cost(places))
-        return level(taken, cost, ranks, self.budget)
+            return balance_groups(used, tokens, ranks, self.budget)
+        cost = packs.per_pack(trained if by_trained else self._cost(padded))
+        return balance_groups(used, cost, ranks, self.budget)
 
-    def _cost(self, places: Int64Array) -> Int64Array:
+    def _cost(self, padded: Int64Array) -> Int64Array:
         if self.balance == "tokens":
-            return places
-        return 6 * self.hidden_size * places + places * places
+            return padded
+        return 6 * self.hidden_size * padded + padded * padded
 
 
-_POOLED = 1 << 14  # units that one plan divides again, at most: some 10 ms
-_FINENESS = 12  # bits of precision of the cost of the costliest range
-_SKIPS = 1024  # full micro-batches that are skipped, at least, before more are made
+_MAX_POOLED = 1 << 14  # units that one plan divides again: about 10 ms
+_PRECISION = 12  # bits, of the cost of the costliest range
+_MIN_SKIPS = 1024  # full micro-batches to skip before their number is increased
 
 
-def level(tokens: Int64Array, cost: Int64Array, ranks: int, budget: int) -> tuple[Int64Array, int]:
-    """Micro-batch of every unit of at most ``budget`` tokens, and how many each rank has.
+def balance_groups(
+    tokens: Int64Array, cost: Int64Array, ranks: int, budget: int
+) -> tuple[Int64Array, int]:
+    """Return the micro-batch of every unit, and their number per rank.
 
-    The costliest first, each to the micro-batch with the least cost so far; then the costliest and
-    the cheapest are pooled and divided again, repeatedly.
+    Assign units, the costliest first, to the cheapest micro-batch so far. Then repeatedly pool the
+    costliest and the cheapest micro-batch and divide them again.
     """
     total = int(tokens.sum())
     each = max(1, -(-total // (ranks * budget)))
-    each += each >> 5  # a large plan need not be the tightest: finding that would take many tries
+    each += each >> 5  # finding the smallest number would take many tries
     descending = np.lexsort((-tokens, -cost))
     while True:
         placed = _costliest_first(
@@ -188,40 +192,40 @@ def level(tokens: Int64Array, cost: Int64Array, ranks: int, budget: int) -> tupl
 def _costliest_first(
     tokens: list[int], cost: list[int], groups: int, budget: int
 ) -> list[int] | None:
-    """Each unit to the group of the least cost that has room; None where one finds none."""
-    # A group's key orders by cost, then by number; in between by tokens where some units cost none.
+    """Assign each unit to the cheapest group that it fits; None if there is none for one."""
+    # A key orders groups by cost, then by tokens (if some units have no cost), then by number.
     below = max(1, (groups - 1).bit_length())
     number_of = (1 << below) - 1
     if all(cost):
-        steps = [worth << below for worth in cost]
+        steps = [unit_cost << below for unit_cost in cost]
     else:
         shift = budget.bit_length()
         pairs = zip(tokens, cost, strict=True)
-        steps = [((worth << shift) + count) << below for count, worth in pairs]
-    heap, held, placed = list(range(groups)), [0] * groups, []
-    skips = max(_SKIPS, len(tokens) >> 3)
+        steps = [((unit_cost << shift) + count) << below for count, unit_cost in pairs]
+    heap, used, placed = list(range(groups)), [0] * groups, []
+    skips = max(_MIN_SKIPS, len(tokens) >> 3)
     replace = heapq.heapreplace
     for count, step in zip(tokens, steps, strict=True):
         key = heap[0]
         number = key & number_of
-        passed = []
-        while held[number] + count > budget:
-            passed.append(heapq.heappop(heap))
+        skipped = []
+        while used[number] + count > budget:
+            skipped.append(heapq.heappop(heap))
             skips -= 1
             if skips < 0 or not heap:
                 return None
             key = heap[0]
             number = key & number_of
-        held[number] += count
+        used[number] += count
         placed.append(number)
         replace(heap, key + step)
-        for key in passed:
+        for key in skipped:
             heapq.heappush(heap, key)
     return placed
 
 
 def _deal(groups: Int64Array, cost: Int64Array, ranks: int, each: int) -> Int64Array:
-    """Number groups by rank: round by round, the costliest to the rank that has the least."""
+    """Number groups by rank: in each round, the costliest groups go to the cheapest ranks."""
     costs = np.zeros(ranks * each, dtype=np.int64)
     np.add.at(costs, groups, cost)
     descending = np.argsort(-costs, kind="stable")
@@ -236,13 +240,13 @@ def _deal(groups: Int64Array, cost: Int64Array, ranks: int, each: int) -> Int64A
 
 
 def _even_out(groups: Int64Array, tokens: Int64Array, cost: Int64Array, budget: int) -> None:
-    """Pool the costliest and the cheapest group and divide them again, while that helps."""
+    """Pool the costliest and the cheapest group and divide them again while that helps."""
     loads = np.zeros(int(groups.max(initial=0)) + 1, dtype=np.int64)
     np.add.at(loads, groups, cost)
     by_group = np.argsort(groups, kind="stable")
     bounds = np.searchsorted(groups[by_group], np.arange(loads.size + 1))
     units = [by_group[first:stop] for first, stop in pairwise(bounds.tolist())]
-    left = _POOLED
+    left = _MAX_POOLED
     while True:
         high, low = int(loads.argmax()), int(loads.argmin())
         gap = int(loads[high] - loads[low])
@@ -261,110 +265,110 @@ def _even_out(groups: Int64Array, tokens: Int64Array, cost: Int64Array, budget: 
 
 
 def _halves(costs: list[int]) -> list[int]:
-    """0 or 1 for every unit, the sums of both sides close: the largest differencing method.
+    """Return a side (0 or 1) per unit with similar sums, by largest differencing.
 
-    The two largest go to different sides and their difference takes their place.
+    The two largest units go to different sides and are replaced by their difference.
     """
     heap = [(-cost, unit) for unit, cost in enumerate(costs)]
     heapq.heapify(heap)
-    against = []
+    pairs = []
     while len(heap) > 1:
         first, one = heapq.heappop(heap)
         second, other = heap[0]
         heapq.heapreplace(heap, (first - second, one))
-        against.append((one, other))
+        pairs.append((one, other))
     side = [0] * len(costs)
-    for one, other in reversed(against):
+    for one, other in reversed(pairs):
         side[other] = 1 - side[one]
     return side
 
 
-def cut(
+def partition_by_width(
     widths: Int64Array,
     lines: Int64Array,
     cost: Int64Array,
     ranks: int,
     budget: int,
     *,
-    adds_up: bool = False,
+    additive: bool = False,
     loads: tuple[Int64Array, int] | None = None,
 ) -> tuple[Int64Array, int]:
-    """Micro-batch of every unit where rows are padded, and how many each rank has.
+    """Return the micro-batch of every unit of padded rows, and their number per rank.
 
-    Units are sorted by width and cut into ranges, the costliest of which is as cheap as possible.
+    Sort units by width and divide them into ranges so that the costliest range is cheap.
 
     Args:
-        widths: Tokens of every unit's longest row, rounded up as the batch will be.
+        widths: Padded tokens of every unit's longest row.
         lines: Rows of every unit; lines × width is at most ``budget``.
-        cost: Of a line of every unit's width, not falling with the width: every line of a
-            micro-batch costs as much as its longest. With ``adds_up``, of the unit.
-        ranks: Among which micro-batches are shared.
-        budget: Lines × longest, at most.
-        adds_up: Costs of units add up, whatever the width of their batch.
-        loads: What every unit takes of a second budget, each at most that, and the budget.
+        cost: Cost of a row of every unit's width, increasing with the width: every row of a
+            micro-batch costs as much as its longest. With ``additive``, cost of the unit.
+        ranks: Number of ranks.
+        budget: Maximum of rows × width.
+        additive: Costs of units add up, whatever the width of their batch.
+        loads: Amounts of a second budget for every unit, and that budget.
     """
     descending = np.lexsort((-cost, -widths))
     costs = cost[descending]
     lines_before = np.concatenate(([0], np.cumsum(lines[descending]))).tolist()
     cost_before = np.concatenate(([0], np.cumsum(costs))).tolist()
-    most_lines = (budget // np.maximum(widths[descending], 1)).tolist()
+    max_lines = (budget // np.maximum(widths[descending], 1)).tolist()
     line_costs = np.maximum(costs, 1).tolist()
     units = widths.size
-    load_before, most_load = [0] * (units + 1), 0
+    load_before, max_load = [0] * (units + 1), 0
     if loads is not None:
         load_before = np.concatenate(([0], np.cumsum(loads[0][descending]))).tolist()
-        most_load = loads[1]
+        max_load = loads[1]
 
-    def stretches(most: int) -> list[int]:
-        """Where stretches of at most this cost begin; a single unit may cost more."""
-        starts, place = [], 0
-        while place < units:
-            starts.append(place)
-            held = (
-                most_lines[place] if adds_up else min(most_lines[place], most // line_costs[place])
-            )
-            stop = bisect_right(lines_before, lines_before[place] + held) - 1
-            if adds_up:
-                stop = min(stop, bisect_right(cost_before, cost_before[place] + most) - 1)
-            stop = min(stop, bisect_right(load_before, load_before[place] + most_load) - 1)
-            place = max(stop, place + 1)
+    def ranges(max_cost: int) -> list[int]:
+        """Return the starts of ranges of at most this cost; a single unit may cost more."""
+        starts, unit = [], 0
+        while unit < units:
+            starts.append(unit)
+            rows = max_lines[unit]
+            if not additive:
+                rows = min(rows, max_cost // line_costs[unit])
+            stop = bisect_right(lines_before, lines_before[unit] + rows) - 1
+            if additive:
+                stop = min(stop, bisect_right(cost_before, cost_before[unit] + max_cost) - 1)
+            stop = min(stop, bisect_right(load_before, load_before[unit] + max_load) - 1)
+            unit = max(stop, unit + 1)
         return starts
 
     def costliest(starts: list[int]) -> int:
-        before = cost_before if adds_up else lines_before
+        before = cost_before if additive else lines_before
         ends = [*starts[1:], units]
-        held = [before[end] - before[start] for start, end in zip(starts, ends, strict=False)]
-        if not adds_up:
-            held = [count * line_costs[start] for count, start in zip(held, starts, strict=True)]
-        return max(held, default=0)
+        sums = [before[end] - before[start] for start, end in zip(starts, ends, strict=False)]
+        if not additive:
+            sums = [count * line_costs[start] for count, start in zip(sums, starts, strict=True)]
+        return max(sums, default=0)
 
-    starts = stretches(max(cost_before[-1], lines_before[-1] * max(line_costs, default=0)))
+    starts = ranges(max(cost_before[-1], lines_before[-1] * max(line_costs, default=0)))
     each = max(1, -(-len(starts) // ranks))
-    total = cost_before[-1] if adds_up else int((costs * lines[descending]).sum())
+    total = cost_before[-1] if additive else int((costs * lines[descending]).sum())
     low, high = total // (ranks * each), costliest(starts)
-    while high - low > high >> _FINENESS:
+    while high - low > high >> _PRECISION:
         middle = (low + high) // 2
-        if len(stretches(middle)) <= ranks * each:
+        if len(ranges(middle)) <= ranks * each:
             high = middle
         else:
             low = middle + 1
-    starts = _split_to(stretches(high), units, ranks * each)
+    starts = _split_to(ranges(high), units, ranks * each)
     sizes = np.diff([*starts, units])
     groups = np.empty(units, dtype=np.int64)
     groups[descending] = np.repeat(np.arange(sizes.size), sizes)
-    paid = cost
-    if not adds_up:
-        paid = np.empty(units, dtype=np.int64)
-        paid[descending] = np.repeat(costs[starts], sizes) * lines[descending]
-    return _deal(groups, paid, ranks, each), each
+    total_cost = cost
+    if not additive:
+        total_cost = np.empty(units, dtype=np.int64)
+        total_cost[descending] = np.repeat(costs[starts], sizes) * lines[descending]
+    return _deal(groups, total_cost, ranks, each), each
 
 
-def _split_to(starts: list[int], units: int, wanted: int) -> list[int]:
-    """Halve the stretches with the most units until there are enough, or none can be halved."""
+def _split_to(starts: list[int], units: int, count: int) -> list[int]:
+    """Halve the ranges with the most units until there are ``count``, if possible."""
     ends = [*starts[1:], units]
     heap = [(start - end, start, end) for start, end in zip(starts, ends, strict=False)]
     heapq.heapify(heap)
-    while heap and len(heap) < wanted and heap[0][0] < -1:
+    while heap and len(heap) < count and heap[0][0] < -1:
         _, start, end = heapq.heappop(heap)
         middle = (start + end + 1) // 2
         heapq.heappush(heap, (start - middle, start, middle))

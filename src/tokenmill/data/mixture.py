@@ -1,9 +1,10 @@
-"""Mixtures: named sources with weights. The loader serves them."""
+"""Mixtures: named sources with weights."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
+from numbers import Real
 from typing import Any
 
 from tokenmill._core import fingerprint
@@ -16,12 +17,12 @@ BY = ("rows", "tokens", "trained_tokens")
 
 
 class Mixture:
-    """Named sources, weights and a policy. Row numbers count through their concatenation.
+    """Named sources with weights. Row numbers are those of their concatenation.
 
     Args:
         sources: Stores or views by name.
-        weights: Share of every source; None takes shares in proportion to the sources' sizes.
-        by: What the weights count: rows, tokens or trained_tokens.
+        weights: Share of every source; None: in proportion to their sizes.
+        by: Unit of the weights: rows, tokens or trained_tokens.
         exhausted: What happens when a source is exhausted: repeat, stop or drop.
     """
 
@@ -33,7 +34,9 @@ class Mixture:
         exhausted: str,
     ) -> None:
         if not isinstance(sources, Mapping) or not sources:
-            raise UsageError("mix wants stores by name, such as {'a': store_a, 'b': store_b}")
+            raise UsageError(
+                f"sources must be a mapping such as {{'a': store_a, 'b': store_b}}, got {sources!r}"
+            )
         check_one_of("by", by, BY)
         check_one_of("exhausted", exhausted, EXHAUSTED)
         self.names = tuple(sources)
@@ -52,7 +55,9 @@ class Mixture:
             return len(view)
         total = view.total("lengths" if self.by == "tokens" else "trained")
         if not total:
-            raise UsageError(f"{view!r} has no {self.by}: it cannot be weighted by them")
+            raise UsageError(
+                ("by", self.by), f" needs {self.by} in every source; {view!r} has none"
+            )
         return total
 
     def _checked(self, weights: Mapping[str, float] | None) -> tuple[Fraction, ...]:
@@ -60,22 +65,22 @@ class Mixture:
             return tuple(Fraction(total) for total in self._totals)
         if set(weights) != set(self.names):
             raise UsageError(
-                f"weights are for {sorted(weights)}, the sources are {sorted(self.names)}"
+                f"weights must have the names {sorted(self.names)}, got {sorted(weights)}"
             )
         return tuple(_weight(name, weights[name]) for name in self.names)
 
     def sizes(self, grouped: bool = False) -> tuple[int, ...]:
-        """Rows, or groups, per source."""
+        """Return the number of rows or groups per source."""
         return tuple(view.group_count if grouped else len(view) for view in self.views)
 
     def rates(self, grouped: bool = False) -> tuple[Fraction, ...]:
-        """Rows, or groups, drawn per source, relative to each other.
+        """Return the relative number of rows or groups to draw per source.
 
-        Weights in tokens are divided by the source's mean length, as an exact fraction of stored
-        totals, so that the shares hold over every pass of the sources.
+        Weights in tokens are divided by the source's mean length, an exact fraction, so that the
+        shares are exact over complete passes.
         """
         sizes = self.sizes(grouped)
-        totals = sizes if self.by == "rows" else self._totals  # ``by="rows"`` counts groups, too
+        totals = sizes if self.by == "rows" else self._totals  # ``by="rows"`` also means groups
         return tuple(
             weight * Fraction(size, total)
             for weight, size, total in zip(self.weights, sizes, totals, strict=True)
@@ -86,7 +91,6 @@ class Mixture:
 
     @property
     def key(self) -> str:
-        """Fingerprint of the mixture's content."""
         sources = [
             [name, view.key, str(weight)]
             for name, view, weight in zip(self.names, self.views, self.weights, strict=True)
@@ -111,13 +115,13 @@ def mix(
     by: str = "rows",
     exhausted: str = "repeat",
 ) -> Mixture:
-    """Serve several sources in given shares; see `Mixture` for the arguments."""
+    """Return a mixture of sources with weights; see `Mixture` for the arguments."""
     return Mixture(sources, weights, by, exhausted)
 
 
 def _weight(name: str, weight: Any) -> Fraction:
-    if isinstance(weight, bool) or not isinstance(weight, int | float | Fraction):
-        raise UsageError(f"the weight of {name!r} must be a number, not {weight!r}")
-    if not 0 < weight < float("inf"):
-        raise UsageError(f"the weight of {name!r} must be positive, not {weight!r}")
+    if isinstance(weight, bool) or not isinstance(weight, Real):
+        raise UsageError(f"the weight of {name!r} must be a number, got {weight!r}")
+    if not 0 < float(weight) < float("inf"):
+        raise UsageError(f"the weight of {name!r} must be positive, got {weight!r}")
     return as_fraction(weight)

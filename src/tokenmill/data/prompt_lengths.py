@@ -1,7 +1,7 @@
 """Token counts of RL prompts: one number per source row, measured once and mapped.
 
-Each block of the source has a length index of its own, keyed by its content, and the whole is
-assembled from these. So an appended file measures only its new blocks, a killed run continues,
+Each block of the source has its own length index, keyed by its content; the index of the source is
+assembled from these. So only new blocks of an appended file are measured, a killed run continues,
 processes share the work, and a damaged block is measured again.
 """
 
@@ -19,20 +19,27 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill._core import fingerprint
+from tokenmill._core.artifact import ArtifactKind
 from tokenmill._core.collector import without_collector
 from tokenmill._core.process import PrivateDirectory
 from tokenmill._core.publish import Staging
-from tokenmill._core.sealed import SealedKind
-from tokenmill.build.blocks import BlockJob, MissingBlocks, block_of, size_of, source_documents
-from tokenmill.build.identity import identity_card
+from tokenmill.build.blocks import (
+    BlockJob,
+    MissingBlocks,
+    block_of,
+    missing_columns,
+    size_of,
+    source_documents,
+)
+from tokenmill.build.identity import identify_tokenizer
 from tokenmill.build.tasks import Executor
 from tokenmill.data.prompt_rows import PromptMaker, PromptSpec, Shaped, shape_row
-from tokenmill.errors import CacheError, CorruptionError, NonDeterminismError, RowError
-from tokenmill.media import ExpansionDiffers
+from tokenmill.errors import CacheError, CorruptionError, NonDeterminismError, RowError, UsageError
+from tokenmill.media import ExpansionMismatch
 from tokenmill.sources.block import Block, read_block
 from tokenmill.sources.rows import Rows
 from tokenmill.tokenizers.cache import load_copy
-from tokenmill.tokenizers.identity import IdentityCard
+from tokenmill.tokenizers.identity import TokenizerFingerprint
 
 if TYPE_CHECKING:
     from tokenmill.data.prompt_media import ProcessorMedia
@@ -41,14 +48,14 @@ logger = logging.getLogger(__name__)
 
 LENGTHS, REJECTIONS = "lengths.bin", "rejected.jsonl"
 REJECTED = -1  # the row is not a prompt
-NO_LENGTH = -2  # served as it is, never filtered: messages without a template, or no tokenizer
+NO_LENGTH = -2  # not counted and never filtered: no template, or no tokenizer
 VERSION = 2
 PAGE = 4096  # rows per running count of `Kept`
 MEASURE = "tokenmill.data.prompt_lengths:open_measurer"
 
-_DETAIL_CHARS = 300  # a template can raise a whole document
+_DETAIL_CHARS = 300  # a template can raise a long message
 _NOT_SERVED: Mapping[str, Any] = {"template": None, "special_tokens": {}}
-_KIND = SealedKind("length index", "prompts.json", (LENGTHS, REJECTIONS))
+_KIND = ArtifactKind("length index", "prompts.json", (LENGTHS, REJECTIONS))
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -87,22 +94,22 @@ class LengthIndex:
     """
 
     hit = True  # False where this process has built it
-    measured = 0  # rows that were rendered and encoded for it
-    private: PrivateDirectory | None = None  # where it lies, if the cache cannot be written
+    measured = 0  # rows that were rendered and encoded
+    private: PrivateDirectory | None = None  # its directory, if the cache cannot be written
 
     def __init__(self, directory: Path, document: Any = None) -> None:
         self.directory = directory
-        self._sealed = sealed = _KIND.admit(directory)
-        record = sealed.convert(_Record)
+        self._artifact = artifact = _KIND.open(directory)
+        record = artifact.convert(_Record)
         if document is not None:
-            sealed.require_document(document)
+            artifact.require_document(document)
         elif fingerprint.key(record.document) != directory.name:
-            raise sealed.refusal("an index of other rows lies here")
+            raise artifact.refusal("this is the index of other rows")
         checksums = record.checksums
-        self.lengths: Int32Array = sealed.array(
+        self.lengths: Int32Array = artifact.array(
             LENGTHS, "<i4", record.rows, checksums.get(LENGTHS, "")
         )
-        sealed.require(REJECTIONS, checksum=checksums.get(REJECTIONS, ""))
+        artifact.require(REJECTIONS, checksum=checksums.get(REJECTIONS, ""))
         self.rows = record.rows
         self.rejected = record.rejected  # counts by reason
         self.template = record.template
@@ -114,7 +121,7 @@ class LengthIndex:
                 for line in lines:
                     yield Rejection(*msgspec.json.decode(line))
         except (OSError, msgspec.MsgspecError, TypeError) as error:
-            raise self._sealed.refusal(f"cannot be read ({error})", REJECTIONS) from error
+            raise self._artifact.refusal(f"cannot be read ({error})", REJECTIONS) from error
 
 
 def publish_lengths(
@@ -144,14 +151,14 @@ def publish_lengths(
             "checksums": draft.checksums,
             **serving,
         }
-        if not draft.publish(place, record, is_whole=lambda: not _is_damaged(place, document)):
+        if not draft.publish(place, record, is_intact=lambda: not _is_damaged(place, document)):
             try:
-                theirs = _KIND.admit(place).convert(_Record).checksums
+                theirs = _KIND.open(place).convert(_Record).checksums
             except CacheError:  # not readable by this user
                 return place
             if theirs != draft.checksums:
                 raise NonDeterminismError(
-                    "another builder measured other lengths for the same prompts", path=place
+                    "another process measured different lengths for the same prompts", path=place
                 )
     return place
 
@@ -170,7 +177,7 @@ def _is_damaged(place: Path, document: Any) -> bool:
 
 
 class Measurer:
-    """Measures prompts; without a tokenizer it only finds the rows that are not prompts."""
+    """Measures prompts; without a tokenizer it only finds rows that are not prompts."""
 
     def __init__(
         self,
@@ -218,7 +225,7 @@ class Measurer:
             else:
                 lengths[number] = NO_LENGTH
                 if self._media is not None and has_media:
-                    try:  # reject it here, not while a trainer runs
+                    try:  # reject the row now, not while a trainer runs
                         self._media.inputs(row)
                     except RowError as error:
                         errors[number] = error
@@ -290,11 +297,11 @@ class LengthRequest:
     trust_remote_code: bool = False
     media: ProcessorMedia | None = None
 
-    def shape(self, card: IdentityCard | None) -> dict[str, Any]:
-        """Everything but the source that can change a length."""
+    def shape(self, card: TokenizerFingerprint | None) -> dict[str, Any]:
+        """Return everything except the rows that can change a length."""
         identity = None if card is None else dict(card.identity)
         if identity is not None and not self.spec.apply_chat_template:
-            # Plain text meets no template, so another template must not make another key.
+            # Plain text needs no template, so the template must not change the key.
             identity |= {"template": {}, "special_tokens": {}}
         shape = {"prompts": VERSION, "spec": self.spec.document(), "tokenizer": identity}
         return shape if self.media is None else {**shape, "processor": self.media.key}
@@ -306,17 +313,17 @@ def find_lengths(request: LengthRequest, root: Path, executor: Executor) -> Leng
     A hit writes nothing and loads neither a tokenizer nor a template engine. If the cache cannot be
     written, the index is built in a temporary directory that is removed with it.
     """
-    is_nameless = request.media is not None and request.media.key is None
+    has_key = request.media is None or request.media.key is not None
     try:
-        if not is_nameless:  # else no other process could find it
+        if has_key:  # otherwise no other process could find the index
             return _find_or_build(request, root, executor)
     except CacheError:
         if _is_writable(root):
             raise
     private = PrivateDirectory("tokenmill-prompts-")
-    found = _find_or_build(request, private.path, executor)
-    found.private = private
-    return found
+    index = _find_or_build(request, private.path, executor)
+    index.private = private
+    return index
 
 
 def _is_writable(root: Path) -> bool:
@@ -327,8 +334,19 @@ def _is_writable(root: Path) -> bool:
         return False
 
 
+def _check_prompt_column(request: LengthRequest) -> None:
+    name = request.spec.prompt_key
+    missing, columns = missing_columns(request.rows, [name])
+    if missing:
+        raise UsageError(
+            ("prompt_key", name),
+            f" names a column that the first rows do not have; their columns are {columns}",
+            path=request.rows.origin(0).path,
+        )
+
+
 def _find_or_build(request: LengthRequest, root: Path, executor: Executor) -> LengthIndex:
-    card = None if request.tokenizer is None else identity_card(request, root, executor)
+    card = None if request.tokenizer is None else identify_tokenizer(request, root, executor)
     shape = request.shape(card)
     blocks, media = request.rows.blocks, request.media
     document = {**shape, "sources": [one for _, one in source_documents(blocks())]}
@@ -339,6 +357,7 @@ def _find_or_build(request: LengthRequest, root: Path, executor: Executor) -> Le
     place = root / "rows" / fingerprint.key(document)
     if place.is_dir():
         return LengthIndex(place, document)
+    _check_prompt_column(request)
     serving = _NOT_SERVED
     if card is not None and request.spec.apply_chat_template:
         serving = {"template": card.template, "special_tokens": card.special_tokens}
@@ -347,9 +366,9 @@ def _find_or_build(request: LengthRequest, root: Path, executor: Executor) -> Le
         build.run(BlockJob(executor, root, card))
     try:
         publish_lengths(root, document, build.parts(), serving)
-    except ExpansionDiffers as difference:
+    except ExpansionMismatch as difference:
         assert media is not None
-        logger.warning("prompts are measured by the processor itself: %s", difference)
+        logger.warning("prompts are measured with the processor: %s", difference)
         media.by_processor = True
         build = _Build(request, root, card, fingerprint.key({**shape, "expansion": "processor"}))
         publish_lengths(root, document, build.parts(), serving)
@@ -362,7 +381,7 @@ class _Build:
     """Measures the blocks of a request."""
 
     def __init__(
-        self, request: LengthRequest, root: Path, card: IdentityCard | None, shape: str
+        self, request: LengthRequest, root: Path, card: TokenizerFingerprint | None, shape: str
     ) -> None:
         self._request = request
         self._root = root

@@ -21,10 +21,10 @@ import numpy as np
 from tokenmill._core import fingerprint
 from tokenmill._core.optional import optional
 from tokenmill.build.expansion import Expander
-from tokenmill.build.externals import Externals, digest_of
+from tokenmill.build.referenced import ReferencedFiles, digest_of
 from tokenmill.chat import Rendering
 from tokenmill.chat.calls import IMAGE_PARTS, is_media
-from tokenmill.chat.pictures import VALUES, MediaTokens, Picture
+from tokenmill.chat.images import VALUES, Image, MediaTokens
 from tokenmill.data.prompt_rows import (
     MEDIA,
     Convention,
@@ -35,9 +35,9 @@ from tokenmill.data.prompt_rows import (
     prompt_of,
 )
 from tokenmill.errors import RowError, UsageError
-from tokenmill.media import PictureFacts, Pictures, Processor, Reference, Size, reference_of
+from tokenmill.media import ImageFacts, Images, Processor, Reference, Size, reference_of
 from tokenmill.sources.block import Block
-from tokenmill.sources.index import Shelf
+from tokenmill.sources.index import IndexCache
 from tokenmill.tokenizers.encoder import Encoder
 
 DEFAULT_PATCH_SIZE = 14  # pixels; what trainers assume of an image processor without one
@@ -73,8 +73,8 @@ def open_media(
         else:
             if is_trainer and media_root is None:
                 media_root, media_urls = (os.getcwd(), "/"), True
-            pictures = Pictures(media_root, urls=media_urls)
-            return ImageMedia(found, spec, pictures, function, cache_dir)
+            images = Images(media_root, urls=media_urls)
+            return ImageMedia(found, spec, images, function, cache_dir)
     return ProcessorMedia(processor, function)
 
 
@@ -93,10 +93,10 @@ def _kind_of(part: dict[str, Any]) -> str | None:
 
 
 class ProcessorMedia:
-    """Media of prompts by a processor that runs on the opened media of every row: the reference.
+    """Measures prompts with media by running the processor on every row: the reference.
 
     ``processor(text=…, images=…, videos=…)["input_ids"]`` works for anything callable, and for rows
-    with videos or audio. ``function`` collects the media of a conversation; None: by the names of
+    with videos or audio. ``function`` collects the media of a conversation; None uses the types of
     parts.
     """
 
@@ -110,7 +110,7 @@ class ProcessorMedia:
 
     @property
     def key(self) -> Any:
-        """Its class and settings; None where it cannot describe them."""
+        """The class and settings of the processor; None if it has no `to_dict`."""
         kind = f"{type(self._processor).__module__}.{type(self._processor).__qualname__}"
         settings = getattr(self._processor, "to_dict", None)
         if settings is None:
@@ -122,26 +122,26 @@ class ProcessorMedia:
         return fingerprint.key({"processor": kind, "settings": text})
 
     def digest(self, block: Block) -> str:
-        """Digest of the files that rows of a block refer to; empty where none are known."""
+        """Return the digest of the files that a block refers to; empty if unknown."""
         return ""
 
     def begin(self, block: Block, digest: str) -> None:
-        """Begin to measure a block whose files have this digest."""
+        """Begin a block whose files have this digest."""
 
     def require_own_tokenizer(self, tokenizer: Any) -> None:
-        """Refuse a tokenizer that is not the processor's, where that can be known."""
+        """Raise `UsageError` for a tokenizer that differs from the processor's."""
 
     def is_in(self, shaped: Shaped) -> bool:
         return any(True for _ in _media_parts(shaped.prompt))
 
     def served(self, shaped: Shaped, base: str | None) -> Inputs:
-        """`inputs` of a row that is served; ``base`` is the directory of its file."""
+        """Return `inputs` of a row to serve; ``base`` is the directory of its file."""
         return self.inputs(shaped)
 
     def inputs(self, shaped: Shaped, load: Load | None = None) -> Inputs:
-        """Open the media of a conversation, under the names that the processor takes.
+        """Open the media of a conversation, as arguments of the processor.
 
-        ``load`` opens an image; None: as one of the block that was begun.
+        ``load`` opens an image; None uses the current block.
 
         Raises:
             RowError: They cannot be read.
@@ -156,8 +156,8 @@ class ProcessorMedia:
             return _inputs_of(shaped.prompt)
         except RowError:
             raise
-        except Exception as error:  # whatever image libraries raise
-            raise RowError(f"its media cannot be read ({type(error).__name__}: {error})") from error
+        except Exception as error:  # image libraries raise many types
+            raise RowError(f"the media cannot be read ({type(error).__name__}: {error})") from error
 
     def measure(
         self, rows: Sequence[tuple[str, Shaped]], encoder: Encoder | None
@@ -171,7 +171,7 @@ class ProcessorMedia:
             ids = self._processor(text=text, **inputs)["input_ids"]
             return len(ids[0] if len(ids) and hasattr(ids[0], "__len__") else ids)
         except Exception as error:
-            raise RowError(f"the processor fails ({type(error).__name__}: {error})") from error
+            raise RowError(f"the processor failed ({type(error).__name__}: {error})") from error
 
 
 def _inputs_of(messages: Messages) -> Inputs:
@@ -185,7 +185,7 @@ def _inputs_of(messages: Messages) -> Inputs:
 
 
 def _opened(item: Any) -> Any:
-    """An image file, opened; whatever is not a path stays as it is."""
+    """Open an image file; return anything but a path unchanged."""
     if not isinstance(item, str | os.PathLike) or "://" in str(item) or str(item)[:5] == "data:":
         return item
     with optional("PIL", "opening images", raises=RowError):
@@ -196,15 +196,15 @@ def _opened(item: Any) -> Any:
 
 class _Image(NamedTuple):
     part: dict[str, Any]
-    value: Any  # what the row gives for it
+    value: Any  # in the row
 
 
 class ImageMedia(ProcessorMedia):
-    """Images of prompts by their headers, for a processor of transformers.
+    """Measures images of prompts by their headers, for a transformers processor.
 
     The `Expander` of the build puts the learned expansion in place of each image token, and audits
-    some rows with the processor itself. If one differs (`ExpansionDiffers`), the processor measures
-    all rows. Serving a prompt opens its images: as the processor would load them, or, under the
+    some rows with the processor itself. After one `ExpansionMismatch`, the processor measures all
+    rows. Serving a prompt opens its images: as the processor would load them, or, under the
     convention of a trainer, by the trainer's own function, which may resize them first.
     """
 
@@ -214,7 +214,7 @@ class ImageMedia(ProcessorMedia):
         self,
         processor: Processor,
         spec: PromptSpec,
-        pictures: Pictures,
+        images: Images,
         function: VisionFunction | None,
         cache_dir: Path,
     ) -> None:
@@ -226,7 +226,9 @@ class ImageMedia(ProcessorMedia):
         self._loading: TrainerLoading | None = None
         if function is not None and Convention.load(spec.convention).is_trainer:
             self._loading = TrainerLoading(function, processor.original)
-        self._externals = Externals(self._columns(), self._values, pictures, Shelf(cache_dir))
+        self._referenced = ReferencedFiles(
+            self._columns(), self._values, images, IndexCache(cache_dir)
+        )
 
     def require_own_tokenizer(self, tokenizer: Any) -> None:
         from tokenmill.build.slices import require_own_tokenizer
@@ -235,7 +237,7 @@ class ImageMedia(ProcessorMedia):
 
     @cached_property
     def _expander(self) -> _PromptExpander:
-        return _PromptExpander(self._wrapped, self._externals, self, self._loading)
+        return _PromptExpander(self._wrapped, self._referenced, self, self._loading)
 
     @property
     def key(self) -> Any:
@@ -259,14 +261,14 @@ class ImageMedia(ProcessorMedia):
         return [image.value for image in _images_of(prompt, bare)]
 
     def digest(self, block: Block) -> str:
-        return digest_of(self._externals.of(block))
+        return digest_of(self._referenced.of(block))
 
     def begin(self, block: Block, digest: str) -> None:
         self._expander.begin(block, digest)
 
     def served(self, shaped: Shaped, base: str | None) -> Inputs:
-        pictures = self._externals.pictures
-        return self.inputs(shaped, lambda one: pictures.open(pictures.read(one, base), one.name))
+        images = self._referenced.images
+        return self.inputs(shaped, lambda one: images.open(images.read(one, base), one.name))
 
     def inputs(self, shaped: Shaped, load: Load | None = None) -> Inputs:
         if self._loading is not None or not _has_only_images(shaped.prompt):
@@ -278,7 +280,7 @@ class ImageMedia(ProcessorMedia):
     def measure(
         self, rows: Sequence[tuple[str, Shaped]], encoder: Encoder | None
     ) -> list[int | RowError]:
-        """As above; raises `ExpansionDiffers` if the processor gives other ids."""
+        """Count tokens; raises `ExpansionMismatch` if the processor gives other ids."""
         assert encoder is not None
         found: dict[int, int | RowError] = {}
         rendering = Rendering()
@@ -290,7 +292,7 @@ class ImageMedia(ProcessorMedia):
             if isinstance(images, RowError):
                 found[number] = images
                 continue
-            rendering.pictures[len(rendering.texts)] = [Picture(one.value, ()) for one in images]
+            rendering.images[len(rendering.texts)] = [Image(one.value, ()) for one in images]
             rendering.texts.append(text)
             rendering.source.append(number)
         if rendering.texts:
@@ -308,7 +310,7 @@ def _has_only_images(prompt: str | Messages) -> bool:
 
 
 def _images_of(prompt: str | Messages, bare: list[Any]) -> list[_Image]:
-    """The images of a conversation in order; parts that hold none take those of the column.
+    """Return the images of a conversation; parts without a value get those of the column.
 
     Raises:
         RowError: The numbers of images and parts differ.
@@ -320,26 +322,26 @@ def _images_of(prompt: str | Messages, bare: list[Any]) -> list[_Image]:
         if value is None:
             value = next(waiting, None)
         if value is None:
-            raise RowError("an image part without a picture", reason="media_mismatch")
+            raise RowError("an image part has no image", reason="media_mismatch")
         found.append(_Image(part, value))
     left = sum(1 for _ in waiting)
     if left:
-        raise RowError(f"{left} picture(s) more than places for them", reason="media_mismatch")
+        raise RowError(f"{left} images have no image part", reason="media_mismatch")
     return found
 
 
 class _PromptExpander(Expander):
-    """The build's expander for prompts, whose images a trainer may load by its own function."""
+    """The build's expander for prompts; a trainer may load images with its own function."""
 
     def __init__(
         self,
         processor: Processor,
-        externals: Externals,
+        referenced: ReferencedFiles,
         media: ProcessorMedia,
         loading: TrainerLoading | None,
     ) -> None:
         tokens = MediaTokens(processor.image_token)
-        super().__init__(processor, tokens, list(processor.media_token_ids), externals)
+        super().__init__(processor, tokens, list(processor.media_token_ids), referenced)
         self._media = media
         self._loading = loading
         self._rows: Sequence[Shaped] = ()
@@ -356,7 +358,7 @@ class _PromptExpander(Expander):
             fingerprint.checksum64(text.encode("utf-8", "surrogatepass"))
             for text in rendering.texts
         ]
-        encoded, _ = self.settle(made, encoded, np.array(digests, np.uint64), Counter())
+        encoded, _ = self.resolve_spans(made, encoded, np.array(digests, np.uint64), Counter())
         added = len(self._processor.tokenizer("")["input_ids"])  # special tokens of every call
         lengths: list[int | RowError] = [length + added for length in encoded.lengths.tolist()]
         for number, error in encoded.rejected:
@@ -364,13 +366,13 @@ class _PromptExpander(Expander):
         return lengths
 
     def _sizes(
-        self, number: int, references: Sequence[Reference], facts: Sequence[PictureFacts]
+        self, number: int, references: Sequence[Reference], facts: Sequence[ImageFacts]
     ) -> list[Size]:
         if self._loading is None:
             return super()._sizes(number, references, facts)
         row = self._rows[number]
         images = zip(_images_of(row.prompt, row.bare), references, facts, strict=True)
-        return [self._loading.size(one.part, its.unturned, ref.name) for one, ref, its in images]
+        return [self._loading.size(one.part, its.stored_size, ref.name) for one, ref, its in images]
 
     def _images(self, number: int, references: Sequence[Reference]) -> list[Any]:
         if self._loading is None:
@@ -379,7 +381,7 @@ class _PromptExpander(Expander):
 
 
 class TrainerLoading:
-    """The size that a trainer's function gives images: found by calling it with blank ones."""
+    """Sizes of images after a trainer's loading function, probed with blank images."""
 
     def __init__(self, function: VisionFunction, processor: Any) -> None:
         self._function = function
@@ -388,7 +390,7 @@ class TrainerLoading:
 
     @cached_property
     def document(self) -> Any:
-        """Its results for some sizes, which distinguish it from another function."""
+        """Results for some sizes, as the identity of the function."""
         part = json.dumps({"type": "image", "image": ""})
         return [self._probe(part, size) for size in _PROBE_SIZES]
 
@@ -402,12 +404,12 @@ class TrainerLoading:
     def _probe(self, part: str, size: Size) -> Size | str:
         options: dict[str, Any] = json.loads(part)
         name = next((name for name in VALUES if name in options), "image")
-        blank = {**options, name: Pictures.blank(*size)}
+        blank = {**options, name: Images.blank(*size)}
         try:
             found = self._function([{"role": "user", "content": [blank]}], self._processor)
             (image,) = found["images"]
             width, height = image.size
-        except Exception as error:  # whatever it raises is its answer
+        except Exception as error:  # a failing size is a result, too
             return f"{type(error).__name__}: {error}"
         return int(width), int(height)
 

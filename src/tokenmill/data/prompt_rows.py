@@ -1,4 +1,4 @@
-"""From a parsed row to the text of its prompt."""
+"""Render the prompt of a parsed row."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tokenmill.chat.shapes import row_variables
 from tokenmill.chat.spec import ChatSpec, check_date
 from tokenmill.errors import RowError, UsageError
 
-SPEC_VERSION = 1  # part of the key: raised when prompts, lengths or rejections change
+SPEC_VERSION = 1  # part of the key: incremented when prompts, lengths or rejections change
 MEDIA = {"image": "<image>", "video": "<video>", "audio": "<audio>"}  # placeholders in texts
 
 MediaColumns = Annotated[
@@ -33,13 +33,13 @@ Conversation = tuple[Messages, list[Any] | None, dict[str, Any] | None]
 """Messages, tools, and the row's own template variables."""
 T = TypeVar("T")
 
-# What apply_chat_template of transformers takes beside template variables.
+# Arguments of transformers' apply_chat_template that are not template variables.
 _NOT_VARIABLES = {
-    "messages": "it is the row's prompt",
-    "tools": "name their column with tool_key",
+    "messages": "the row has them",
+    "tools": "set tool_key to their column",
     "add_generation_prompt": "a prompt always ends with it",
-    "chat_template": "give chat_template itself",
-    "tokenize": "prompts are text; the length is stored beside them",
+    "chat_template": "set chat_template",
+    "tokenize": "prompts are text",
     "continue_final_message": "a prompt ends with the generation prompt",
     "return_dict": "prompts are text",
     "return_tensors": "prompts are text",
@@ -52,14 +52,14 @@ class Prompt:
 
     Attributes:
         prompt: The rendered text, or the row's own text or messages without a template.
-        label: The row's label, of whatever type the row has it.
-        metadata: The row's metadata, always a dict; ``metadata["tools"]`` where there are tools.
+        label: The row's label, of any type.
+        metadata: The row's metadata, always a dict; ``metadata["tools"]`` has the tools, if any.
         tools: Tool descriptions, or None.
-        origin: Where the row is.
+        origin: Location of the row.
         row: Its number in the opened source, from 0.
-        messages: The conversation that was rendered, or that `prompt` is; None for plain text.
-        multimodal_inputs: What the processor made of the media, where one was given.
-        length: Tokens of the prompt; None where it has no length (messages without a template).
+        messages: The conversation of the prompt; None for plain text.
+        multimodal_inputs: Media as inputs of the processor, if there is one.
+        length: Number of tokens; None without a template or tokenizer.
     """
 
     prompt: str | Messages
@@ -81,21 +81,21 @@ class Shaped:
     label: Any = None
     metadata: dict[str, Any] = field(default_factory=dict)
     tools: list[Any] | None = None
-    bare: list[Any] = field(default_factory=list)  # images of parts that hold none, in order
+    bare: list[Any] = field(default_factory=list)  # images of parts without a value, in order
     variables: dict[str, Any] | None = None  # template variables of the row
 
 
 class Convention:
-    """How a row's messages and tools reach the template; this one is tokenmill's own.
+    """How messages and tools of a row are passed to the template; this is tokenmill's default.
 
-    JSON text of tool-call arguments is decoded and a null content becomes empty text. An
-    integration whose trainer renders differently names a subclass as ``module:Class`` in
+    It decodes JSON text of tool-call arguments and replaces null content by empty text. An
+    integration for a trainer that renders differently sets a subclass as ``module:Class`` in
     `PromptSpec.convention`, so that worker processes can load it.
     """
 
     is_trainer = False
-    """Whether a trainer serves the prompt: it ignores a row's own template variables, opens any
-    file from the working directory, and may load images with a function of its own."""
+    """Whether this is a trainer's convention: it ignores template variables of rows, opens any
+    file relative to the working directory, and may load images with its own function."""
     version: int | None = None  # part of the key
     vision_module: str | None = None  # has the trainer's ``process_vision_info``
 
@@ -108,23 +108,25 @@ class Convention:
             return Convention
         module, _, attribute = name.partition(":")
         try:
-            found: type[Convention] = getattr(import_module(module), attribute)
+            convention: type[Convention] = getattr(import_module(module), attribute)
         except (ImportError, AttributeError, ValueError) as error:
-            raise UsageError(f"convention is {name!r}, which has no class: {error}") from error
-        return found
+            raise UsageError(
+                f"convention must be an importable class, got {name!r}: {error}"
+            ) from error
+        return convention
 
     @classmethod
     def form(cls, spec: PromptSpec) -> str | None:
-        """A digest of what the installed libraries make of tools, if they rewrite them."""
+        """Return a digest of how installed libraries rewrite tools; None if they do not."""
         return None
 
     def conversation(self, shaped: Shaped) -> Conversation:
-        """What the template is called with."""
+        """Return the arguments for the template."""
         assert isinstance(shaped.prompt, list)
         return [_normalized(message) for message in shaped.prompt], shaped.tools, shaped.variables
 
     def retry(self, asked: Conversation, error: RowError) -> Conversation:
-        """What to try after the template raised an error, or raise it."""
+        """Return arguments to try after the template raised an error, or raise the error."""
         raise error
 
 
@@ -138,7 +140,7 @@ def _normalized(message: dict[str, Any]) -> dict[str, Any]:
 
 
 class PromptSpec(Options, frozen=True, kw_only=True):
-    """The arguments of `PromptDataset` that shape a row; all are in the key of a length index.
+    """The arguments of `PromptDataset` that determine a prompt; part of a length index's key.
 
     Args:
         prompt_key: Column of the prompt: text, or messages.
@@ -147,9 +149,8 @@ class PromptSpec(Options, frozen=True, kw_only=True):
         metadata_key: Column of the metadata.
         multimodal_keys: Kinds of media and their columns, like ``{"image": "images"}``.
         apply_chat_template: Render the conversation with the generation prompt.
-        template_kwargs: Further variables for the chat template.
-        date: ``YYYY-MM-DD`` for templates that print the date; such a template is refused without
-            it.
+        apply_chat_template_kwargs: Additional variables for the chat template.
+        date: ``YYYY-MM-DD`` for templates that print the date, which require it.
         convention: ``module:Class`` of a trainer's `Convention`; empty: tokenmill's own.
         tool_form: `Convention.form`; a worker process in which it differs does not render.
     """
@@ -160,16 +161,17 @@ class PromptSpec(Options, frozen=True, kw_only=True):
     metadata_key: Column = "metadata"
     multimodal_keys: MediaColumns | None = None
     apply_chat_template: bool = False
-    template_kwargs: Variables | None = None
+    apply_chat_template_kwargs: Variables | None = None
     date: str | None = None
     convention: str = ""
     tool_form: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        force_setattr(self, "template_kwargs", dict(self.template_kwargs or {}))
+        variables = dict(self.apply_chat_template_kwargs or {})
+        force_setattr(self, "apply_chat_template_kwargs", variables)
         for name, remedy in _NOT_VARIABLES.items():
-            if name in (self.template_kwargs or ()):
+            if name in variables:
                 raise UsageError(
                     ("apply_chat_template_kwargs",), f"[{name!r}] cannot be set: {remedy}"
                 )
@@ -188,22 +190,22 @@ class PromptSpec(Options, frozen=True, kw_only=True):
         return asdict(self)
 
     def document(self) -> dict[str, Any]:
-        """For the key of a length index."""
+        """Return the fields for the key of a length index."""
         document = self.as_dict()
         if not self.apply_chat_template:
-            # Without a template these decide nothing, so they must not make another key.
-            document = {**document, "template_kwargs": {}, "date": None, "convention": ""}
+            # Without a template these have no effect, so they must not change the key.
+            document |= {"apply_chat_template_kwargs": {}, "date": None, "convention": ""}
         version = Convention.load(document["convention"]).version
         if version is not None:
             document["convention_version"] = version
         if document["tool_form"] is None:
             del document["tool_form"]
         media = document["multimodal_keys"]
-        # The order of kinds decides nothing either: placeholders are found by position.
+        # The order of kinds has no effect: placeholders are found by position.
         document["multimodal_keys"] = None if media is None else dict(sorted(media.items()))
-        order = fingerprint.own_order(document["template_kwargs"])
+        order = fingerprint.own_order(document["apply_chat_template_kwargs"])
         if order is not None:
-            document["template_kwargs_order"] = order
+            document["apply_chat_template_kwargs_order"] = order
         return {"version": SPEC_VERSION, "renderer": RENDERER_VERSION, **document}
 
 
@@ -211,7 +213,7 @@ class PromptSpec(Options, frozen=True, kw_only=True):
 
 
 def shape_row(row: Any, spec: PromptSpec) -> Shaped:
-    """Look up a row's columns; RowError names one that is missing or that no prompt has."""
+    """Read the columns of a row; RowError if one is missing or has a wrong type."""
     if not isinstance(row, dict):
         raise RowError(f"a row must be an object, not {type(row).__name__}")
     prompt, bare = prompt_of(row, spec)
@@ -236,7 +238,7 @@ def _columns(row: dict[str, Any]) -> str:
 
 
 def prompt_of(row: dict[str, Any], spec: PromptSpec) -> tuple[str | Messages, list[Any]]:
-    """Return the prompt of a row, and the images of its parts that hold none."""
+    """Return the prompt of a row, and the images of its parts without a value."""
     prompt = row.get(spec.prompt_key)
     if prompt is None:
         raise RowError(f"no column {spec.prompt_key!r} (prompt_key); {_columns(row)}")
@@ -253,7 +255,7 @@ def prompt_of(row: dict[str, Any], spec: PromptSpec) -> tuple[str | Messages, li
 
 
 def _check_messages(messages: list[Any]) -> None:
-    """Refuse messages without a role: a template prints nothing of them."""
+    """Reject messages without a role: a template would not print them."""
     if not messages:
         raise RowError("the conversation is empty")
     for message in messages:
@@ -296,16 +298,16 @@ def _decode(text: str, what: str) -> Any:
 def _with_media(
     messages: Messages, row: dict[str, Any], keys: Mapping[str, str]
 ) -> tuple[Messages, list[Any]]:
-    """Replace placeholders by typed parts that hold the items of the columns, in order.
+    """Replace placeholders with typed parts that contain the items of the columns, in order.
 
-    A content that is a list of parts stays as it is. Return also the images that no placeholder
-    took: those of the row's own image parts.
+    Content that is a list of parts is not changed. Also return the images without a placeholder,
+    which belong to the row's own image parts.
     """
     items = {kind: _items(row.get(column), column) for kind, column in keys.items()}
     kinds = {MEDIA[kind]: kind for kind in items}
     pattern = re.compile("(" + "|".join(map(re.escape, kinds)) + ")")
     taken = dict.fromkeys(items, 0)
-    ready = dict.fromkeys(items, 0)  # parts that the row wrote out itself
+    ready = dict.fromkeys(items, 0)  # typed parts in the row
     expanded: Messages = []
     for message in messages:
         content = message.get("content")
@@ -327,7 +329,7 @@ def _with_media(
             taken[kind] += 1
             if number < len(items[kind]):
                 item = items[kind][number]
-                # Newer data writes the whole part, with its pixel limits.
+                # Newer data has whole parts, with pixel limits.
                 is_part = isinstance(item, dict) and "type" in item
                 parts.append(item if is_part else {"type": kind, kind: item})
         expanded.append({**message, "content": parts})
@@ -343,7 +345,7 @@ def _with_media(
 def _items(value: Any, column: str) -> list[Any]:
     if value is None:
         return []
-    if isinstance(value, str | dict):  # a single one, not a list of its characters or keys
+    if isinstance(value, str | dict):  # a single item
         return [value]
     if isinstance(value, list):
         return value
@@ -364,13 +366,13 @@ class PromptMaker:
 
         self.spec = spec
         self._convention = Convention.load(spec.convention)(spec)
-        # Without apply_chat_template even a template that does not compile must not matter.
+        # Without apply_chat_template, a template that does not compile is no error.
         used = template if spec.apply_chat_template else None
-        shape = ChatSpec(template_kwargs=spec.template_kwargs, date=spec.date)
+        shape = ChatSpec(chat_template_kwargs=spec.apply_chat_template_kwargs, date=spec.date)
         self._renderer = Renderer(shape, used, special_tokens)
 
     def text(self, shaped: Shaped) -> str | Messages:
-        """Return the prompt of a row as it is served; RowError if the template refuses it."""
+        """Return the prompt of a row; RowError if the template raises an error."""
         if not self.spec.apply_chat_template:
             return shaped.prompt
         conversation = self._convention.conversation(shaped)
@@ -380,28 +382,28 @@ class PromptMaker:
             return self._retry(conversation, error)
 
     def texts(self, rows: Sequence[Shaped]) -> list[str | Messages | RowError]:
-        """`text` for many rows; a refused one is the error in its place."""
-        from tokenmill.chat.render import Asked
+        """Return `text` for many rows; the error for a rejected row."""
+        from tokenmill.chat.render import PromptRequest
 
         if not self.spec.apply_chat_template:
             return [shaped.prompt for shaped in rows]
-        found = [attempt(self._convention.conversation, shaped) for shaped in rows]
-        conversations = [Asked(*one) for one in found if not isinstance(one, RowError)]
+        requests = [attempt(self._convention.conversation, shaped) for shaped in rows]
+        conversations = [PromptRequest(*one) for one in requests if not isinstance(one, RowError)]
         rendered = iter(self._renderer.prompts(conversations))
-        made: list[str | Messages | RowError] = []
-        for one in found:
+        texts: list[str | Messages | RowError] = []
+        for one in requests:
             text = one if isinstance(one, RowError) else next(rendered)
             if isinstance(text, RowError) and not isinstance(one, RowError):
                 text = attempt(self._retry, one, text)
-            made.append(text)
-        return made
+            texts.append(text)
+        return texts
 
     def _retry(self, conversation: Conversation, error: RowError) -> str:
         return self._renderer.prompt(*self._convention.retry(conversation, error))
 
 
 def attempt(function: Callable[..., T], *arguments: Any) -> T | RowError:
-    """Call a function; return the error of a row that it refuses."""
+    """Call a function; return a RowError instead of raising it."""
     try:
         return function(*arguments)
     except RowError as error:

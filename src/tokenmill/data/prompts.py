@@ -6,8 +6,9 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from heapq import merge
+from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
@@ -32,7 +33,6 @@ from tokenmill.errors import (
     StateError,
     TokenmillError,
     UsageError,
-    check_one_of,
     check_positive,
 )
 from tokenmill.sources.rows import Rows
@@ -41,55 +41,68 @@ from tokenmill.store.columns import row_numbers
 if TYPE_CHECKING:
     from tokenmill.data.prompt_media import ProcessorMedia
 
-BATCH = 256  # prompts read together while iterating
-ON_BAD_ROW = ("reject", "raise")
+BATCH = 256  # prompts that iteration reads at once
 _STATE_KIND = "tokenmill.PromptDataset"
+
+
+class PromptSettings(NamedTuple):
+    """Settings of a `PromptDataset` that integrations and commands need, and users do not."""
+
+    convention: str = ""  # ``module:Class`` of a trainer's `Convention`; empty: tokenmill's own
+    order: Any = FeistelOrder  # class of the order
+    executor: str | Executor = "local"
+    # Directories of images. None: that of each row's file; with a trainer's convention every file
+    # may be opened, as in that trainer.
+    media_root: Source | Sequence[Source] | None = None
+    media_urls: bool = False  # download images that rows give as URLs
+
+
+def open_prompts(settings: PromptSettings, *arguments: Any, **options: Any) -> PromptDataset:
+    """Return a `PromptDataset` with settings that are not among its arguments."""
+    prompts = PromptDataset.__new__(PromptDataset)
+    prompts._settings = settings
+    prompts.__init__(*arguments, **options)  # type: ignore[misc]
+    return prompts
 
 
 class PromptDataset(Sequence[Prompt]):
     """RL prompts that are read when they are served.
 
-    Opening indexes the source, finds the stored lengths or measures them once, and compares them
-    with the limit. Rows and lengths are mapped; no memory grows with the rows.
+    Opening indexes the files, measures the lengths once (or finds the stored ones) and compares
+    them with the limit. Rows and lengths are mapped; memory does not grow with the rows.
 
     Args:
-        source: File, directory, glob or a list of these, each with an optional ``@[a:b]``.
+        path: File, directory, glob or a list of these, each with an optional ``@[a:b]``.
         tokenizer: Directory, ``tokenizer.json``, hub id, ``tokenizers.Tokenizer`` or a
-            transformers tokenizer. None serves rows as they are: it needs
-            ``apply_chat_template=False`` and no ``max_length``, and prompts then have no length.
-        processor: For media: directory, hub id or a transformers processor, or whatever is called
-            like one: ``processor(text=…, images=…, videos=…)["input_ids"]`` has the length of
-            prompts with media. Its tokenizer and template are used where no tokenizer is given;
-            a tokenizer that gives other ids than a transformers processor's own is refused.
-        max_length: Most tokens of a prompt, counted without added special tokens; None: any.
-        prompt_key: Column of the prompt: text, or messages.
+            transformers tokenizer. None serves rows as they are: prompts then have no length, and
+            neither ``apply_chat_template`` nor ``max_length`` is possible.
+        processor: For media: directory, hub id, a transformers processor or a callable like one:
+            ``processor(text=…, images=…, videos=…)["input_ids"]`` has the length of prompts with
+            media. Its tokenizer and template are the defaults; another tokenizer must give the
+            same ids.
+        max_length: Maximum number of tokens of a prompt, without added special tokens.
+        prompt_key: Column of the prompt: text or messages.
         label_key: Column of the label.
         tool_key: Column of the tools: a list, or its JSON text.
         metadata_key: Column of the metadata.
         multimodal_keys: Kinds of media and their columns, like ``{"image": "images"}``.
         apply_chat_template: Render the conversation with the generation prompt.
-        apply_chat_template_kwargs: Further template variables.
-        template_kwargs: An alias of ``apply_chat_template_kwargs``.
-        chat_template: Jinja source, or a file that holds it; None: the tokenizer's own.
-        date: ``YYYY-MM-DD`` for templates that print the date; such a template is refused without.
+        apply_chat_template_kwargs: Additional variables for the chat template.
+        chat_template: Jinja source, or a file with it. Default: the tokenizer's own.
+        date: ``YYYY-MM-DD`` for templates that print the date, which require it.
         tokenizer_backend: ``auto``, ``transformers`` or ``file``.
-        trust_remote_code: Allow a tokenizer to bring code of its own.
-        seed: Of the shuffles.
-        order: ``feistel``, or the class of a trainer's own order.
-        convention: ``module:Class`` of a trainer's `Convention`; empty: tokenmill's own.
-        media_root: Directory, or a list of them, that pictures are looked for in and may not lead
-            out of; None: that of each row's file. Under a trainer's convention None is the
-            working directory, and every file may be opened, as there.
-        media_urls: Open pictures at ``http://`` and ``https://`` addresses.
-        on_bad_row: ``reject`` counts a row that is no prompt, ``raise`` makes the first an error.
-        num_workers: Worker processes that measure; 0 runs inline, None takes the machine's cores.
-        cache_dir: Where the indexes are kept.
-        executor: ``local``, ``inline``, ``ray`` or an executor object.
+        trust_remote_code: Allow a tokenizer to run its own code.
+        seed: Seed of the shuffles.
+        num_workers: Number of worker processes that measure; 0 works in this process. Default:
+            one per core.
+        cache_dir: Cache directory.
     """
+
+    _settings = PromptSettings()
 
     def __init__(
         self,
-        source: Source | Sequence[Source],
+        path: Source | Sequence[Source],
         tokenizer: Any = None,
         processor: Any = None,
         max_length: int | None = None,
@@ -101,49 +114,35 @@ class PromptDataset(Sequence[Prompt]):
         multimodal_keys: Mapping[str, str] | None = None,
         apply_chat_template: bool = False,
         apply_chat_template_kwargs: Mapping[str, Any] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
         chat_template: Any = None,
         date: str | None = None,
         tokenizer_backend: str = "auto",
         trust_remote_code: bool = False,
         seed: int = 42,
-        order: str | type[Order] = "feistel",
-        convention: str = "",
-        media_root: Source | Sequence[Source] | None = None,
-        media_urls: bool = False,
-        on_bad_row: str = "reject",
         num_workers: int | None = None,
         cache_dir: Source | None = None,
-        executor: str | Executor = "local",
     ) -> None:
-        if apply_chat_template_kwargs and template_kwargs:
-            raise UsageError(
-                ("apply_chat_template_kwargs",), " and ", ("template_kwargs",), " are one: give one"
-            )
-        if isinstance(order, str):
-            check_one_of("order", order, ("feistel",))
-        check_one_of("on_bad_row", on_bad_row, ON_BAD_ROW)
+        settings = self._settings
         if max_length is not None:
             check_positive("max_length", max_length)
-        spec = PromptSpec(
+        self.spec = PromptSpec(
             prompt_key=prompt_key,
             label_key=label_key,
             tool_key=tool_key,
             metadata_key=metadata_key,
             multimodal_keys=multimodal_keys,
             apply_chat_template=apply_chat_template,
-            template_kwargs=apply_chat_template_kwargs or template_kwargs or {},
+            apply_chat_template_kwargs=apply_chat_template_kwargs,
             date=date,
-            convention=convention,
+            convention=settings.convention,
         )
         seed = check_seed(seed)
         cache = cache_of(cache_dir)
-        rows = open_sources(source, cache)
-        self.spec = spec
+        rows = open_sources(path, cache)
         self._processor = processor
-        self._opening: dict[str, Any] = {
-            "media_root": media_root,
-            "media_urls": media_urls,
+        self._media_options: dict[str, Any] = {
+            "media_root": settings.media_root,
+            "media_urls": settings.media_urls,
             "trust_remote_code": trust_remote_code,
             "cache_dir": cache.root,
         }
@@ -152,22 +151,23 @@ class PromptDataset(Sequence[Prompt]):
             tokenizer_backend = "transformers"
             chat_template = own_template if chat_template is None else chat_template
         if tokenizer is None and (apply_chat_template or max_length is not None):
-            need = "max_length counts its tokens"
-            if apply_chat_template:
-                need = "apply_chat_template renders with its template and special tokens"
+            option = "apply_chat_template" if apply_chat_template else "max_length"
             raise UsageError(
-                f"no tokenizer, but {need}: name a directory, a tokenizer.json or a hub id"
-            )
+                (option,), " needs ", ("tokenizer",),
+                ": pass a directory, a tokenizer.json or a hub id",
+            )  # fmt: skip
         request = LengthRequest(
-            rows, spec, tokenizer, tokenizer_backend, chat_template, trust_remote_code, self._media
+            rows,
+            self.spec,
+            tokenizer,
+            tokenizer_backend,
+            chat_template,
+            trust_remote_code,
+            self._media,
         )
-        with executor_for(executor, num_workers) as workers:
+        with executor_for(settings.executor, num_workers) as workers:
             index = find_lengths(request, cache.root, workers)
-        self._open(rows, index, max_length, seed, order)
-        if on_bad_row == "raise":
-            for rejection in self._index.rejections():
-                origin = self._rows.origin(rejection.row)
-                raise RowError(rejection.detail, reason=rejection.reason, **origin.location)
+        self._open(rows, index, max_length, seed, settings.order)
 
     def _open(
         self, rows: Rows, index: LengthIndex, max_length: int | None, seed: int, order: Any
@@ -177,15 +177,15 @@ class PromptDataset(Sequence[Prompt]):
         self.hit, self.measured = index.hit, index.measured
         self.max_length = max_length
         self.seed = seed
-        self._order_class = FeistelOrder if isinstance(order, str) else order
-        self.order = order if isinstance(order, str) else order.__name__
+        self._order_class = order
+        self.order = "feistel" if order is FeistelOrder else order.__name__
         self._kept = Kept(self._index.lengths, max_length)
         self._order: Order = self._order_class(len(self._kept), seed)
         self._epoch = 0
         self._position = 0
         self._shuffled = False
 
-    # What there is
+    # Properties
 
     @property
     def key(self) -> str:
@@ -194,29 +194,29 @@ class PromptDataset(Sequence[Prompt]):
 
     @property
     def path(self) -> Path:
-        """Where the length index lies."""
+        """Directory of the length index."""
         return self._index.directory
 
     @property
     def rows(self) -> Rows:
-        """The opened source; ``prompt.row`` is a row's number in it."""
+        """The opened rows; ``prompt.row`` is an index into them."""
         return self._rows
 
     @property
     def source_rows(self) -> int:
-        """Rows of the source: the kept and the rejected."""
+        """Number of rows in the files, including rejected rows."""
         return self._index.rows
 
     @property
     def rejected(self) -> dict[str, int]:
-        """Rows that are not served, by reason; ``overlong`` counts what the limit leaves out."""
+        """Number of rejected rows by reason; ``overlong`` counts those over `max_length`."""
         counts = dict(self._index.rejected)
         if self._kept.overlong:
             counts["overlong"] = counts.get("overlong", 0) + self._kept.overlong
         return dict(sorted(counts.items()))
 
     def rejected_rows(self) -> Iterator[tuple[Origin, str, str]]:
-        """Origin, reason and detail of every row that is not served, in the source's order."""
+        """Yield origin, reason and detail of every rejected row, in file order."""
         lengths, limit = self._index.lengths, self.max_length
         overlong = (
             (row, "overlong", f"{lengths[row]} tokens, max_length is {limit}")
@@ -227,7 +227,7 @@ class PromptDataset(Sequence[Prompt]):
 
     @property
     def lengths(self) -> Int32Array:
-        """Tokens of every kept prompt, in the current order; -2 where none were counted."""
+        """Number of tokens of every prompt, in the current order; -2 if not counted."""
         chosen = self._rows_at(np.arange(len(self), dtype=np.int64))
         return np.asarray(self._index.lengths)[chosen]
 
@@ -246,21 +246,21 @@ class PromptDataset(Sequence[Prompt]):
         return self.batch([int(index)])[0]
 
     def batch(self, indices: Sequence[int]) -> list[Prompt]:
-        """Prompts at several positions, in the given order."""
+        """Return the prompts at several positions."""
         chosen = self._rows_at(row_numbers(indices, len(self), "prompt")).tolist()
         values = self._rows.batch(chosen)
         return [self._prompt(row, value) for row, value in zip(chosen, values, strict=True)]
 
     def numbers_at(self, positions: Int64Array) -> Int64Array:
-        """Numbers among the kept rows, at positions that count on through the epochs."""
+        """Return numbers of kept rows, by positions that continue through the epochs."""
         return unroll(self._order, positions)
 
     def kept_before(self, source_row: int) -> int:
-        """Kept rows among the first rows of the source."""
+        """Return the number of kept rows before a row of the source."""
         return self._kept.count_before(source_row)
 
     def source_rows_at(self, numbers: Int64Array) -> list[dict[str, Any]]:
-        """Parsed rows of the source, by their number among the kept, in file order."""
+        """Return parsed rows, by their number among the kept rows in file order."""
         return self._rows.batch(self._kept.rows(numbers).tolist())
 
     def __iter__(self) -> Iterator[Prompt]:
@@ -298,7 +298,7 @@ class PromptDataset(Sequence[Prompt]):
             return None
         from tokenmill.data.prompt_media import open_media
 
-        return open_media(self._processor, self.spec, **self._opening)
+        return open_media(self._processor, self.spec, **self._media_options)
 
     def _inputs(self, shaped: Shaped, origin: Origin) -> dict[str, Any] | None:
         if self._media is None or not isinstance(shaped.prompt, list):
@@ -312,7 +312,7 @@ class PromptDataset(Sequence[Prompt]):
 
     @property
     def samples(self) -> PromptDataset:
-        """The prompts in the current order, under the name that trainers use."""
+        """The prompts in the current order, under the name that trainers expect."""
         return self
 
     # The order and the cursor
@@ -324,27 +324,27 @@ class PromptDataset(Sequence[Prompt]):
 
     @property
     def position(self) -> int:
-        """Prompts of this epoch that `take` handed out."""
+        """Number of prompts of this epoch that `take` returned."""
         return self._position
 
     def shuffle(self, epoch: int) -> None:
-        """Put the prompts in the order of an epoch; the cursor of another epoch starts anew."""
+        """Shuffle for an epoch; the cursor of `take` starts at 0 if the epoch changes."""
         _check_epoch(epoch, UsageError)
         if self._shuffled and epoch == self._epoch:
             return
-        self._epoch, self._shuffled, self._position = epoch, True, 0
+        self._epoch, self._shuffled, self._position = int(epoch), True, 0
 
     def seek(self, epoch: int, position: int) -> None:
-        """Put the cursor of `take` anywhere; shuffled or not stays as it is."""
-        if not (isinstance(position, int) and 0 <= position <= len(self)):
-            raise StateError(f"position is {position!r} of {len(self)} prompts")
+        """Set the cursor of `take`; it does not change whether prompts are shuffled."""
+        if not (isinstance(position, Integral) and 0 <= position <= len(self)):
+            raise StateError(f"position must be an integer from 0 to {len(self)}, got {position!r}")
         _check_epoch(epoch, StateError)
-        self._epoch, self._position = epoch, position
+        self._epoch, self._position = int(epoch), int(position)
 
     def take(self, count: int) -> list[Prompt]:
-        """The next prompts of the stream, going on into the next epoch where one ends.
+        """Return the next prompts; continue with the next epoch at the end of one.
 
-        The next epoch is shuffled if this one is; without `shuffle` every epoch is in file order.
+        The next epoch is shuffled if this one is. Without `shuffle`, epochs are in file order.
         """
         if not len(self):
             path = self._rows.origin(0).path if len(self._rows) else None
@@ -363,7 +363,7 @@ class PromptDataset(Sequence[Prompt]):
         return {"index": self.key, "max_length": limit, "seed": seed, "order": order}
 
     def state_dict(self) -> dict[str, Any]:
-        """The cursor of `take`: a small JSON-able dict."""
+        """Return the cursor of `take` as a small JSON-serializable dict."""
         return {
             "kind": _STATE_KIND,
             "version": STATE_VERSION,
@@ -375,8 +375,8 @@ class PromptDataset(Sequence[Prompt]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue at a saved cursor; StateError if it is of another index, limit or order."""
-        state = dict(state)
+        """Restore a saved cursor; StateError if it has another index, limit or order."""
+        state = dict(state) if isinstance(state, Mapping) else state
         validate_state(
             state,
             kind=_STATE_KIND,
@@ -386,9 +386,9 @@ class PromptDataset(Sequence[Prompt]):
         )
         position, shuffled = state["position"], state.get("shuffled")
         if position > len(self):
-            raise StateError(f"the state's position is {position} of {len(self)} prompts")
+            raise StateError(f"invalid state: position {position} exceeds {len(self)} prompts")
         if not isinstance(shuffled, bool):
-            raise StateError(f"the state's shuffled is {shuffled!r}, not true or false")
+            raise StateError(f"invalid state: shuffled must be true or false, got {shuffled!r}")
         self._epoch, self._position, self._shuffled = state["epoch"], position, shuffled
 
     # Pickling
@@ -400,15 +400,15 @@ class PromptDataset(Sequence[Prompt]):
             "directory": str(self._index.directory),
             "max_length": self.max_length,
             "seed": self.seed,
-            "order": "feistel" if self._order_class is FeistelOrder else self._order_class,
+            "order": self._order_class,
             "processor": self._processor,
-            "opening": self._opening,
+            "media_options": self._media_options,
             "cursor": (self._epoch, self._position, self._shuffled),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.spec = PromptSpec(**state["spec"])
-        self._processor, self._opening = state["processor"], state["opening"]
+        self._processor, self._media_options = state["processor"], state["media_options"]
         index = LengthIndex(Path(state["directory"]))
         self._open(state["rows"], index, state["max_length"], state["seed"], state["order"])
         self._epoch, self._position, self._shuffled = state["cursor"]
@@ -418,5 +418,5 @@ class PromptDataset(Sequence[Prompt]):
 
 
 def _check_epoch(epoch: int, error: type[TokenmillError]) -> None:
-    if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+    if isinstance(epoch, bool) or not isinstance(epoch, Integral) or epoch < 0:
         raise error(f"`epoch` must be a non-negative integer, got {epoch!r}")

@@ -1,4 +1,4 @@
-"""Samples: what an epoch is made of, as integers: rows, groups of rows, or packs of either."""
+"""Samples of an epoch, as integers: rows, groups of rows, or packs of either."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ UNITS = ("auto", "rows", "groups")
 
 
 @dataclass(frozen=True)
-class Units:
-    """What an order permutes: the rows of a view, or its groups, by number."""
+class Samples:
+    """The units that an order permutes: rows of a view, or its groups."""
 
     view: View
     grouped: bool = False
@@ -27,10 +27,10 @@ class Units:
     @classmethod
     def of(
         cls, view: View, unit: str, taken: Callable[[Int64Array], Int64Array] | None = None
-    ) -> Units:
+    ) -> Samples:
         check_one_of("unit", unit, UNITS)
         if unit == "groups" and not view.has_groups:
-            raise UsageError("unit='groups', but the rows of this data stand for themselves")
+            raise UsageError("unit='groups' needs data with groups; this data has none")
         return cls(view, view.has_groups and unit != "rows", taken)
 
     @property
@@ -38,7 +38,7 @@ class Units:
         return self.view.group_count if self.grouped else len(self.view)
 
     def lengths_at(self, units: Int64Array) -> Int64Array:
-        """Tokens that units take of a pack: of groups, all rows together."""
+        """Return the tokens that units take in a pack."""
         return self._sums(units, self._row_lengths)
 
     def tokens_at(self, units: Int64Array) -> Int64Array:
@@ -51,12 +51,12 @@ class Units:
         return self._sums(units, self.view.patches_at)
 
     def as_packs(self, units: Int64Array) -> Packs:
-        """Every unit as a pack of its own."""
+        """Return every unit as its own pack."""
         rows, bounds = self._rows(units)
         return Packs(rows, np.zeros_like(rows), self._row_lengths(rows), bounds)
 
     def expand(self, packs: Packs) -> Packs:
-        """Packs whose pieces are units as packs whose pieces are rows."""
+        """Convert packs of units to packs of rows."""
         if not self.grouped:
             return packs
         rows, bounds = self.view.row_index.rows_of_groups(packs.rows)
@@ -81,50 +81,50 @@ class Units:
 
 
 class RowSamples:
-    """Rows, or groups, one per position of the order."""
+    """Samples that are single rows or groups."""
 
-    def __init__(self, order: Order, units: Units) -> None:
+    def __init__(self, order: Order, units: Samples) -> None:
         self._order = order
         self._units = units
 
     def take(self, cursor: Cursor, count: int) -> tuple[Packs, Cursor]:
-        """Up to ``count`` samples of the cursor's epoch, and the next cursor.
+        """Return up to ``count`` samples of the cursor's epoch, and the next cursor.
 
-        Returns fewer only at the end of an epoch. The next cursor after the last sample of an epoch
-        is the start of the next epoch.
+        There are fewer only at the end of an epoch, and the next cursor is then the start of the
+        next epoch.
         """
         stop = min(cursor.position + count, self._order.rows)
         units = self._order.indices(cursor.epoch, np.arange(cursor.position, stop, dtype=np.int64))
-        ended = stop == self._order.rows
+        is_end = stop == self._order.rows
         return self._units.as_packs(units), (
-            cursor.next_epoch() if ended else Cursor(cursor.epoch, stop)
+            cursor.next_epoch() if is_end else Cursor(cursor.epoch, stop)
         )
 
     def has(self, cursor: Cursor, count: int) -> bool:
-        """Whether the cursor's epoch has this many samples left."""
+        """Return whether the cursor's epoch has this many samples left."""
         return self._order.rows - cursor.position >= count
 
     def count(self, epoch: int) -> int:
         return self._order.rows
 
     def check(self, cursor: Cursor) -> None:
-        """Raise `StateError` for a cursor outside of its epoch."""
+        """Raise `StateError` if a cursor is outside of its epoch."""
         if cursor.position >= self._order.rows:
             raise StateError(
-                f"the state's position is {cursor.position}, an epoch has {self._order.rows} rows"
+                f"position in the state is {cursor.position}, an epoch has {self._order.rows} rows"
             )
 
 
 class PackSamples:
-    """Packs, formed inside windows of the order and shuffled inside their window."""
+    """Packs of windows of the order, shuffled inside their window."""
 
     def __init__(
         self,
         order: Order,
-        units: Units,
+        units: Samples,
         pack: Pack,
-        ranks: int,  # only the method `balanced` uses them
-        seed: int | None,  # None leaves packs in the order of their first rows
+        ranks: int,  # used only by the method `balanced`
+        seed: int | None,  # None does not shuffle packs
         max_patches: int | None = None,
     ) -> None:
         self._order = order
@@ -193,21 +193,21 @@ class PackSamples:
     def check(self, cursor: Cursor) -> None:
         if cursor.window >= max(self.windows, 1):
             raise StateError(
-                f"the state's window is {cursor.window}, an epoch has {self.windows} windows"
+                f"window in the state is {cursor.window}, an epoch has {self.windows} windows"
             )
         if cursor.packs_before and not cursor.window:
             raise StateError(
-                f"the state's window is the first, but packs_before is {cursor.packs_before}"
+                f"the state is in the first window, but packs_before is {cursor.packs_before}"
             )
         inside = cursor.position - cursor.packs_before
         packs = len(self.packed(cursor.epoch, cursor.window))
-        if inside and inside >= packs:  # the next cursor after the last pack is the next window
+        if inside and inside >= packs:  # after the last pack, a cursor is in the next window
             raise StateError(f"the state is at pack {inside} of a window of {packs} packs")
 
 
 @dataclass(frozen=True)
 class Step:
-    """One global batch as integers: samples ``first`` to ``stop`` are this rank's."""
+    """One global batch as integers; this rank has samples ``first`` to ``stop``."""
 
     packs: Packs
     first: int
@@ -215,7 +215,7 @@ class Step:
 
     @classmethod
     def of_rank(cls, packs: Packs, rank: int, world_size: int) -> Step:
-        """Every rank gets an equal block, or one sample more."""
+        """Return the step of one rank; sizes of ranks differ by at most one sample."""
         each, extra = divmod(len(packs), world_size)
         first = rank * each + min(rank, extra)
         return cls(packs, first, first + each + (rank < extra))

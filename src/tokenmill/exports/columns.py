@@ -1,7 +1,7 @@
-"""The columns of every format of tables, and of lines of JSON.
+"""Columns of the export formats: Arrow tables and JSON lines.
 
-Labels are unshifted and -100 at the first token of every row; ``loss_mask`` of a row is the stored
-one. In a pack the mask is 0 at the first token of every row, as in the loader's batches.
+Labels are unshifted, with -100 at the first token of every row. ``loss_mask`` of a row is the
+stored one; in a pack it is 0 at the first token of every row, as in the loader's batches.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from tokenmill.store.slice_writer import number_type
 if TYPE_CHECKING:
     from tokenmill.exports.export_files import ExportPlan
 
-# Formats with the columns of trainers. Of data with groups they hold a record per group, every
-# other format a record per row.
+# Formats with the columns of trainers. For grouped data they write a record per group; every other
+# format writes a record per row.
 TRAINERS = ("hf", "axolotl", "llama-factory")
-LENGTHS = ("length", "lengths")  # a row's tokens, as transformers and ms-swift name them
+LENGTHS = ("length", "lengths")  # names of the token count in transformers and ms-swift
 
 _FLOAT = pa.list_(pa.float32())
 _INT8, _INT32, _INT64 = (pa.list_(kind()) for kind in (pa.int8, pa.int32, pa.int64))
@@ -59,14 +59,14 @@ MAX_EXACT = 1 << 53  # larger integers would change in a column of floating-poin
 
 
 class Record(NamedTuple):
-    row: Row  # of a group the first
+    row: Row  # the first row of a group
     sequences: Sequence[Piece]  # ids and mask of every sequence
-    carried: dict[str, str]  # JSON text by name
+    extra: dict[str, str]  # kept columns as JSON text, by name
 
 
 @dataclass(frozen=True)
 class Column:
-    """Name and type of an Arrow field, and its value in a record."""
+    """An Arrow field, and the function that returns its value in a record."""
 
     name: str
     kind: pa.DataType
@@ -76,13 +76,13 @@ class Column:
     def array(self, records: Sequence[Any]) -> pa.Array:
         values = [self.value(record) for record in records]
         if pa.types.is_list(self.kind) and pa.types.is_primitive(self.kind.value_type):
-            return listed(values, number_type(self.kind.value_type))
+            return list_array(values, number_type(self.kind.value_type))
         return pa.array(values, self.kind)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Turns blocks of samples into Arrow tables, or into lines of JSON."""
+    """Converts blocks of samples into Arrow tables or JSON lines."""
 
     columns: list[Column]
     records: Callable[[Packs], list[Any]]
@@ -97,7 +97,7 @@ class Table:
         return pa.Table.from_arrays(arrays, schema=self.schema)
 
     def lines(self, block: Packs) -> bytes:
-        """One JSON object per record; a column that a row's store does not carry is left out."""
+        """Return a JSON object per record, without the columns that the row's store lacks."""
         lines = []
         for record in self.records(block):
             values = {column.name: column.value(record) for column in self.columns}
@@ -106,7 +106,7 @@ class Table:
         return b"".join(lines)
 
 
-def table_of(plan: ExportPlan) -> Table:
+def make_table(plan: ExportPlan) -> Table:
     view = plan.run.view
     if plan.format == "packed-parquet":
         return _pack_table(plan)
@@ -117,16 +117,16 @@ def table_of(plan: ExportPlan) -> Table:
         columns = own + also_columns(view, own, plan.also, ("origin", *LENGTHS))
     else:
         own = _row_columns(view, plan)
-        carried = raw_columns if plan.format == "jsonl" else carried_columns
-        columns = own + carried(view, {column.name for column in own})
+        extra = raw_columns if plan.format == "jsonl" else extra_columns
+        columns = own + extra(view, {column.name for column in own})
     return Table(columns, lambda block: [_record(row) for row in view.rows(block.rows)])
 
 
 def _record(row: Row) -> Record:
-    return Record(row, [(row.input_ids, row.loss_mask)], row.carried_json)
+    return Record(row, [(row.input_ids, row.loss_mask)], row.extra_json)
 
 
-def listed(values: Sequence[npt.NDArray[Any]], kind: Any) -> pa.ListArray:
+def list_array(values: Sequence[npt.NDArray[Any]], kind: Any) -> pa.ListArray:
     offsets = np.concatenate(([0], np.cumsum([value.size for value in values]))).astype(np.int32)
     flat = np.concatenate([*values, np.zeros(0, kind)]).astype(kind, copy=False)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat))
@@ -165,17 +165,17 @@ def weights_of(row: Row, mask: str) -> npt.NDArray[np.float32]:
 
 
 def _media_of(row: Row, *, embed: bool) -> list[dict[str, Any]]:
-    found = [{name: getattr(media, name) for name, _ in MEDIA} for media in row.media]
-    for number, media in enumerate(found if embed else ()):
-        media["bytes"] = row.picture(number)
-    return found
+    records = [{name: getattr(media, name) for name, _ in MEDIA} for media in row.media]
+    for number, record in enumerate(records if embed else ()):
+        record["bytes"] = row.image(number)
+    return records
 
 
-# Trainers and groups: collators make tensors of every column, so none is added unasked
+# Trainers and groups. Their collators turn every column into a tensor, so other columns are opt-in.
 
 
 def sequence_columns(prefix: str, number: int) -> list[Column]:
-    """Return the columns that trainers of transformers take of one sequence of a record."""
+    """Return the columns of one sequence of a record, as trainers of transformers name them."""
     return [
         Column(f"{prefix}input_ids", _INT32, lambda record: record.sequences[number][0]),
         Column(
@@ -211,80 +211,80 @@ def _group_table(plan: ExportPlan) -> Table:
             sequences = [list(both) for both in zip(pieces, others, strict=True)]
         firsts = [rows[first] for first in block.bounds[:-1].tolist()]
         return [
-            Record(row, found, row.carried_json)
-            for row, found in zip(firsts, sequences, strict=True)
+            Record(row, pieces, row.extra_json)
+            for row, pieces in zip(firsts, sequences, strict=True)
         ]
 
     return Table(own + also_columns(view, own, plan.also, ("origin", "margin")), records)
 
 
 def also_columns(
-    view: View, own: Sequence[Column], also: Sequence[str], known: Collection[str]
+    view: View, own: Sequence[Column], also: Sequence[str], computed: Collection[str]
 ) -> list[Column]:
-    """Return the requested columns: those of ``known``, then carried ones."""
-    make = {
+    """Return the requested columns: first those of ``computed``, then kept ones."""
+    available = {
         "origin": Column("origin", ORIGIN, lambda record: record.row.origin._asdict()),
         "margin": Column("margin", pa.float64(), lambda record: record.row.margin),
         **{name: Column(name, pa.int64(), lambda record: len(record.row)) for name in LENGTHS},
     }
-    found = [make[name] for name in also if name in known]
-    names = [name for name in also if name not in known]
-    if set(names) - set(carried_names(view)) or len(set(also)) != len(also):
+    columns = [available[name] for name in also if name in computed]
+    names = [name for name in also if name not in computed]
+    if set(names) - set(extra_names(view)) or len(set(also)) != len(also):
+        choices = ", ".join([*computed, *extra_names(view)])
         raise UsageError(
-            f"also is {', '.join(also)}: each column once, of {', '.join(known)} and what the "
-            f"store carries ({', '.join(carried_names(view)) or 'nothing'})"
+            ("also",), f" must be different columns of {choices}; got {', '.join(also)}"
         )
-    taken = {column.name for column in (*own, *found)}
-    return found + carried_columns(view, taken, names)
+    taken = {column.name for column in (*own, *columns)}
+    return columns + extra_columns(view, taken, names)
 
 
-# Carried columns: a store keeps JSON text, a table wants one type per column
+# Kept columns. A store contains them as JSON text; a table needs one type per column.
 
 
-def carried_names(view: View) -> list[str]:
-    """Return every column that any store of a view carries, in order of first appearance."""
+def extra_names(view: View) -> list[str]:
+    """Return the kept columns of all stores of a view, in order of first appearance."""
     records = [store.slice_at(0).record for store in view.stores if len(store.table)]
-    return list(dict.fromkeys(name for record in records for name in record.carried))
+    return list(dict.fromkeys(name for record in records for name in record.extra))
 
 
 def raw_columns(view: View, taken: Collection[str]) -> list[Column]:
     return [
-        Column(_title(name, taken), pa.null(), _carried(name, lambda t: msgspec.Raw(t.encode())))
-        for name in carried_names(view)
+        Column(_title(name, taken), pa.null(), _extra(name, lambda t: msgspec.Raw(t.encode())))
+        for name in extra_names(view)
     ]
 
 
-def _carried(name: str, convert: Callable[[str], Any]) -> Callable[[Record], Any]:
-    return lambda record: convert(record.carried[name]) if name in record.carried else None
+def _extra(name: str, convert: Callable[[str], Any]) -> Callable[[Record], Any]:
+    return lambda record: convert(record.extra[name]) if name in record.extra else None
 
 
-def carried_columns(
+def extra_columns(
     view: View, taken: Collection[str], names: Sequence[str] | None = None
 ) -> list[Column]:
-    """Return carried columns with the one type that fits all their values.
+    """Return kept columns, each with the type that fits all of its values.
 
-    A column of lists, objects or a mixture of types stays JSON text; its metadata says so.
+    A column of lists, objects or several types stays JSON text and is marked in its metadata.
     """
-    names = carried_names(view) if names is None else names
-    found: dict[str, set[str]] = {name: set() for name in names}
+    names = extra_names(view) if names is None else names
+    types: dict[str, set[str]] = {name: set() for name in names}
     for first in range(0, len(view) if names else 0, 1000):
         for row in view.batch(range(first, min(first + 1000, len(view)))):
-            texts = row.carried_json
-            for name in found.keys() & texts.keys():
-                found[name].add(_json_type(texts[name]))
+            texts = row.extra_json
+            for name in types.keys() & texts.keys():
+                types[name].add(_json_type(texts[name]))
     columns = []
-    for name, kinds in found.items():
+    for name, kinds in types.items():
         kind, title = _arrow_type(kinds - {"null"}), _title(name, taken)
         if kind is None:
             is_json = {b"tokenmill": b"json"}
-            columns.append(Column(title, pa.string(), _carried(name, str), is_json))
+            columns.append(Column(title, pa.string(), _extra(name, str), is_json))
         else:
-            columns.append(Column(title, kind, _carried(name, msgspec.json.decode)))
+            columns.append(Column(title, kind, _extra(name, msgspec.json.decode)))
     return columns
 
 
 def _title(name: str, taken: Collection[str]) -> str:
-    return f"carried.{name}" if name in taken else name
+    return f"extra.{name}" if name in taken else name
 
 
 def _arrow_type(kinds: set[str]) -> pa.DataType | None:
@@ -298,10 +298,10 @@ def _arrow_type(kinds: set[str]) -> pa.DataType | None:
 
 
 def _json_type(text: str) -> str:
-    """Return the type of a JSON text; *exact* is an integer that a float holds exactly."""
-    known = {'"': "string", "t": "boolean", "f": "boolean", "n": "null", "[": "json", "{": "json"}
-    if text[:1] in known:
-        return known[text[:1]]
+    """Return the type of a JSON text; *exact* is an integer that a float represents exactly."""
+    types = {'"': "string", "t": "boolean", "f": "boolean", "n": "null", "[": "json", "{": "json"}
+    if text[:1] in types:
+        return types[text[:1]]
     if any(letter in text for letter in ".eE"):
         return "number"
     value = int(text) if len(text) < 24 else 1 << 80
@@ -332,7 +332,7 @@ def _pack_table(plan: ExportPlan) -> Table:
 
 
 def _pack_record(pieces: list[Piece], rows: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
-    filled = fill_packs([pieces], sum(ids.size for ids, _ in pieces), pad_id=0)
+    filled = fill_packs([pieces], sum(ids.size for ids, _ in pieces), pad_token_id=0)
     per_token = ("input_ids", "labels", "loss_mask", "position_ids")
     return {
         **{name: filled[name].reshape(-1) for name in per_token},
@@ -343,10 +343,9 @@ def _pack_record(pieces: list[Piece], rows: npt.NDArray[np.int64]) -> dict[str, 
 
 
 def _bridge_record(pieces: list[Piece], slots: list[int], eos: int) -> dict[str, npt.NDArray[Any]]:
-    """Return one pack for Megatron-Bridge, each row padded with eos to its stored tokens.
+    """Return one pack for Megatron-Bridge, with each row padded to its slot with eos.
 
-    Its dataset cuts every row to predictions, so a mask says of a position whether the *next*
-    token is trained: it is one token earlier than ours.
+    Its mask is one token earlier than ours: it marks positions whose *next* token is trained.
     """
     size = sum(slots)
     ids, mask = np.full(size, eos, np.int32), np.zeros(size, np.uint8)
@@ -358,16 +357,16 @@ def _bridge_record(pieces: list[Piece], slots: list[int], eos: int) -> dict[str,
 
 
 def stored_slots(plan: ExportPlan, packs: Packs) -> npt.NDArray[np.int64]:
-    """Return the stored tokens of every row of packs, padding included."""
+    """Return the tokens of every row of packs, padding included."""
     slots = plan.run.slots
-    return packs.lengths if slots is None else packs.lengths + slots.unpredicted
+    return packs.lengths if slots is None else packs.lengths + slots.label_shift
 
 
 def _eos_of(view: View) -> int:
-    found = {store.manifest["tokenizer"].get("eos_id") for store in view.stores}
-    if len(found) != 1 or None in found:
+    ids = {store.manifest["tokenizer"].get("eos_token_id") for store in view.stores}
+    if len(ids) != 1 or None in ids:
         raise UsageError(
-            ("pad_multiple",), " needs one end-of-sequence token, which the data has not"
+            ("pad_multiple",), f" needs data with one eos_token_id, got {sorted(ids, key=str)}"
         )
-    eos: int = found.pop()
+    eos: int = ids.pop()
     return eos

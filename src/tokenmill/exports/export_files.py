@@ -1,8 +1,8 @@
 """Plan an export, write its files and publish them together.
 
-A run of rows, groups or packs is cut into *shards* (one file each, where the target is a directory)
-and shards into *blocks* (what is in memory at a time). An existing target is compared byte by byte
-with the files of the plan, and is either the same export or refused.
+Rows, groups or packs are cut into *shards* (one file each, if the target is a directory) and shards
+into *blocks* (in memory at a time). An existing target is compared byte by byte with the planned
+files: it is either the same export or an error.
 """
 
 from __future__ import annotations
@@ -25,62 +25,63 @@ from tokenmill._core.publish import Staging, publish_directory, writing_errors
 from tokenmill.data.group_batches import group_kind
 from tokenmill.data.mixture import Mixture
 from tokenmill.data.packs import Pack, Packs, Slots
-from tokenmill.data.stream import WholeRun
+from tokenmill.data.stream import RunIndex
 from tokenmill.data.view import View, as_view, unweighted
 from tokenmill.errors import UsageError, check_one_of
-from tokenmill.exports.columns import TRAINERS, Table, stored_slots, table_of
+from tokenmill.exports.columns import TRAINERS, Table, make_table, stored_slots
 from tokenmill.store import Store
 from tokenmill.store.commit import datasets_state
 
+PACKED = ("format", "packed-parquet")
 FORMATS = (
     "parquet", "arrow", "jsonl", "hf", "axolotl", "llama-factory", "megatron", "packed-parquet",
 )  # fmt: skip
 MASKS = ("loss_mask", "labels")
 LAYOUTS = ("tokenmill", "megatron-bridge")
-# Formats whose readers know masks only; the others have a column of weights.
+# Formats whose readers support masks only; the others have a column of weights.
 UNWEIGHTED = ("axolotl", "llama-factory", "megatron", "packed-parquet")
-# Formats with everything about a row: loss mask or labels, origin, images, carried columns.
+# Formats with all data of a row: loss mask or labels, origin, images, kept columns.
 ROW_FORMATS = ("parquet", "arrow", "jsonl")
-# A target that ends so is one file; any other is a directory, of shards where needed.
+# A target with this suffix is one file; any other is a directory of shards.
 SUFFIXES = {
     "parquet": ".parquet", "arrow": ".arrow", "jsonl": ".jsonl", "packed-parquet": ".parquet",
 }  # fmt: skip
 
-SHARD_TOKENS = 1 << 27  # tokens per file of a directory: about 640 MB of ids and mask
-BLOCK_TOKENS = 1 << 20  # tokens in memory at a time, and per row group: a few tens of MB
-BLOCK_ROWS = 1000  # records in memory at a time, where they are short
+SHARD_TOKENS = 1 << 27  # per file of a directory: about 640 MB of ids and mask
+BLOCK_TOKENS = 1 << 20  # in memory at a time, and per row group: a few tens of MB
+BLOCK_ROWS = 1000  # in memory at a time, where rows are short
 
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """What is exported; arguments are those of `tokenmill.export`."""
+    """A checked export; the fields are arguments of `tokenmill.export`."""
 
-    run: WholeRun  # rows, groups or packs by number
+    run: RunIndex  # rows, groups or packs by number
     format: str
     target: Path
     mask: str = "loss_mask"
     layout: str = "tokenmill"
-    also: tuple[str, ...] = ()  # more columns for a trainer
+    also: tuple[str, ...] = ()
     embed_media: bool = False
 
     def __post_init__(self) -> None:
-        for name, known in (("format", FORMATS), ("mask", MASKS), ("layout", LAYOUTS)):
-            check_one_of(name, getattr(self, name), known)
+        for name, choices in (("format", FORMATS), ("mask", MASKS), ("layout", LAYOUTS)):
+            check_one_of(name, getattr(self, name), choices)
         packed = self.run.spec.packing is not None
-        if packed != (self.format == "packed-parquet"):
+        if packed and self.format != "packed-parquet":
+            raise UsageError(("format", self.format), " cannot contain packs. Use ", PACKED)
+        if not packed and self.format == "packed-parquet":
             raise UsageError(
-                f"format {self.format} holds rows: it takes no pack"
-                if packed
-                else "format packed-parquet holds packs: say how long they are (pack, --length)"
+                PACKED, " needs the length of packs: pack=Pack(8192), or --length 8192"
             )
         if self.layout != "tokenmill" and not packed:
-            raise UsageError(f"layout {self.layout} is for packed-parquet")
+            raise UsageError(("layout", self.layout), " needs ", PACKED)
         if self.run.slots is not None and self.layout != "megatron-bridge":
-            raise UsageError(
-                ("pad_multiple",), " is for packed-parquet in the layout megatron-bridge"
-            )
+            raise UsageError(("pad_multiple",), " needs ", ("layout", "megatron-bridge"))
         if self.also and self.format not in TRAINERS:
-            raise UsageError(("also",), f" is for {', '.join(TRAINERS)}; {self.format} has it all")
+            raise UsageError(
+                ("also",), " needs ", ("format", *TRAINERS), f"; {self.format} has all columns"
+            )
         if self.run.unit == "groups":
             self._check_groups()
         if self.format in UNWEIGHTED or self.run.unit == "groups":
@@ -88,32 +89,34 @@ class ExportPlan:
             unweighted(self.run.view, f"format {self.format}{groups}")
         if self.format not in ROW_FORMATS and self.run.view.has_media:
             raise UsageError(
-                f"rows of this data have pictures, and format {self.format} has no place for them: "
-                f"its reader would train on them as if there were none; {', '.join(ROW_FORMATS)} "
-                "hold them"
-            )
+                ("format", self.format), " cannot contain the images of these rows. Use ",
+                ("format", *ROW_FORMATS),
+            )  # fmt: skip
         if self.embed_media and not self.run.view.has_media:
-            raise UsageError(("embed_media",), " is for rows with pictures, and these have none")
+            raise UsageError(("embed_media",), " needs rows with images; these rows have none")
         if self.embed_media and self.format == "jsonl":
-            raise UsageError(("embed_media",), " is for parquet and arrow: JSON holds no bytes")
+            raise UsageError(("embed_media",), " needs ", ("format", "parquet", "arrow"))
         suffix = self.target.suffix
         if suffix in SUFFIXES.values() and not self.one_file:
-            raise UsageError(f"{self.target.name} does not name a target of format {self.format}")
+            raise UsageError(
+                ("out", self.target.name), " has the wrong suffix for ", ("format", self.format)
+            )
         if self.mask == "labels" and self.format not in ROW_FORMATS:
-            raise UsageError(f"format {self.format} has columns of its own: it takes no mask")
+            raise UsageError(("mask", "labels"), " needs ", ("format", *ROW_FORMATS))
 
     def _check_groups(self) -> None:
         if self.format == "axolotl":
             raise UsageError(
-                "axolotl takes tokens of rows only: its DPO and KTO take texts and tokenize them "
-                "by themselves; hf.for_trl feeds the trainers of TRL beneath them"
+                ("format", "axolotl"),
+                " cannot contain groups: its DPO and KTO trainers tokenize"
+                " texts themselves. Use integrations.hf.for_trl with the trainers of TRL",
             )
         kind = group_kind(self.run.view)
         if kind not in ("preference", "kto"):
             raise UsageError(
-                f"format {self.format} holds pairs or KTO data, and this has "
-                f"{kind or 'several kinds of'} groups: parquet, arrow and jsonl hold their rows"
-            )
+                ("format", self.format), " needs preference pairs or KTO data, got "
+                f"{kind or 'several kinds of'} groups. Use ", ("format", *ROW_FORMATS),
+            )  # fmt: skip
 
     @property
     def one_file(self) -> bool:
@@ -141,19 +144,21 @@ class ExportPlan:
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """One plan per split, each into a directory of the target."""
+    """One plan per split, each with its own directory in the target."""
 
     target: Path
     splits: Mapping[str, ExportPlan]
 
     def __post_init__(self) -> None:
         if not self.splits:
-            raise UsageError("no splits: name at least one")
+            raise UsageError("No splits: name at least one")
         for name, plan in self.splits.items():
             if not name.isidentifier():
-                raise UsageError(f"split {name!r}: a split's name is letters, digits and _")
+                raise UsageError(f"Split names consist of letters, digits and _, got {name!r}")
             if plan.format not in TRAINERS or self.target.suffix in SUFFIXES.values():
-                raise UsageError("splits are for a directory of format hf or llama-factory")
+                raise UsageError(
+                    "Splits need a directory as ", ("out",), " and ", ("format", *TRAINERS)
+                )
 
     one_file = False
 
@@ -163,19 +168,19 @@ def _tokens_of(packs: Packs) -> list[int]:
     return counts
 
 
-def _cut(tokens: Iterable[int], most: int) -> Iterator[range]:
-    """Yield ranges of consecutive samples with at most ``most`` tokens, or of a single sample."""
-    first = held = number = 0
+def _cut(tokens: Iterable[int], max_tokens: int) -> Iterator[range]:
+    """Yield ranges of consecutive samples with at most ``max_tokens`` or one sample."""
+    first = size = number = 0
     for number, count in enumerate(tokens, 1):
-        if held and held + count > most:
+        if size and size + count > max_tokens:
             yield range(first, number - 1)
-            first, held = number - 1, 0
-        held += count
+            first, size = number - 1, 0
+        size += count
     yield range(first, number)
 
 
 def unit_of(data: Store | View | Mixture, format_name: str) -> str:
-    """Return what a record of a format holds when nothing is packed: ``rows`` or ``groups``."""
+    """Return what a record of a format is without packing: ``rows`` or ``groups``."""
     view = data.view if isinstance(data, Mixture) else as_view(data)
     return "groups" if view.has_groups and format_name in TRAINERS else "rows"
 
@@ -199,7 +204,7 @@ class Exported:
     rows: int  # records: rows, groups or packs
     bytes: int  # of all files
     files: int
-    found: bool  # it existed already
+    found: bool  # existed already
 
 
 def export(
@@ -217,36 +222,36 @@ def export(
     epochs: int = 1,
     embed_media: bool = False,
 ) -> Exported:
-    """Write rows in another library's format; the files appear all at once.
+    """Write rows in another library's format. The files appear all at once.
 
     Args:
-        data: A store, a view or a mixture; for hf also several by the names of their splits.
+        data: A store, a view or a mixture; for hf also a mapping of split names to them.
         format: ``parquet``, ``arrow``, ``jsonl``, ``hf``, ``axolotl``, ``llama-factory``,
-            ``megatron``, ``packed-parquet``. Of data with groups, hf and llama-factory hold a
-            record per group, the others a record per row.
-        out: File or directory to make. One that ends in ``.parquet``, ``.arrow`` or ``.jsonl`` is
-            one file; any other is a directory, with a file per 128 Mi tokens.
+            ``megatron``, ``packed-parquet``. For grouped data, hf and llama-factory write a record
+            per group, the others a record per row.
+        out: A file if it ends in ``.parquet``, ``.arrow`` or ``.jsonl``, else a directory with a
+            file per 128 Mi tokens.
         mask: ``loss_mask`` or ``labels``, for parquet, arrow and jsonl.
-        also: More columns for hf: ``origin``, ``length``, ``lengths``, or carried ones; of groups
-            ``origin``, ``margin``, or carried ones.
-        pack: How rows are packed, for packed-parquet.
-        pad_multiple: Pad rows in packs to a multiple of this many tokens, for Megatron-Bridge.
+        also: Additional columns for hf: ``origin``, ``length``, ``lengths`` (rows), ``margin``
+            (groups), or kept columns.
+        pack: How to pack rows, for packed-parquet.
+        pad_multiple: Pad each row of a pack to a multiple of this many tokens, for Megatron-Bridge.
         layout: Columns of packs: ``tokenmill``, or ``megatron-bridge`` for its packed dataset.
-        order: As for the loader; None: rows and groups as they stand, packs in the loader's default
-            order.
-        seed: Of the order.
-        epochs: How many epochs are written, one after the other.
-        embed_media: For parquet and arrow: the bytes of pictures beside what is said of them.
+        order: As in the loader. None writes rows and groups in the order of the data, and packs in
+            the loader's default order.
+        seed: Seed of the order.
+        epochs: Number of epochs to write, one after the other.
+        embed_media: Include the bytes of images, for parquet and arrow.
 
     Raises:
-        UsageError: An argument is wrong, or something else is at ``out``.
-        CacheError: The disk is full or cannot be written; nothing was published.
+        UsageError: An argument is wrong, or ``out`` contains something else.
+        CacheError: The disk is full or not writable; nothing was published.
     """
     order = order or ("sequential" if pack is None else "feistel")
-    slots = None if pad_multiple == 1 else Slots(pad_multiple, unpredicted=1)
+    slots = None if pad_multiple == 1 else Slots(pad_multiple, label_shift=1)
 
     def plan(part: Store | View | Mixture, target: Path) -> ExportPlan:
-        run = WholeRun(
+        run = RunIndex(
             part, epochs=epochs, seed=seed, order=order, pack=pack, slots=slots,
             unit=unit_of(part, format),
         )  # fmt: skip
@@ -261,10 +266,10 @@ def export(
 
 
 def write_plan(plan: ExportPlan | SplitPlan) -> Exported:
-    """Write the files of a plan, or find them at the target."""
+    """Write the files of a plan, unless the target has them already."""
     target = plan.target.absolute()
-    if _is_there(target):
-        return _same(plan, target)
+    if _exists(target):
+        return _compare(plan, target)
     with writing_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
     with Staging(target.parent, beside=target) as staging:
@@ -275,11 +280,11 @@ def write_plan(plan: ExportPlan | SplitPlan) -> Exported:
             count += 1
         with writing_errors(target):
             if plan.one_file:
-                ours = staging.publish(staged, target)
+                published = staging.publish(staged, target)
             else:
-                ours = publish_directory(staging.path, target)
-    if not ours:
-        return _same(plan, target)
+                published = publish_directory(staging.path, target)
+    if not published:  # Another process was faster.
+        return _compare(plan, target)
     return Exported(target, _records(plan), size, count, found=False)
 
 
@@ -293,7 +298,7 @@ def files_of(plan: ExportPlan | SplitPlan) -> Iterator[tuple[str, Buffers]]:
         for split, part in plan.splits.items():
             for name, stream in files_of(part):
                 yield f"{split}/{name}", stream
-        # What makes `datasets.load_from_disk` see splits.
+        # `datasets.load_from_disk` reads the names of splits from this file.
         yield "dataset_dict.json", [json.dumps({"splits": list(plan.splits)}).encode() + b"\n"]
         return
     if plan.format == "megatron":
@@ -305,19 +310,19 @@ def files_of(plan: ExportPlan | SplitPlan) -> Iterator[tuple[str, Buffers]]:
     names = [f"data-{number:05d}-of-{count:05d}{plan.suffix}" for number in range(count)]
     if plan.one_file:
         names = [plan.target.name]
-    table = table_of(plan)
+    table = make_table(plan)
     for name, samples in zip(names, plan.shards, strict=True):
         yield name, _stream(plan, table, samples)
     if plan.layout == "megatron-bridge" and not plan.one_file:
         yield "_metadata.json", _bridge_metadata(plan)
     if plan.suffix == ".arrow" and not plan.one_file:
-        # For `datasets.load_from_disk`, which takes the types from the Arrow schema.
+        # `datasets.load_from_disk` needs these files; it takes the types from the Arrow schema.
         yield "state.json", _state(plan, names)
         yield "dataset_info.json", [b"{}\n"]
 
 
 def _stream(plan: ExportPlan, table: Table, samples: range) -> Iterator[bytes]:
-    """Yield one file of tables or JSON lines, block by block; `datasets` maps those of Arrow."""
+    """Yield the bytes of one file of tables or JSON lines, block by block."""
     blocks = plan.blocks(samples)
     if plan.suffix == ".jsonl":
         yield from map(table.lines, blocks)
@@ -330,14 +335,14 @@ def _stream(plan: ExportPlan, table: Table, samples: range) -> Iterator[bytes]:
         writer = pa.ipc.new_stream(file, table.schema)
     with writer:
         for block in blocks:
-            made = table.table(block)
-            writer.write_table(made, max(made.num_rows, 1))  # rows of a row group, or of a batch
+            rows = table.table(block)
+            writer.write_table(rows, max(rows.num_rows, 1))  # one row group or record batch
             yield buffer.take()
     yield buffer.take()
 
 
 class _Buffer(io.BytesIO):
-    """A file that keeps what is written until it is taken."""
+    """A file that returns and discards the bytes written so far."""
 
     _taken = 0
 
@@ -354,40 +359,38 @@ class _Buffer(io.BytesIO):
 
 def _state(plan: ExportPlan, names: list[str]) -> Buffers:
     spec = plan.run.spec
-    made_of = [spec.dataset, spec.order, spec.seed, plan.format, plan.mask]
-    made_of += ["embed_media"] * plan.embed_media
-    key = fingerprint.key([*made_of, list(plan.also)] if plan.also else made_of)
+    inputs = [spec.dataset, spec.order, spec.seed, plan.format, plan.mask]
+    inputs += ["embed_media"] * plan.embed_media
+    key = fingerprint.key([*inputs, list(plan.also)] if plan.also else inputs)
     files = [{"filename": name} for name in names]
     state = {"_data_files": files, **datasets_state(key)}
     return [json.dumps(state).encode() + b"\n"]
 
 
-def _is_there(target: Path) -> bool:
-    # An empty directory is nothing.
-    if target.is_dir():
+def _exists(target: Path) -> bool:
+    if target.is_dir():  # An empty directory may be used.
         return any(target.iterdir())
     return target.exists() or target.is_symlink()
 
 
-def _same(plan: ExportPlan | SplitPlan, target: Path) -> Exported:
-    """Return the existing export, or raise if it is another one."""
+def _compare(plan: ExportPlan | SplitPlan, target: Path) -> Exported:
+    """Return the existing export, or raise if it differs from the plan."""
     paths, same = set(), True
     for name, stream in files_of(plan):
         path = target if plan.one_file else target / name
-        same = same and _are_bytes_of(path, stream)
+        same = same and _has_bytes(path, stream)
         paths.add(path)
     if not plan.one_file:
         same = same and paths == {path for path in target.rglob("*") if not path.is_dir()}
     if not same:
         raise UsageError(
-            "exists and is not this export; nothing is replaced: name another --out or remove it",
-            path=target,
+            "exists and is not this export. Remove it, or choose another ", ("out",), path=target
         )
     size = sum(path.stat().st_size for path in paths)
     return Exported(target, _records(plan), size, len(paths), found=True)
 
 
-def _are_bytes_of(path: Path, stream: Buffers) -> bool:
+def _has_bytes(path: Path, stream: Buffers) -> bool:
     try:
         with open(path, "rb") as file:
             same = all(file.read(len(data)) == data for data in map(bytes, stream))
@@ -397,7 +400,7 @@ def _are_bytes_of(path: Path, stream: Buffers) -> bool:
 
 
 def _megatron_items(plan: ExportPlan, name: str) -> Iterator[memoryview]:
-    """Yield the ``.bin`` of Megatron-LM's indexed dataset: rows one after another."""
+    """Yield the ``.bin`` of Megatron-LM's indexed dataset: the rows without separators."""
     for block in plan.blocks(range(len(plan.run))):
         for row in plan.run.view.rows(block.rows):
             array = row.input_ids if name == "tokens" else row.loss_mask
@@ -411,7 +414,7 @@ def _megatron_index(plan: ExportPlan, name: str) -> Iterator[bytes]:
 
         9 bytes    MMIDIDX and two zero bytes
         uint64     version, 1
-        uint8      code of the items' type: 1 is uint8, 4 is int32
+        uint8      type of the items: 1 is uint8, 4 is int32
         uint64     sequences
         uint64     documents + 1
         int32[]    items of every sequence
@@ -439,27 +442,27 @@ def _index(plan: ExportPlan) -> Iterator[Packs]:
 
 
 def _bridge_metadata(plan: ExportPlan) -> list[bytes]:
-    """Return the JSON that Megatron-Bridge's collator pads by, counted in predictions.
+    """Return the metadata with which Megatron-Bridge's collator pads, counted in predictions.
 
-    Its option ``packed_metadata_path`` names the file.
+    Its option ``packed_metadata_path`` takes the path of the file.
     """
     packing = plan.run.spec.packing
     assert packing is not None
     length = shortest = packing["length"]
-    longest = most = packs = rows = total = 0
+    longest = most_rows = packs = rows = total = 0
     for samples in plan.shards:
         for block in plan.blocks(samples):
             predictions = stored_slots(plan, block) - 1
             filled = block.per_pack(predictions)
             shortest = min(shortest, int(filled.min()))
-            most = max(most, int(np.diff(block.bounds).max()))
+            most_rows = max(most_rows, int(np.diff(block.bounds).max()))
             longest = max(longest, int(predictions.max(initial=0)))
             packs += len(block)
             rows += predictions.size
             total += int(filled.sum())
     document = {
         "dataset_max_seqlen": longest,
-        "max_samples_per_bin": most,
+        "max_samples_per_bin": most_rows,
         "packing_factor": round(rows / packs, 2),
         "packing_efficiency": round(total / packs / length * 100, 2),
         "pack_size": length,

@@ -1,1 +1,1 @@
-"""Look at data: statistics, lint, rollout checks, the page, the doctor."""
+"""Inspect data: statistics, lint, rollout checks, the page, the doctor."""

@@ -1,4 +1,4 @@
-"""Check recorded rollouts against template and tokenizer. Nothing is published."""
+"""Check recorded rollouts against template and tokenizer, without writing a store."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tokenmill._core.origin import Origin
 from tokenmill.build.blocks import BlockJob, BlockTask, block_of, cache_of, open_sources, size_of
 from tokenmill.build.calls import Sources, resolve_call
 from tokenmill.build.executors import executor_for
-from tokenmill.build.identity import identity_card
+from tokenmill.build.identity import identify_tokenizer
 from tokenmill.build.progress import open_progress
-from tokenmill.build.recipe import Recipe, to_travel
-from tokenmill.errors import RowError, SourceError, UsageError
+from tokenmill.build.recipe import Recipe, serialize
+from tokenmill.errors import RowError, SourceError, check_one_of
 from tokenmill.inspect.lint.run import RowOrigins
 from tokenmill.rl.formats import FORMATS, read_rollouts, reread
 from tokenmill.rl.trajectory import Trajectory
-from tokenmill.rl.verdict import CLASSES, Judge
+from tokenmill.rl.verdict import CLASSES, RolloutChecker
 from tokenmill.sources.block import BlockRows, read_block
 from tokenmill.tokenizers.cache import load_copy
 
@@ -33,7 +33,7 @@ MAX_DETAIL = 300  # characters
 
 
 class RolloutFinding(dict[str, Any]):
-    """One finding; its values are items and attributes of the same names (``class_`` for class).
+    """One finding, as a dict whose keys are also attributes (``class_`` for class).
 
     Keys: ``class``, ``kind``, ``row`` (among all rows), ``trajectory`` (within the row), ``turn``,
     ``token``, ``expected``, ``found``, ``detail``, ``origin``.
@@ -48,16 +48,17 @@ class RolloutFinding(dict[str, Any]):
 
 @dataclass
 class RolloutReport:
-    """The outcome of a check. Trajectories of which nothing could be compared are in no class."""
+    """The result of a check. Trajectories without anything to compare are in no class."""
 
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CLASSES, 0))  # by class
-    findings: list[RolloutFinding] = field(default_factory=list)  # in the order of the rows
+    findings: list[RolloutFinding] = field(default_factory=list)  # in row order
     findings_left_off: int = 0  # beyond `MAX_FINDINGS`
     rows: int = 0
     trajectories: int = 0  # without those of rejected rows
-    truncated: int = 0  # trajectories that end inside a turn, which is no finding
-    unchecked: dict[str, int] = field(default_factory=dict)  # by what could not be compared
-    rejected: dict[str, int] = field(default_factory=dict)  # rows or trajectories, by reason
+    truncated: int = 0  # trajectories that end inside a turn; this is not a finding
+    unchecked: Counter[str] = field(default_factory=Counter)  # by the part that was not compared
+    warnings: Counter[str] = field(default_factory=Counter)  # trajectories, by warning
+    rejected: Counter[str] = field(default_factory=Counter)  # rows or trajectories, by reason
     rejected_rows: list[tuple[Origin, str, str]] = field(default_factory=list)  # the first of them
     seconds: float = 0.0
 
@@ -82,44 +83,41 @@ def check_rollouts(
     progress: Any = None,
     **given: Any,
 ) -> RolloutReport:
-    """Compare recorded rollouts with what template and tokenizer make of their messages.
+    """Compare recorded rollouts with the tokens of their rendered messages.
 
     Args:
-        sources: Files of rollouts, in any of the formats that docs/rollouts.md lists.
+        sources: Files of rollouts, in any of the formats that docs/guides/rollouts.md lists.
         tokenizer: As for `prepare`.
-        format: ``auto`` looks at each row's columns; a name reads every row so.
+        format: The format of all rows; ``auto`` detects it for each row.
         progress: As for `prepare`.
         given: Of the other arguments of `prepare` those that concern rendering (``chat_template``,
-            ``template_kwargs``, ``date``, ``thinking_opener``) and running (``num_workers``,
-            ``cache_dir``, ``executor``, ``engine``, ``renderer``, ``rehash``).
+            ``chat_template_kwargs``, ``date``, ``thinking_opener``) and running (``num_workers``,
+            ``cache_dir``, ``executor``, ``force_recache``, ``reference``).
     """
     from tokenmill.build.recorded import readable_sources
 
     start = time.perf_counter()
-    if format != "auto" and format not in FORMATS:
-        raise UsageError(f"format={format!r}: choose one of auto, {', '.join(FORMATS)}")
-    # `names` are the files that were converted to readable ones, for origins.
+    check_one_of("format", format, ("auto", *FORMATS))
+    # `names` maps converted files to the original ones, for origins.
     readable, names = readable_sources(sources, given.get("cache_dir"))
     recipe, options = resolve_call(readable, tokenizer, given)
     results: dict[int, dict[str, Any]] = {}
     held = 0
     with executor_for(options.executor, options.num_workers) as executor:
         cache = cache_of(options.cache_dir)
-        card = identity_card(recipe, cache.root, executor)
-        rows = open_sources(recipe.sources, cache, rehash=options.rehash)
+        card = identify_tokenizer(recipe, cache.root, executor)
+        rows = open_sources(recipe.sources, cache, reread=options.force_recache)
         if not len(rows):
             raise SourceError("no rows: every source is empty", path=recipe.sources[0])
         places = RowOrigins(rows)
-        job = BlockJob(executor, cache.root, card, options.engine)
+        job = BlockJob(executor, cache.root, card, reference=options.reference)
         size = size_of(starmap(BlockTask, enumerate(rows.blocks())))
-        setup = job.setup(
-            ENTRY, size, recipe=to_travel(recipe), renderer=options.renderer, format=format
-        )
+        setup = job.setup(ENTRY, size, recipe=serialize(recipe), format=format)
         with open_progress(progress, total_rows=len(rows)) as shown:
 
             def take(task: BlockTask, result: dict[str, Any]) -> None:
                 nonlocal held
-                # By number, so that the findings do not depend on the order of arrival.
+                # By number, so that the findings do not depend on the order in which blocks arrive.
                 results[task.number] = result
                 held += len(result["findings"])
                 if held > 4 * MAX_FINDINGS:
@@ -128,8 +126,6 @@ def check_rollouts(
 
             job.run(setup, starmap(BlockTask, enumerate(rows.blocks())), take)
     report = RolloutReport(rows=len(rows))
-    unchecked: Counter[str] = Counter()
-    rejected: Counter[str] = Counter()
 
     def origin_of(position: int) -> Origin:
         origin = places.origin(position)
@@ -142,8 +138,9 @@ def check_rollouts(
             report.counts[name] += count
         report.trajectories += result["trajectories"]
         report.truncated += result["truncated"]
-        unchecked.update(result["unchecked"])
-        rejected.update(result["rejected"])
+        report.unchecked.update(result["unchecked"])
+        report.warnings.update(result["warnings"])
+        report.rejected.update(result["rejected"])
         report.findings_left_off += result["left_off"]
         for row, trajectory, note in result["findings"]:
             if len(report.findings) >= MAX_FINDINGS:
@@ -161,36 +158,35 @@ def check_rollouts(
         for row, reason, detail in result["rejected_rows"]:
             if len(report.rejected_rows) < MAX_FINDINGS:
                 report.rejected_rows.append((origin_of(first + row), reason, detail))
-    report.unchecked, report.rejected = dict(unchecked), dict(rejected)
     report.seconds = time.perf_counter() - start
     return report
 
 
 def _drop_last(results: dict[int, dict[str, Any]]) -> int:
-    """Keep only the findings of the first blocks, and return how many are left."""
+    """Drop findings after the first `MAX_FINDINGS`, and return the number of those left."""
     held = 0
     for number in sorted(results):
-        found = results[number]["findings"]
+        findings = results[number]["findings"]
         keep = max(0, MAX_FINDINGS - held)
-        results[number]["left_off"] += max(0, len(found) - keep)
-        del found[keep:]
-        held += len(found)
+        results[number]["left_off"] += max(0, len(findings) - keep)
+        del findings[keep:]
+        held += len(findings)
     return held
 
 
 def open_checker(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
     recipe = Recipe(**options["recipe"])
     tokenizer = load_copy(Path(options["tokenizer"]), options["card"])
-    judge = Judge(tokenizer, recipe.chat_spec(), options["engine"], options["renderer"])
+    checker = RolloutChecker(tokenizer, recipe.chat_spec(), options["engine"], options["renderer"])
 
     @without_collector()
     def check(payload: dict[str, Any]) -> dict[str, Any]:
-        return check_rows(judge, read_block(block_of(payload)), options["format"])
+        return check_rows(checker, read_block(block_of(payload)), options["format"])
 
     return check
 
 
-def check_rows(judge: Judge, rows: BlockRows, format: str) -> dict[str, Any]:  # noqa: A002
+def check_rows(checker: RolloutChecker, rows: BlockRows, format: str) -> dict[str, Any]:  # noqa: A002
     members: list[tuple[int, int, Trajectory]] = []
     findings: list[tuple[int, int, dict[str, Any]]] = []
     rejected: list[tuple[int, str, str]] = []
@@ -206,7 +202,7 @@ def check_rows(judge: Judge, rows: BlockRows, format: str) -> dict[str, Any]:  #
         members += [(row, number, one) for number, one in enumerate(recording.trajectories)]
     for first in range(0, len(members), BATCH):
         batch = members[first : first + BATCH]
-        verdicts = judge.judge([trajectory for _, _, trajectory in batch])
+        verdicts = checker.check([trajectory for _, _, trajectory in batch])
         for (row, number, _), verdict in zip(batch, verdicts, strict=True):
             if isinstance(verdict, RowError):
                 rejected.append((row, verdict.reason, verdict.message[:MAX_DETAIL]))
@@ -225,6 +221,7 @@ def check_rows(judge: Judge, rows: BlockRows, format: str) -> dict[str, Any]:  #
         "trajectories": len(members),
         "truncated": truncated,
         "unchecked": dict(unchecked),
+        "warnings": dict(Counter(one.warning for _, _, one in members if one.warning)),
         "rejected": dict(Counter(reason for _, reason, _ in rejected)),
         "rejected_rows": sorted(rejected, key=lambda one: one[0])[:MAX_FINDINGS],
     }

@@ -1,4 +1,4 @@
-"""Rows prepared for display, and columns of facts over all rows of a store."""
+"""Rows for display, columns over all rows of a store, and lookup of rows by rule or origin."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from tokenmill._core.origin import Origin
 from tokenmill.build.plan import SliceKeys
 from tokenmill.data.order import FeistelOrder
 from tokenmill.data.view import as_view
-from tokenmill.errors import TokenmillError, UsageError
+from tokenmill.errors import TokenmillError, UsageError, check_one_of
 from tokenmill.rl.verdict import CLASSES
 from tokenmill.sources.rows import Rows, open_rows
-from tokenmill.store import CARRIED, Media, Sidecar, Store
+from tokenmill.store import EXTRA, Media, Sidecar, Store
 from tokenmill.tokenizers.loading import load
 from tokenmill.tokenizers.tokenizer import Tokenizer
 
 MAX_REFERENCE = 200  # characters of an image's reference
-MAX_GROUP_ROWS = 256  # rows of one recorded group; more rows share a label, not a prompt
+MAX_GROUP_ROWS = 256  # of a recorded group; more rows share a label rather than a prompt
 MAX_FINDINGS = 40  # of one row
 MAX_FINDING_TEXT = 400  # characters
-UNJUDGED = "unjudged"
+UNCHECKED = "unchecked"
 
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
@@ -43,13 +43,13 @@ _numbers = msgspec.json.Decoder(list[float | None])
 class RowView:
     number: int
     ids: list[int]
-    pieces: list[str]  # text of each token; bytes that are no whole character as ``\\xe4``
+    pieces: list[str]  # text of each token; incomplete characters as ``\\xe4``
     mask: list[int]
     kinds: list[str]  # see `token_kinds`
     turns: list[tuple[str, int, int]]  # role, first token, end
     origin: Origin
-    carried: dict[str, Any]
-    sidecars: dict[str, float | list[float]]  # one number, or one per token; loss weights, too
+    extra: dict[str, Any]
+    sidecars: dict[str, float | list[float]]  # per row or per token; includes loss weights
     media: list[Media]
 
     def document(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def view_row(store: Store, number: int, tokenizer: Tokenizer) -> RowView:
         kinds=token_kinds(mask, special),
         turns=row.turns,
         origin=row.origin,
-        carried=row.carried,
+        extra=row.extra,
         sidecars=attached_to(store.sidecars, number)
         | ({"loss_weights": row.weights.tolist()} if store.has_weights else {}),
         media=row.media,
@@ -86,7 +86,7 @@ def view_row(store: Store, number: int, tokenizer: Tokenizer) -> RowView:
 
 
 def token_kinds(mask: Sequence[int], special: Sequence[bool]) -> list[str]:
-    """Return how to show each token; ``closer`` is a control token that ends a trained stretch."""
+    """Return the kind of each token; ``closer`` is a control token at the end of a trained span."""
     kinds = []
     for at, (trained, control) in enumerate(zip(mask, special, strict=True)):
         if not control:
@@ -108,32 +108,31 @@ def media_document(media: Media) -> dict[str, Any]:
 
 
 def attached_to(sidecars: Sequence[Sidecar], number: int) -> dict[str, float | list[float]]:
-    """Return a row's values of all sidecars, by the names of `labelled`."""
-    found = {}
+    attached = {}
     for label, sidecar in labelled(sidecars):
         values = sidecar[number]
-        found[label] = values if isinstance(values, float) else values.tolist()
-    return found
+        attached[label] = values if isinstance(values, float) else values.tolist()
+    return attached
 
 
 def labelled(sidecars: Sequence[Sidecar]) -> list[tuple[str, Sidecar]]:
-    """Return sidecars by name; several of one name are told apart by their producer."""
-    named = Counter(sidecar.name for sidecar in sidecars)
+    """Return sidecars with their names; the producer distinguishes sidecars of one name."""
+    counts = Counter(sidecar.name for sidecar in sidecars)
     return [
-        (one.name if named[one.name] == 1 else f"{one.name} {one.made_by}", one) for one in sidecars
+        (one.name if counts[one.name] == 1 else f"{one.name} {one.producer}", one)
+        for one in sidecars
     ]
 
 
 def answer_name(label: bool | None, place: int, size: int) -> str:
-    """Return what an answer of a group is called; nothing for a row without group."""
     if label is None:
         return f"rank {place + 1}" if size > 1 else ""
-    wanted, unwanted = ("chosen", "rejected") if size == 2 else ("wanted", "unwanted")
-    return wanted if label else unwanted
+    good, bad = ("chosen", "rejected") if size == 2 else ("wanted", "unwanted")
+    return good if label else bad
 
 
 class RowGroups:
-    """Groups of rows, from the group number of every row; one above ``max_rows`` counts as none."""
+    """Groups of rows; a group with more than ``max_rows`` rows has no members."""
 
     def __init__(self, group_of: Int64, max_rows: int | None = None) -> None:
         self.group_of = group_of
@@ -150,57 +149,53 @@ class RowGroups:
 
     @classmethod
     def recorded(cls, names: Sequence[str], steps: Sequence[str]) -> RowGroups:
-        """Return rollouts with the same ``group`` and ``step``, given as JSON texts."""
+        """Group rollouts by equal ``group`` and ``step``, given as JSON texts."""
         known: dict[tuple[str, str] | int, int] = {}
-        found = (
+        numbers = (
             known.setdefault(row if name == "null" else (name, step), len(known))
             for row, (name, step) in enumerate(zip(names, steps, strict=True))
         )
-        return cls(np.fromiter(found, np.int64, len(names)), MAX_GROUP_ROWS)
+        return cls(np.fromiter(numbers, np.int64, len(names)), MAX_GROUP_ROWS)
 
     def members(self, group: int) -> Int64:
-        """Return the rows of a group; none if it is too large."""
-        found: Int64 = self._order[self._bounds[group] : self._bounds[group + 1]]
-        return found if len(found) <= self._max_rows else found[:0]
+        rows: Int64 = self._order[self._bounds[group] : self._bounds[group + 1]]
+        return rows if len(rows) <= self._max_rows else rows[:0]
 
-    def whole(self, rows: Int64) -> Int64:
-        """Return rows with all others of their groups, each row once."""
-        found: dict[int, None] = {}
+    def with_groups(self, rows: Int64) -> Int64:
+        complete: dict[int, None] = {}
         for row, group in zip(rows.tolist(), self.group_of[rows].tolist(), strict=True):
-            if row not in found:
-                found |= dict.fromkeys(self.members(group).tolist() or [row])
-        return np.fromiter(found, np.int64, len(found))
+            if row not in complete:
+                complete |= dict.fromkeys(self.members(group).tolist() or [row])
+        return np.fromiter(complete, np.int64, len(complete))
 
 
 class RowFacts:
-    """Columns over all rows of a store, each read on first use."""
-
     def __init__(self, store: Store) -> None:
         self.store = store
 
     @cached_property
-    def carried(self) -> tuple[str, ...]:
-        return tuple(self.store.slice_at(0).record.carried) if len(self.store.table) else ()
+    def extra(self) -> tuple[str, ...]:
+        return tuple(self.store.slice_at(0).record.extra) if len(self.store.table) else ()
 
     @cached_property
     def numbers(self) -> dict[str, Float64]:
-        """Carried columns and sidecars per row that hold numbers only; NaN where null."""
-        found = {}
-        first = self.store[0].carried_json if len(self.store) else {}
+        """Extra columns and per-row sidecars with only numbers; null becomes NaN."""
+        numbers = {}
+        first = self.store[0].extra_json if len(self.store) else {}
         for name, text in first.items():
-            # The first row rules out most columns of text without reading them.
+            # The first row excludes most text columns without reading them.
             column = self._number(name) if _as_numbers([text]) is not None else None
             if column is not None and not np.isnan(column).all():
-                found[name] = column
+                numbers[name] = column
         for label, sidecar in labelled(self.store.sidecars):
-            if sidecar.per == "row" and label not in found:
-                found[label] = np.asarray(sidecar.values, np.float64)
-        return found
+            if sidecar.per == "row" and label not in numbers:
+                numbers[label] = np.asarray(sidecar.values, np.float64)
+        return numbers
 
     @cached_property
     def drift(self) -> NDArray[np.int8] | None:
-        """Index of each row's class in `CLASSES`, -1 without one; None without rollouts."""
-        if not {"drift", "findings"} <= set(self.carried):
+        """Index of each row's class in `CLASSES`, or -1; None if the rows are not rollouts."""
+        if not {"drift", "findings"} <= set(self.extra):
             return None
         known = {json.dumps(name): place for place, name in enumerate(CLASSES)}
         return np.array([known.get(text, -1) for text in self._texts("drift")], np.int8)
@@ -209,7 +204,7 @@ class RowFacts:
     def groups(self) -> RowGroups | None:
         if self.store.has_groups:
             return RowGroups.stored(self.store)
-        if self.drift is None or not {"group", "step"} <= set(self.carried):
+        if self.drift is None or not {"group", "step"} <= set(self.extra):
             return None
         return RowGroups.recorded(self._texts("group"), self._texts("step"))
 
@@ -218,19 +213,19 @@ class RowFacts:
         return None if place < 0 else CLASSES[place]
 
     def numbers_of(self, number: int) -> dict[str, float | None]:
-        """Return the numbers of one row; None where not finite, which JSON cannot hold."""
-        found = {name: float(column[number]) for name, column in self.numbers.items()}
-        return {name: value if np.isfinite(value) else None for name, value in found.items()}
+        """Return the numbers of one row; None if not finite, which JSON does not support."""
+        values = {name: float(column[number]) for name, column in self.numbers.items()}
+        return {name: value if np.isfinite(value) else None for name, value in values.items()}
 
     def _texts(self, name: str) -> list[str]:
-        column = CARRIED + name
-        return [text for _, found in self.store.columns([column]) for text in found[column]]
+        column = EXTRA + name
+        return [text for _, columns in self.store.columns([column]) for text in columns[column]]
 
     def _number(self, name: str) -> Float64 | None:
-        column = CARRIED + name
+        column = EXTRA + name
         parts = [np.empty(0)]
-        for _, found in self.store.columns([column]):
-            values = _as_numbers(found[column])
+        for _, columns in self.store.columns([column]):
+            values = _as_numbers(columns[column])
             if values is None:
                 return None
             parts.append(values)
@@ -244,10 +239,10 @@ def _as_numbers(texts: Sequence[str]) -> Float64 | None:
         return None
 
 
-def findings_of(carried: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the findings of a rollout, the most severe first; rows may carry anything else."""
-    listed = carried.get("findings")
-    found = []
+def findings_of(extra: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the findings of a rollout, the most severe first; ignore anything malformed."""
+    listed = extra.get("findings")
+    findings = []
     for one in listed if isinstance(listed, list) else []:
         if not isinstance(one, dict):
             continue
@@ -260,14 +255,14 @@ def findings_of(carried: dict[str, Any]) -> list[dict[str, Any]]:
             for name in ("turn", "token")
         }
         drift = one.get("class")
-        found.append({"class": drift if drift in CLASSES else None, **texts, **places})
+        findings.append({"class": drift if drift in CLASSES else None, **texts, **places})
     severity = {name: place for place, name in enumerate(CLASSES)}
-    found.sort(key=lambda one: -severity.get(str(one["class"]), -1))
-    return found[:MAX_FINDINGS]
+    findings.sort(key=lambda one: -severity.get(str(one["class"]), -1))
+    return findings[:MAX_FINDINGS]
 
 
-# Rows by rule or by address. An *address* is what an `Origin` prints: ``file:line``, or
-# ``file#row`` for formats without lines; the file may be named by the end of its path.
+# Rows by rule or by address. An *address* is the text of an `Origin`: ``file:line``, or
+# ``file#row`` for formats without lines. The file may be the end of a path.
 
 RULES = ("longest", "shortest", "least-trained", "rejected", "random")
 EXCERPT_BYTES = 2048
@@ -277,9 +272,9 @@ Rejected = tuple[Origin, str, str]  # origin, reason, detail
 
 
 def rows_by_rule(store: Store, rule: str, count: int, seed: int = 0) -> list[int]:
-    """Return row numbers by a rule, except ``rejected``."""
-    if rule not in RULES or rule == "rejected":
-        raise UsageError(f"--rule {rule!r}: choose one of {', '.join(RULES)}")
+    if rule == "rejected":
+        raise UsageError(("rule", rule), " selects no rows of the store")
+    check_one_of("rule", rule, RULES)
     rows = len(store)
     count = min(count, rows)
     if rule == "random" and rows:
@@ -288,7 +283,6 @@ def rows_by_rule(store: Store, rule: str, count: int, seed: int = 0) -> list[int
 
 
 def row_weights(store: Store, order: str) -> Float64:
-    """Return the sort key of every row, ascending."""
     weights: Float64 = store.lengths.astype(np.float64)
     if order in ("least-trained", "most-trained"):
         weights = store.trained / np.maximum(weights, 1)
@@ -296,35 +290,35 @@ def row_weights(store: Store, order: str) -> Float64:
 
 
 def rows_at_address(store: Store, address: str) -> tuple[list[int], list[Rejected]]:
-    """Return rows and rejected rows made of the source row at ``file:line`` or ``file#row``.
+    """Return rows and rejected rows from the source row at ``file:line`` or ``file#row``.
 
     Raises:
-        UsageError: The address is malformed, its file is not of this store, or nothing is there.
+        UsageError: The address is malformed, or no row of this store comes from there.
     """
-    found = re.fullmatch(r"(.+?)([:#])(\d+)", address, re.DOTALL)
-    if found is None:
-        raise UsageError(f"--origin {address!r}: write file:line, or file#row (rows count from 0)")
-    sources = sources_named(store, found[1])
-    wanted, by_line = int(found[3]), found[2] == ":"
+    match = re.fullmatch(r"(.+?)([:#])(\d+)", address, re.DOTALL)
+    if match is None:
+        message = f" must be file:line, or file#row (rows count from 0), got {address!r}"
+        raise UsageError(("origin",), message)
+    sources = sources_named(store, match[1])
+    number, by_line = int(match[3]), match[2] == ":"
     rows = [
         row
         for source in sources
-        for row in rows_of_source_row(store, source, wanted, by_line=by_line)
+        for row in rows_of_source_row(store, source, number, by_line=by_line)
     ]
     path = store.sources[sources[0]]
     rejected = [
         row
         for row in store.rejected_rows()
-        if row[0].path == path and (row[0].line if by_line else row[0].row) == wanted
+        if row[0].path == path and (row[0].line if by_line else row[0].row) == number
     ]
     if not rows and not rejected:
-        what = "line" if by_line else "row"
-        raise UsageError(f"--origin {address!r}: nothing in this store comes from that {what}")
+        unit = "line" if by_line else "row"
+        raise UsageError(("origin", address), f": no row of this store comes from that {unit}")
     return rows, rejected
 
 
 def sources_named(store: Store, name: str) -> list[int]:
-    """Return numbers of the source whose path is, or ends with, a name."""
     paths = [path or "" for path in store.sources]
     exact = [number for number, path in enumerate(paths) if path == name]
     ending = [number for number, path in enumerate(paths) if path.endswith(f"/{name}")]
@@ -333,48 +327,47 @@ def sources_named(store: Store, name: str) -> list[int]:
         if len(distinct) == 1:
             return numbers
         if distinct:
-            raise UsageError(f"{name!r} is the end of several sources: {', '.join(distinct[:5])}")
+            several = ", ".join(distinct[:5])
+            raise UsageError(f"{name!r} matches several sources of this store: {several}")
     known = ", ".join(paths[:5]) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
-    raise UsageError(f"no source {name!r} in this store; there are {known}")
+    raise UsageError(f"this store has no source {name!r}; its sources are {known}")
 
 
-def rows_of_source_row(store: Store, source: int, wanted: int, *, by_line: bool) -> list[int]:
-    """Return the rows made of one row (from 0) or line (from 1) of a source."""
+def rows_of_source_row(store: Store, source: int, number: int, *, by_line: bool) -> list[int]:
     first, column = ("line", "line_in_slice") if by_line else ("source_row", "row_in_slice")
-    mine = np.flatnonzero(store.table["source"] == source)
-    starts = store.table[first][mine]
+    slices = np.flatnonzero(store.table["source"] == source)
+    starts = store.table[first][slices]
     rows: list[int] = []
     # A source may be listed twice, so its slices need not be sorted.
-    for at in mine[(starts <= wanted) & (starts > 0 if by_line else True)]:
+    for at in slices[(starts <= number) & (starts > 0 if by_line else True)]:
         entry = store.table[at]
-        here = store.slice_at(int(at)).column(column) == wanted - int(entry[first])
-        rows += (int(entry["first_row"]) + np.flatnonzero(here)).tolist()
+        is_match = store.slice_at(int(at)).column(column) == number - int(entry[first])
+        rows += (int(entry["first_row"]) + np.flatnonzero(is_match)).tolist()
     return rows
 
 
 class SourceExcerpts:
     """Reads excerpts of a store's source rows; ``fetch`` allows remote sources.
 
-    A store may come from anybody and names its sources, so only local files are opened (unless the
-    caller allows more), and nothing is shown but bytes that a slice of the store was made of: the
-    slice's key holds their digest.
+    A store may come from anybody and contains the paths of its sources. So only local files are
+    opened unless ``fetch`` is set, and only bytes of blocks that the store was built from are
+    shown; the keys of its slices contain their digests.
     """
 
     def __init__(self, store: Store, cache_dir: str | None = None, *, fetch: bool = False) -> None:
         self._store = store
         self._cache_dir = cache_dir
         self._fetch = fetch
-        # By path the rows, the first row of every block and whether a slice was made of it.
+        # By path: the rows, the first row of every block, and whether the store has its slice.
         self._opened: dict[str, tuple[Rows, list[int], list[bool]] | str] = {}
 
     def excerpt(self, origin: Origin, max_bytes: int = EXCERPT_BYTES) -> dict[str, Any]:
-        """Return ``{text, bytes, cut, note}``; where text is None the note says why."""
+        """Return ``{text, bytes, cut, note}``; the note gives the reason if text is None."""
         if origin.path is None:
-            return no_excerpt("the paths of this store's source files are unknown")
-        # What is no local file may be a URL or the name of a hub dataset.
+            return no_excerpt("this store does not contain the paths of its source files")
+        # A path that is not a local file may be a URL or a hub dataset.
         if not self._fetch and not os.path.lexists(origin.path):
-            why = "the source cannot be read here"
-            return no_excerpt(f"{why}; if it is elsewhere, --fetch-sources asks for it there")
+            return no_excerpt("the source is not on this machine; --fetch-sources downloads it")
         opened = self._open(origin.path)
         if isinstance(opened, str):
             return no_excerpt(opened)
@@ -383,11 +376,10 @@ class SourceExcerpts:
             there = rows.origin(origin.row)
             raw = rows.raw(origin.row)
         except (TokenmillError, IndexError) as error:
-            return no_excerpt(f"the source has no such row any more: {error}")
+            return no_excerpt(f"the source no longer has this row: {error}")
         same = len(raw) == origin.length and there.offset == origin.offset
         if not same or not known[bisect_right(firsts, origin.row) - 1]:
-            why = "the source changed since, or only a part of it was prepared"
-            return no_excerpt(f"{why}: what stands here now is not shown")
+            return no_excerpt("not shown: the source changed after the build")
         text = raw[:max_bytes].decode("utf-8", "backslashreplace")
         return {"text": text, "bytes": len(raw), "cut": max(0, len(raw) - max_bytes), "note": ""}
 
@@ -396,21 +388,19 @@ class SourceExcerpts:
             try:
                 rows = open_rows(path, cache_dir=self._cache_dir)
                 blocks = list(rows.blocks())
-                made_of, keys = self._slice_keys
-                known = [not keys.isdisjoint(made_of.in_store(block)) for block in blocks]
+                slices, keys = self._slice_keys
+                known = [not keys.isdisjoint(slices.in_store(block)) for block in blocks]
                 self._opened[path] = rows, [block.first_row for block in blocks], known
             except (TokenmillError, OSError) as error:
-                self._opened[path] = f"the source cannot be read here: {error}"
+                self._opened[path] = f"cannot read the source: {error}"
         return self._opened[path]
 
     @cached_property
     def _slice_keys(self) -> tuple[SliceKeys, set[str]]:
         manifest = self._store.manifest
         recipe = manifest["document"].get("recipe", {})
-        made_of = SliceKeys(recipe, manifest["tokenizer"]["identity"])
-        return made_of, set(self._store.slice_keys())
+        return SliceKeys(recipe, manifest["tokenizer"]["identity"]), set(self._store.slice_keys())
 
 
 def no_excerpt(note: str) -> dict[str, Any]:
-    """Return an excerpt that is only a note."""
     return {"text": None, "bytes": 0, "cut": 0, "note": note}

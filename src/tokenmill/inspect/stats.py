@@ -17,7 +17,7 @@ from tokenmill.build.recipe import read_yaml
 from tokenmill.data.mixture import Mixture, mix
 from tokenmill.data.order import FeistelOrder
 from tokenmill.data.packs import Pack, Packs
-from tokenmill.data.samples import PackSamples, Units
+from tokenmill.data.samples import PackSamples, Samples
 from tokenmill.data.view import as_view
 from tokenmill.errors import UsageError, check_positive
 from tokenmill.store import Store, open_store
@@ -42,48 +42,47 @@ def store_stats(store: Store) -> dict[str, Any]:
         "sources": _per_source(store),
         "roles": per_role(store),
         "sidecars": sidecar_stats(store),
-        **picture_stats(store),
+        **image_stats(store),
     }
 
 
-def picture_stats(store: Store) -> dict[str, int]:
-    """Return rows with images, images and patches, counted with their repetitions."""
-    pictures = store.pictures
+def image_stats(store: Store) -> dict[str, int]:
+    images = store.images
     return {
-        "rows_with_pictures": int(np.count_nonzero(pictures)),
-        "pictures": int(pictures.sum(dtype=np.int64)),
+        "rows_with_images": int(np.count_nonzero(images)),
+        "images": int(images.sum(dtype=np.int64)),
         "patches": int(store.patches.sum(dtype=np.int64)),
     }
 
 
 def sidecar_stats(store: Store) -> list[dict[str, Any]]:
-    """Return range and mean of every sidecar, and the rows that unfinished ones miss."""
     measured = ("low", "high", "mean", "infinite")
-    found = []
+    sidecars = []
     for one in store.sidecars:
         numbers = {name: getattr(one.record, name) for name in measured}
-        stated = {"name": one.name, "made_by": one.made_by, "per": one.per, "bytes": one.bytes}
-        found.append({**stated, **numbers, "missing": 0})
+        info = {"name": one.name, "producer": one.producer, "per": one.per, "bytes": one.bytes}
+        sidecars.append({**info, **numbers, "missing": 0})
     for writer in unfinished(store):
-        stated = {"name": writer.identity.name, "made_by": writer.identity.made_by}
-        stated |= {"per": writer.per, "bytes": 0, **dict.fromkeys(measured)}
-        found.append({**stated, "missing": int(writer.missing.size)})
-    return found
+        info = {"name": writer.identity.name, "producer": writer.identity.producer}
+        info |= {"per": writer.per, "bytes": 0, **dict.fromkeys(measured)}
+        sidecars.append({**info, "missing": int(writer.missing.size)})
+    return sidecars
 
 
 def store_distributions(
     store: Store, *, max_lengths: Sequence[int] = (), packs: Sequence[Pack] = ()
 ) -> dict[str, Any]:
-    """Return histograms, the effect of ``max_lengths`` and usual ones, the fill of ``packs``."""
-    tried = [packing_preview(store, pack, windows=None) for pack in packs]
-    tried = tried or [packing_preview(store, Pack(n, oversize="drop")) for n in PACK_LENGTHS]
+    """Return histograms, the effect of common and given ``max_lengths``, and the fill of packs."""
+    previews = [packing_preview(store, pack, windows=None) for pack in packs]
+    if not previews:
+        previews = [packing_preview(store, Pack(n, oversize="drop")) for n in PACK_LENGTHS]
     lengths, trained = np.asarray(store.lengths), np.asarray(store.trained)
     limits = limits_to_try(lengths, max_lengths)
     return {
         "histogram": length_histogram(lengths),
         "trained_share_histogram": share_histogram(trained, lengths),
         "max_length": [limit_effect(lengths, trained, limit) for limit in limits],
-        "packing": [preview.document() for preview in tried],
+        "packing": [preview.document() for preview in previews],
         "source_percentiles": _percentiles_per_source(store, lengths),
     }
 
@@ -91,12 +90,11 @@ def store_distributions(
 def percentiles(values: np.ndarray[Any, Any]) -> dict[str, int]:
     if not len(values):
         return {}
-    found = np.percentile(values, PERCENTILES, method="inverted_cdf")
-    return {f"p{p}": int(value) for p, value in zip(PERCENTILES, found, strict=True)}
+    results = np.percentile(values, PERCENTILES, method="inverted_cdf")
+    return {f"p{p}": int(value) for p, value in zip(PERCENTILES, results, strict=True)}
 
 
 def length_histogram(lengths: Lengths, per_doubling: int = 2) -> list[dict[str, int]]:
-    """Return rows and tokens by row length, without empty bins at the ends."""
     if not len(lengths):
         return []
     top = int(lengths.max())
@@ -105,9 +103,9 @@ def length_histogram(lengths: Lengths, per_doubling: int = 2) -> list[dict[str, 
     first = int(np.searchsorted(edges, lengths.min(), side="right")) - 1
     last = int(np.searchsorted(edges, top, side="right"))
     edges = edges[first : last + 1]
-    places = np.searchsorted(edges, lengths, side="right") - 1
-    rows = np.bincount(places, minlength=len(edges) - 1)
-    tokens = np.bincount(places, weights=lengths.astype(np.float64), minlength=len(edges) - 1)
+    bins = np.searchsorted(edges, lengths, side="right") - 1
+    rows = np.bincount(bins, minlength=len(edges) - 1)
+    tokens = np.bincount(bins, weights=lengths.astype(np.float64), minlength=len(edges) - 1)
     return [
         {"from": edges[n], "to": edges[n + 1] - 1, "rows": int(rows[n]), "tokens": int(tokens[n])}
         for n in range(len(edges) - 1)
@@ -117,32 +115,30 @@ def length_histogram(lengths: Lengths, per_doubling: int = 2) -> list[dict[str, 
 def share_histogram(
     parts: npt.NDArray[Any], wholes: npt.NDArray[Any], bins: int = 10
 ) -> list[dict[str, Any]]:
-    """Return rows by the share of a part in its whole; the last bin includes 1."""
+    """Return the number of rows by ``parts / wholes``; the last bin includes 1."""
     places = parts.astype(np.int64) * bins // np.maximum(wholes, 1)
     rows = np.bincount(np.minimum(places, bins - 1), minlength=bins)
     return [{"from": n / bins, "to": (n + 1) / bins, "rows": int(rows[n])} for n in range(bins)]
 
 
-def limits_to_try(lengths: Lengths, asked: Sequence[int] = ()) -> list[int]:
-    """Return the usual limits up to the first that drops nothing, and the given ones."""
-    for limit in asked:
+def limits_to_try(lengths: Lengths, requested: Sequence[int] = ()) -> list[int]:
+    for limit in requested:
         check_positive("max_length", limit)
     longest = int(lengths.max()) if len(lengths) else 0
     usual = [limit for limit in MAX_LENGTHS if limit < longest]
     usual += [limit for limit in MAX_LENGTHS if limit >= longest][:1]
-    return sorted({*usual, *asked})
+    return sorted({*usual, *requested})
 
 
 def limit_effect(lengths: Lengths, trained: Lengths, limit: int) -> dict[str, Any]:
-    """Return what ``max_length=limit`` would drop, or truncate."""
     over = lengths > limit
-    wide = lengths[over].astype(np.int64)
+    long = lengths[over].astype(np.int64)
     return {
         "max_length": limit,
         "rows_dropped": int(over.sum()),
-        "tokens_dropped": int(wide.sum()),
+        "tokens_dropped": int(long.sum()),
         "trained_tokens_dropped": int(trained[over].astype(np.int64).sum()),
-        "tokens_truncated": int((wide - limit).sum()),
+        "tokens_truncated": int((long - limit).sum()),
     }
 
 
@@ -165,7 +161,7 @@ def _per_source(store: Store) -> list[dict[str, Any]]:
 
 
 def per_role(store: Store, *, with_trained: bool = False) -> dict[str, dict[str, int]]:
-    """Return turns and tokens of each role; trained tokens need every mask."""
+    """Return turns and tokens by role; counting trained tokens reads every mask."""
     counts: dict[str, dict[str, int]] = {}
     for at in range(len(store.table)):
         reader = store.slice_at(at)
@@ -173,7 +169,7 @@ def per_role(store: Store, *, with_trained: bool = False) -> dict[str, dict[str,
         if not len(ends):
             continue
         starts = np.concatenate(([0], ends[:-1]))
-        starts[bounds[:-1][np.diff(bounds) > 0]] = 0  # a row's first turn starts at its own zero
+        starts[bounds[:-1][np.diff(bounds) > 0]] = 0  # the first turn of a row starts at token 0
         of_turns = {"turns": np.ones_like(ends), "tokens": ends - starts}
         if with_trained:
             _, mask = reader.all_tokens()
@@ -192,11 +188,9 @@ def per_role(store: Store, *, with_trained: bool = False) -> dict[str, dict[str,
 
 @dataclass(frozen=True)
 class PackingPreview:
-    """The packs of a store in the loader's default order."""
-
     pack: Pack
-    rows: int  # rows of the order that were packed
-    rows_longer: int  # rows of them that are longer than a pack
+    rows: int  # packed rows
+    rows_longer: int  # rows that are longer than a pack
     packs: Packs
 
     def document(self) -> dict[str, Any]:
@@ -211,7 +205,7 @@ class PackingPreview:
         }
 
     def first_packs(self, max_packs: int, max_rows: int) -> list[list[list[int]]]:
-        """Return row number and tokens of every row of the first packs; at least one pack."""
+        """Return [row number, tokens] of every row in the first packs; at least one pack."""
         shown: list[list[list[int]]] = []
         for first, last in pairwise(self.packs.bounds[: max_packs + 1].tolist()):
             if shown and last > max_rows:
@@ -225,25 +219,26 @@ def packing_preview(
     store: Store, pack: Pack, *, windows: int | None = MAX_PACK_WINDOWS
 ) -> PackingPreview:
     """Pack the first windows of the loader's default order; all with ``windows=None``."""
-    units = Units.of(as_view(store), "auto")
-    rows = units.count if windows is None else min(units.count, windows * pack.window)
+    samples = Samples.of(as_view(store), "auto")
+    rows = samples.count if windows is None else min(samples.count, windows * pack.window)
     if not rows:
-        nothing = np.zeros(0, np.int64)
-        return PackingPreview(pack, 0, 0, Packs(nothing, nothing, nothing, np.zeros(1, np.int64)))
-    order = FeistelOrder(units.count, PACK_SEED)
-    samples = PackSamples(order, units, pack, 1, None)
-    packs = Packs.join([samples.packed(0, n) for n in range(-(-rows // pack.window))])
-    longer = units.lengths_at(order.indices(0, np.arange(rows))) > pack.length
-    return PackingPreview(pack, rows, int(longer.sum()), units.expand(packs))
+        empty = np.zeros(0, np.int64)
+        return PackingPreview(pack, 0, 0, Packs(empty, empty, empty, np.zeros(1, np.int64)))
+    order = FeistelOrder(samples.count, PACK_SEED)
+    packed = PackSamples(order, samples, pack, 1, None)
+    packs = Packs.join([packed.packed(0, n) for n in range(-(-rows // pack.window))])
+    longer = samples.lengths_at(order.indices(0, np.arange(rows))) > pack.length
+    return PackingPreview(pack, rows, int(longer.sum()), samples.expand(packs))
 
 
 # Mixtures
 
 
 def open_mixture(path: str | os.PathLike[str]) -> Mixture:
-    """Open the mixture of a YAML recipe: the arguments of `tokenmill.mix`, with paths of stores.
+    """Open a mixture from a YAML file with the arguments of `tokenmill.mix`.
 
-    Relative paths are relative to the recipe: ``sources: {chat: stores/chat, code: stores/code}``.
+    The sources are paths of stores, relative to the file:
+    ``sources: {chat: stores/chat, code: stores/code}``.
     """
     path = Path(path)
     document: dict[str, Any] = read_yaml(path)
@@ -252,9 +247,9 @@ def open_mixture(path: str | os.PathLike[str]) -> Mixture:
     if not isinstance(sources, dict) or not all(
         isinstance(name, str) and isinstance(store, str) for name, store in sources.items()
     ):
-        raise UsageError("sources are stores by name: {chat: path/to/store, …}", path=path)
+        raise UsageError("sources must map names to stores: {chat: path/to/store, …}", path=path)
     if not isinstance(document.get("weights", {}), dict):
-        raise UsageError("weights are numbers by the name of a source", path=path)
+        raise UsageError("weights must map the names of sources to numbers", path=path)
 
     def located(store: str) -> str:
         return store if "://" in store else str(path.parent / Path(store).expanduser())
@@ -263,7 +258,7 @@ def open_mixture(path: str | os.PathLike[str]) -> Mixture:
 
 
 def mixture_stats(mixture: Mixture, steps: int, batch_size: int) -> dict[str, Any]:
-    """Return the rows of every source that `tokenmill.Loader` serves in a number of steps."""
+    """Return how many rows of every source `tokenmill.Loader` serves in a number of steps."""
     grouped = mixture.view.has_groups  # a sample is then a group, as for the loader
     schedule = mixture.schedule(grouped)
     samples = steps * batch_size

@@ -30,12 +30,12 @@ from tokenmill.data.group_batches import GroupFiller, group_counts
 from tokenmill.data.mixture import Mixture
 from tokenmill.data.packs import Pack
 from tokenmill.data.prompt_rows import shape_row
-from tokenmill.data.prompts import PromptDataset
-from tokenmill.data.samples import Step, Units
-from tokenmill.data.stream import LengthGrouped, WholeRun
+from tokenmill.data.prompts import PromptDataset, PromptSettings, open_prompts
+from tokenmill.data.samples import Samples, Step
+from tokenmill.data.stream import RunIndex
 from tokenmill.data.view import View, ViewSidecar, as_view, tokens_alone, unweighted
 from tokenmill.errors import UsageError, check_one_of, check_positive
-from tokenmill.exports.columns import listed, weights_of
+from tokenmill.exports.columns import list_array, weights_of
 from tokenmill.integrations.trainers import FIELDS, VERBATIM
 from tokenmill.store import Row, Store
 
@@ -44,7 +44,6 @@ with optional("datasets"):
     from datasets.table import TableBlock, table_cast
 
 __all__ = [
-    "VERBATIM",
     "VisionCollator",
     "as_prepared",
     "for_grpo",
@@ -95,13 +94,13 @@ def to_hf(data: Store | View | Mixture, mask: str = "labels") -> datasets.Datase
             from which TRL computes those labels when it truncates or packs.
     """
     check_one_of("mask", mask, MASKS)
-    samples = WholeRun(data, order="sequential")
+    samples = RunIndex(data, order="sequential")
     if samples.view.has_media or mask == "assistant_masks":
         tokens_alone(samples.view, f"a dataset with {mask}")
     return lazy_dataset(samples, mask)
 
 
-def lazy_dataset(samples: WholeRun, shape: str) -> datasets.Dataset:
+def lazy_dataset(samples: RunIndex, shape: str) -> datasets.Dataset:
     if shape == "rows":
         nbytes = partial(int, 8 * len(samples))
         reader = Reader(len(samples), ROW_NUMBERS, nbytes, partial(_numbers, samples))
@@ -117,7 +116,7 @@ def lazy_dataset(samples: WholeRun, shape: str) -> datasets.Dataset:
     return as_dataset(reader, {"shape": shape, "epochs": samples.epochs, **vars(samples.spec)})
 
 
-def _token_bytes(samples: WholeRun, size: int) -> int:
+def _token_bytes(samples: RunIndex, size: int) -> int:
     return samples.tokens * size
 
 
@@ -126,24 +125,26 @@ def as_dataset(reader: Reader, identity: Any) -> datasets.Dataset:
     return datasets.Dataset(table, fingerprint=fingerprint.key(identity)[:16])
 
 
-def _numbers(samples: WholeRun, indices: Sequence[int]) -> pa.Table:
+def _numbers(samples: RunIndex, indices: Sequence[int]) -> pa.Table:
     return pa.table([pa.array(samples.packs(indices).rows)], schema=ROW_NUMBERS)
 
 
-def _columns(samples: WholeRun, shape: str, indices: Sequence[int]) -> pa.Table:
+def _columns(samples: RunIndex, shape: str, indices: Sequence[int]) -> pa.Table:
     found = samples.pieces(indices)
     if shape == "packs":  # an empty pack, which ``balanced`` creates, holds one untrained token
-        pad = np.full(1, samples.pad_id or 0, np.int32), np.zeros(1, np.uint8)
+        pad = np.full(1, samples.pad_token_id or 0, np.int32), np.zeros(1, np.uint8)
         found = [pieces or [pad] for pieces in found]
     table = pa.table(
         {
-            name: listed([np.concatenate([FIELDS[field](*p) for p in ps]) for ps in found], dtype)
+            name: list_array(
+                [np.concatenate([FIELDS[field](*p) for p in ps]) for ps in found], dtype
+            )
             for name, (field, dtype) in SHAPES[shape].items()
         }
     )
     if samples.view.has_weights:
         rows = samples.view.rows(samples.packs(indices).rows)
-        weights = listed([weights_of(row, shape) for row in rows], np.float32)
+        weights = list_array([weights_of(row, shape) for row in rows], np.float32)
         table = table.append_column(WEIGHTS, weights)
     return table
 
@@ -244,9 +245,11 @@ class LazyTable(TableBlock):  # type: ignore[misc]
 
     def select(self, columns: Sequence[str | int]) -> LazyTable:
         names = self._schema.names
-        places = [names.index(name) if isinstance(name, str) else name for name in columns]
-        schema = pa.schema([self._schema.field(place) for place in places], self._schema.metadata)
-        kept = [self._columns[place] for place in places]
+        positions = [names.index(name) if isinstance(name, str) else name for name in columns]
+        schema = pa.schema(
+            [self._schema.field(position) for position in positions], self._schema.metadata
+        )
+        kept = [self._columns[position] for position in positions]
         return LazyTable(self._reader, self._span, kept, schema)
 
     def drop(self, columns: str | Sequence[str]) -> LazyTable:
@@ -301,7 +304,7 @@ def for_trl(
     *,
     epochs: int = 1,
     seed: int = 42,
-    order: str | LengthGrouped = "feistel",
+    order: str = "feistel",
     pack: Pack | None = None,
     padding_free: bool = False,
     world_size: int = 1,
@@ -331,20 +334,24 @@ def for_trl(
         ``RewardConfig``. They must take precedence over your own.
     """
     view = unweighted(data.view if isinstance(data, Mixture) else as_view(data), "TRL")
-    for what, present in (("pictures", view.has_media), ("groups", view.has_groups)):
+    for what, present in (("images", view.has_media), ("groups", view.has_groups)):
         if present and (pack is not None or padding_free):
-            raise UsageError(f"TRL does not pack {what}: serve packs of them with a Loader")
+            raise UsageError(
+                f"TRL cannot pack rows with {what}. Use tm.Loader(data, pack=...) instead."
+            )
     if view.has_groups:
         tokens_alone(view, "TRL's trainer of groups")
-        samples = WholeRun(data, epochs=epochs, seed=seed, order=order, unit="groups")
+        samples = RunIndex(data, epochs=epochs, seed=seed, order=order, unit="groups")
         known: dict[str, Any] = {} if ref_logps is None else {"precompute_ref_log_probs": True}
         return _group_dataset(samples, trainer, seed, ref_logps), _in_our_order() | known
     if trainer is not None or ref_logps is not None:
-        raise UsageError("trainer= and ref_logps= are for data with groups; this has none")
+        raise UsageError(
+            ("trainer",), " and ", ("ref_logps",), " need data with groups, but this data has none."
+        )
     _check_trl("labels of a dataset", TAKES_LABELS)
     if padding_free or pack is not None:
-        _check_trl("the boundaries of rows that are laid behind each other", TAKES_BOUNDARIES)
-    samples = WholeRun(
+        _check_trl("the boundaries of concatenated rows", TAKES_BOUNDARIES)
+    samples = RunIndex(
         data, epochs=epochs, seed=seed, order=order, pack=pack, world_size=world_size
     )
     shape = "rows" if view.has_media else "labels" if pack is None else "packs"
@@ -368,8 +375,8 @@ def _in_our_order() -> dict[str, Any]:
         arguments[_SEQUENTIAL] = "sequential"
     else:
         warnings.warn(
-            "this transformers shuffles every training set by itself: build the trainer from "
-            "tokenmill.integrations.hf.in_order(SFTTrainer), or the order is not ours",
+            "This version of transformers always shuffles the training set. Use "
+            "tokenmill.integrations.hf.in_order(SFTTrainer) to keep the order of the dataset.",
             stacklevel=3,
         )
     return arguments
@@ -378,7 +385,7 @@ def _in_our_order() -> dict[str, Any]:
 def _check_trl(what: str, lowest: str) -> None:
     if not _trl_is(lowest):
         raise UsageError(
-            f"TRL {installed_version('trl')} ignores {what} without a word: "
+            f"TRL {installed_version('trl')} silently ignores {what}. Upgrade it: "
             f"pip install 'trl>={lowest}'"
         )
 
@@ -417,7 +424,7 @@ def in_order(trainer: type[Any]) -> type[Any]:
 
 
 def _group_dataset(
-    samples: WholeRun, trainer: str | None, seed: int, ref_logps: str | None
+    samples: RunIndex, trainer: str | None, seed: int, ref_logps: str | None
 ) -> datasets.Dataset:
     counts = group_counts(samples.view)
     if trainer is None:
@@ -426,20 +433,28 @@ def _group_dataset(
     others = [kind for kind in KINDS.values() if kind != KINDS[trainer]] + ["ranked", "single"]
     found = sorted({kind for kind in others if counts[kind]})
     if found or not counts[KINDS[trainer]]:
-        there = ", ".join(f"{counts[kind]:,} {kind}" for kind in found) or "none"
-        raise UsageError(f"trainer={trainer!r} wants groups of {KINDS[trainer]}; there are {there}")
+        present = ", ".join(f"{counts[kind]:,} {kind}" for kind in found) or "none"
+        raise UsageError(
+            ("trainer", trainer),
+            f" needs groups of kind {KINDS[trainer]}; other groups in this data: {present}.",
+        )
     if ref_logps is not None and trainer not in REFERENCE:
-        raise UsageError(f"ref_logps= is for dpo and kto; trainer={trainer!r} has no reference")
+        raise UsageError(
+            ("ref_logps",),
+            " applies to dpo and kto; ",
+            ("trainer", trainer),
+            " has no reference model.",
+        )
     groups = _Groups(samples, trainer, seed, ref_logps)
     reader = Reader(len(samples), groups.schema, partial(_token_bytes, samples, 4), groups.read)
-    producer = None if groups.sidecar is None else groups.sidecar.made_by
+    producer = None if groups.sidecar is None else groups.sidecar.producer
     return as_dataset(reader, [trainer, producer, samples.epochs, vars(samples.spec)])
 
 
 class _Groups:
     """Groups of a run as columns of a trainer; the seed decides which KTO answers mismatch."""
 
-    def __init__(self, samples: WholeRun, trainer: str, seed: int, ref_logps: str | None) -> None:
+    def __init__(self, samples: RunIndex, trainer: str, seed: int, ref_logps: str | None) -> None:
         self._arguments = (samples, trainer, seed, ref_logps)
         self.samples = samples
         self.trainer = trainer
@@ -449,7 +464,9 @@ class _Groups:
         if ref_logps is not None:
             self.sidecar = samples.view.sidecar(ref_logps)
             if self.sidecar.per != "row":
-                raise UsageError(f"sidecar {ref_logps!r} is per token: TRL wants one value per row")
+                raise UsageError(
+                    f"Sidecar {ref_logps!r} has values per token, but TRL needs one value per row."
+                )
             for name in REFERENCE[trainer]:
                 self.schema = self.schema.append(pa.field(name, pa.float32()))
         if trainer == "reward" and group_counts(samples.view)["margins"]:
@@ -485,8 +502,8 @@ class _Groups:
 def _prompt_tokens(row: Row) -> int:
     if row.prompt_tokens is None:
         raise UsageError(
-            f"{row.origin}: the template writes the prompt differently for the answers of this "
-            "group, and TRL takes one prompt for both: serve it with a Loader, or leave it out"
+            f"{row.origin}: The template renders the prompt differently for the answers of this "
+            "group, but TRL takes one prompt for both. Use tm.Loader, or remove the group."
         )
     return row.prompt_tokens
 
@@ -506,9 +523,9 @@ def as_prepared(trainer: type[Any]) -> type[Any]:
         known = set(dataset.column_names) if _is_ours(dataset) else set()
         if known.issuperset(REFERENCE["kto"]) and self.calculate_KL:
             raise UsageError(
-                f"loss_type={self.loss_type!r} wants the reference's log-probabilities of "
-                "mismatched answers, too, which no value per row holds: leave ref_logps= out, or "
-                "take a loss without a KL term (apo_zero_unpaired)"
+                f"loss_type={self.loss_type!r} also needs the reference's log-probabilities of "
+                "mismatched answers, which a sidecar cannot provide. Remove ref_logps, or use a "
+                "loss without a KL term (apo_zero_unpaired)."
             )
         if any(known.issuperset(names) for names in REFERENCE.values()):
             return dataset
@@ -537,16 +554,16 @@ class VisionCollator:
         data: Store | View | Mixture,
         *,
         processor: Any = None,
-        pad_id: int | None = None,
+        pad_token_id: int | None = None,
         pad_to_multiple_of: int | None = None,
     ) -> None:
         view = data.view if isinstance(data, Mixture) else as_view(data)
         if not view.has_media:
-            raise UsageError("rows of this data have no pictures: TRL's own collator will do")
-        pad_id = view.pad_id if pad_id is None else pad_id
-        if pad_id is None:
-            raise UsageError("the tokenizer names neither a pad nor an eos token: say pad_id")
-        self._filler = Filler(view, pad_id, multiple=pad_to_multiple_of)
+            raise UsageError("This data has no images. Use TRL's own collator.")
+        pad_token_id = view.pad_token_or(pad_token_id)
+        if pad_token_id is None:
+            raise UsageError("The tokenizer has no pad or eos token. Set ", ("pad_token_id",), ".")
+        self._filler = Filler(view, pad_token_id, multiple=pad_to_multiple_of)
         self._pixels = Pixels(view, processor)
 
     def __call__(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -554,7 +571,7 @@ class VisionCollator:
 
         numbers = np.asarray([int(item[ROW]) for item in items], dtype=np.int64)
         view = self._filler.view
-        packs = Units(view).as_packs(numbers)
+        packs = Samples(view).as_packs(numbers)
         filled = self._filler.fill(Step(packs, 0, numbers.size))
         batch = {name: filled[name] for name in ("input_ids", "attention_mask", "labels")}
         batch["attention_mask"] = batch["attention_mask"].astype(np.int64)
@@ -572,6 +589,14 @@ class VisionCollator:
 # Prompts
 
 
+def grpo_prompts(*arguments: Any, **options: Any) -> PromptDataset:
+    """Return a `PromptDataset` whose lengths are those of messages as TRL renders them.
+
+    It takes the arguments of `PromptDataset`.
+    """
+    return open_prompts(PromptSettings(convention=VERBATIM), *arguments, **options)
+
+
 def for_grpo(prompts: PromptDataset, *, epochs: int = 1) -> tuple[datasets.Dataset, dict[str, Any]]:
     """Return a dataset of prompts in our order for `GRPOTrainer`, and the arguments of its config.
 
@@ -579,12 +604,17 @@ def for_grpo(prompts: PromptDataset, *, epochs: int = 1) -> tuple[datasets.Datas
     arguments. All other columns go to the reward functions.
 
     Args:
-        prompts: The prompts; with ``apply_chat_template=True`` their lengths are those of TRL.
+        prompts: The prompts; `grpo_prompts` counts their tokens as TRL renders them.
         epochs: Number of epochs of the run; they are unrolled, the trainer runs one.
 
     Returns:
         The dataset, and keyword arguments for ``GRPOConfig``. They must take precedence over yours.
     """
+    if not isinstance(prompts, PromptDataset):
+        raise UsageError(
+            ("prompts",), f" must be a PromptDataset, got {type(prompts).__name__};"
+            " make one with tokenmill.PromptDataset or grpo_prompts"
+        )  # fmt: skip
     check_positive("epochs", epochs)
     if not len(prompts):
         raise UsageError(f"no prompt is left: {prompts.rejected}")

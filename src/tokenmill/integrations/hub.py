@@ -33,7 +33,7 @@ def split_files(
     if changing:
         raise UsageError(
             f"the dataset card sets {changing[0]!r}, which changes rows while `datasets` loads "
-            "them; tokenmill does not apply it. Name the files, as in "
+            "them; tokenmill does not apply it. Name the files instead, as in "
             "hf://datasets/owner/name/path",
             path=where,
         )
@@ -42,8 +42,8 @@ def split_files(
         (split,) = splits
     if split not in splits:
         known = ", ".join(splits) or "none that consist of files"
-        problem = f"there is no split {split!r}" if split else "name a split"
-        raise UsageError(f"{problem}; splits are: {known}", path=where)
+        problem = f"There is no split {split!r}" if split else "Name a split"
+        raise UsageError(f"{problem}. Splits: {known}.", path=where)
     inside = f"hf://datasets/{dataset}@{revision}/" if revision else os.path.abspath(dataset) + "/"
     outside = [
         file

@@ -17,11 +17,10 @@ import numpy as np
 
 from tokenmill._core.optional import optional
 from tokenmill.build.recipe import Recipe, RunOptions
-from tokenmill.data.choices import split
 from tokenmill.data.group_batches import group_kind
 from tokenmill.data.mixture import Mixture
 from tokenmill.data.order import Int64Array
-from tokenmill.data.stream import WholeRun
+from tokenmill.data.stream import RunIndex
 from tokenmill.data.view import View, as_view
 from tokenmill.errors import UsageError
 from tokenmill.integrations.trainers import (
@@ -99,9 +98,11 @@ class PreferenceLogs(Items[Item], torch_data.Dataset[Item]):  # type: ignore[mis
     ) -> None:
         view = data.view if isinstance(data, Mixture) else as_view(data)
         if group_kind(view) != "preference":
-            raise UsageError("NeMo RL's DPO and reward models take pairs, and this has other rows")
+            raise UsageError(
+                "NeMo RL's DPO and reward models need pairs, but this data has other rows."
+            )
         order = "sequential" if seed is None else "feistel"
-        self._run = WholeRun(data, epochs=epochs, seed=seed or 0, order=order, unit="groups")
+        self._run = RunIndex(data, epochs=epochs, seed=seed or 0, order=order, unit="groups")
 
     def __len__(self) -> int:
         return len(self._run)
@@ -132,7 +133,7 @@ def as_datum(
     idx: int,
     **_: Any,
 ) -> Item:
-    """NeMo RL's processor of an item of `MessageLogs`; nothing is left to render or encode.
+    """Convert an item of `MessageLogs`, as NeMo RL's processor; nothing is rendered or encoded.
 
     Rows of ``max_seq_length`` tokens or more are not trained, as in NeMo RL's own processor.
     """
@@ -141,8 +142,8 @@ def as_datum(
     multiplier = float(any(piece["role"] == "assistant" for piece in log))
     if max_seq_length is not None and length >= max_seq_length:
         warnings.warn(
-            "rows as long as data.max_input_seq_length are not trained by NeMo RL: set "
-            "data.train.max_length to less, or prepare the store so",
+            "NeMo RL does not train rows of data.max_input_seq_length tokens or more. Set a "
+            "smaller data.train.max_length, or prepare the store with one.",
             stacklevel=2,
         )
         kept = min(4, max_seq_length // len(log))  # of every piece, as NeMo RL's own processor
@@ -186,11 +187,13 @@ class SFTDataset:
         if is_store(path):
             if recipe or tokenizer is not None:
                 given = sorted([*recipe, *(["tokenizer"] if tokenizer else [])])
-                raise UsageError(f"a store has its recipe: take out {', '.join(given)}", path=path)
+                raise UsageError(
+                    f"A store is already prepared. Remove {', '.join(given)}.", path=path
+                )
             store = open_store(path)
         elif tokenizer is None:
             raise UsageError(
-                "raw rows need a tokenizer: ++data.train.tokenizer='${policy.tokenizer.name}'",
+                "Raw files need a tokenizer: ++data.train.tokenizer='${policy.tokenizer.name}'",
                 path=path,
             )
         else:
@@ -205,8 +208,9 @@ class SFTDataset:
         self.val_dataset = None
         if split_validation_size:
             share = float(split_validation_size)
-            view, held_out = split(view, {"train": 1 - share, "validation": share}, seed=seed)
-            self.val_dataset = MessageLogs(held_out, None)
+            views = view.split({"train": 1 - share, "validation": share}, seed=seed)
+            view = views["train"]
+            self.val_dataset = MessageLogs(views["validation"], None)
         self.dataset = MessageLogs(view, seed, epochs)
         self.processor = as_datum
         self.preprocessor = None
@@ -225,6 +229,6 @@ class SFTDataset:
 def _recipe_options(options: Mapping[str, Any]) -> dict[str, Any]:
     for name in sorted(PROMPT_FILES):
         if options.get(name) is not None:
-            raise UsageError(f"{name} is not applied to rows here: put it into the rows")
+            raise UsageError(f"{name} is not supported. Put its text into the rows.")
     check_names(options, RECIPE_KEYS | TRAINER_KEYS | PROMPT_FILES, "of a dataset")
     return {name: value for name, value in options.items() if name in RECIPE_KEYS}

@@ -65,7 +65,7 @@ class _StepSampler:
         return cursors
 
     def __iter__(self) -> Iterator[Step]:
-        # Bound now: torch takes the first step later, and may ask for a second iterator first.
+        # Bound now: torch takes the first step later, and may request a second iterator first.
         return self._walk(*self._next)
 
     @staticmethod
@@ -105,7 +105,7 @@ class DataLoader:
         **arguments: Any,
     ) -> None:
         if isinstance(data, Loader) and arguments:
-            raise UsageError(f"say {', '.join(arguments)} to the loader, not here")
+            raise UsageError(f"Pass {', '.join(arguments)} to the Loader.")
         self.loader = data if isinstance(data, Loader) else Loader(data, **arguments)
         self.has_workers = num_workers > 0
         self._persistent = persistent_workers
@@ -179,24 +179,24 @@ class _Iterator(LoaderIterator):
 
     def __next__(self) -> Any:
         if self._owner.is_stale(self):
-            raise UsageError("persistent workers serve one iterator at a time: use the latest")
+            raise UsageError("Persistent workers serve one iterator at a time. Use the latest one.")
         try:
             return super().__next__()
         except (RuntimeError, ConnectionError, EOFError, FileNotFoundError) as error:
             if not (self._owner.has_workers and _is_death_of_a_worker(error)):
                 raise
-            raise WorkerError(f"a worker process died: {error}") from error
+            raise WorkerError(f"A worker process died: {error}") from error
 
 
 def _is_death_of_a_worker(error: Exception) -> bool:
-    # What a worker's own code raised comes with torch's remark that it was caught there.
+    # torch marks exceptions of the worker's own code with "Caught".
     if isinstance(error, TokenmillError) or str(error).startswith("Caught "):
         return False
     return not isinstance(error, RuntimeError) or str(error).startswith("DataLoader worker")
 
 
 def _unchanged(batch: TensorBatch) -> TensorBatch:
-    """A step is a whole batch: nothing to collate. A function, because workers pickle it."""
+    # A step is a whole batch. A function, because workers pickle it.
     return batch
 
 
@@ -212,22 +212,22 @@ class Dataset(RowDataset, torch_data.Dataset[Item]):  # type: ignore[misc]
         self,
         data: Store | View,
         *,
-        pad_id: int | None = None,
-        pad_side: str = "right",
+        pad_token_id: int | None = None,
+        padding_side: str = "right",
         pad_to_multiple_of: int | None = None,
     ) -> None:
         self.view = self.trainer.check(as_view(data))
         self.item_rows = ItemRows(len(self.view))
-        self._pad_id = self.view.pad_id if pad_id is None else pad_id
-        self._pad_side = pad_side
+        self._pad_token_id = self.view.pad_token_or(pad_token_id)
+        self._pad_side = padding_side
         self._multiple = pad_to_multiple_of
 
     def collate(self, items: Sequence[Item]) -> TensorBatch:
-        if self._pad_id is None:
-            raise UsageError("the tokenizer names neither a pad nor an eos token: say pad_id")
+        if self._pad_token_id is None:
+            raise UsageError("The tokenizer has no pad or eos token. Set ", ("pad_token_id",), ".")
         pieces = [
             (item["input_ids"].numpy().astype(np.int32), item["loss_mask"].numpy())
             for item in items
         ]
-        batch = fill_rows(pieces, self._pad_id, side=self._pad_side, multiple=self._multiple)
+        batch = fill_rows(pieces, self._pad_token_id, side=self._pad_side, multiple=self._multiple)
         return as_tensors(batch)

@@ -42,18 +42,18 @@ class TokenizedRows(RowDataset, torch_data.Dataset[Item]):  # type: ignore[misc]
 
 def labels_are_shifted() -> bool:
     """Whether the installed torchtune's datasets give the label of the next token."""
-    with optional("torchtune", "its place of labels"):
+    with optional("torchtune", "labels"):
         from torchtune.datasets._sft import SFTTransform
     probe = {"tokens": [5, 6, 7], "mask": [True, False, False]}
-    made = SFTTransform(model_transform=lambda sample: dict(probe))({})
-    found = [int(label) for label in made["labels"]]
+    sample = SFTTransform(model_transform=lambda sample: dict(probe))({})
+    labels = [int(label) for label in sample["labels"]]
     known: dict[tuple[int, ...], bool] = {(6, 7, IGNORE): True, (IGNORE, 6, 7): False}
-    if tuple(found) not in known:
+    if tuple(labels) not in known:
         raise UsageError(
-            f"torchtune's SFTTransform gives the labels {found} for the tokens 5 6 7, of which the "
-            "first is masked: this version is not known here"
+            f"This version of torchtune is not supported: its SFTTransform returns the labels "
+            f"{labels} for the tokens 5 6 7, of which the first is masked."
         )
-    return known[tuple(found)]
+    return known[tuple(labels)]
 
 
 def sft_dataset(
@@ -70,7 +70,7 @@ def sft_dataset(
     if not packed:
         return rows
     if limit is None:
-        raise UsageError("packs need a length: set tokenizer.max_seq_len")
+        raise UsageError("packed=True needs a length. Set tokenizer.max_seq_len.")
     with optional("torchtune", "packing by it"):
         from torchtune.datasets import PackedDataset
     return PackedDataset(rows, max_seq_len=limit)

@@ -1,4 +1,4 @@
-"""What the adapters share: a table of what each trainer takes, one dataset class, and checks."""
+"""Shared by the integrations: the columns of each trainer, dataset base classes, and checks."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tokenmill.data.order import FeistelOrder, Int64Array, make_order, unroll
 from tokenmill.data.prompt_rows import Convention, Conversation, Shaped
 from tokenmill.data.view import View, tokens_alone, unweighted
 from tokenmill.errors import CacheError, SourceError, TemplateError, UsageError, check_positive
-from tokenmill.media import Pictures, Processor
-from tokenmill.sources.index import Shelf
+from tokenmill.media import Images, Processor
+from tokenmill.sources.index import IndexCache
 from tokenmill.sources.rows import Rows
 from tokenmill.store import Row, Store, StoreLayout
 from tokenmill.store.columns import row_numbers
@@ -69,7 +69,7 @@ class Trainer:
     tensors: bool = True  # or lists
     takes_images: bool = False
     limit: str = "max_length"  # the trainer's name of its length limit
-    advice: str = "raise it, or prepare with --max-length"
+    advice: str = "Raise it, or prepare with --max-length"
 
     def check(self, view: View, max_length: int | None = None) -> View:
         """Return the view, or raise if the trainer would train it wrongly or refuse it later."""
@@ -101,7 +101,7 @@ VERL = Trainer(
     {"input_ids": ("ids", _INT), "position_ids": ("positions", _INT), "loss_mask": ("mask", _INT)},
     takes_images=True,
     limit="data.max_length",
-    advice="raise it, or set data.truncation=right",
+    advice="Raise it, or set data.truncation=right",
 )
 SKYRL = Trainer(
     "SkyRL",
@@ -164,7 +164,7 @@ class ItemRows:
         order: str = "sequential",
         seed: int = 0,
         epochs: int = 1,
-        subset: int | None = None,  # serve only so many rows, a random choice
+        subset: int | None = None,  # serve only this many rows, chosen at random
     ) -> None:
         check_positive("epochs", epochs)
         self.rows = rows if subset is None else subset
@@ -199,17 +199,16 @@ class RowDataset(Items[Any]):
 
 
 def image_features(row: Row, processor: Processor, trainer: str) -> dict[str, Array]:
-    """Run the processor on a row's images: arrays under the model's argument names."""
-    pictures = Pictures()
-    opened = [
-        pictures.open(row.picture(number), one.reference) for number, one in enumerate(row.media)
-    ]
+    """Run the processor on a row's images and return arrays by the model's argument names."""
+    images = Images()
+    opened = [images.open(row.image(number), one.reference) for number, one in enumerate(row.media)]
     found = processor.features([opened])
     apart = sorted(set(found) - processor.layout.joined)
     if apart:
         raise UsageError(
-            f"{trainer} joins what a processor gives for single pictures, and {', '.join(apart)} "
-            f"of {type(processor.original).__name__} cannot be joined: use {trainer}'s own dataset"
+            f"{trainer} concatenates the features of single images, but {', '.join(apart)} of "
+            f"{type(processor.original).__name__} cannot be concatenated. Use "
+            f"{trainer}'s own dataset."
         )
     return found
 
@@ -218,7 +217,7 @@ def image_features(row: Row, processor: Processor, trainer: str) -> dict[str, Ar
 
 
 class Verbatim(Convention):
-    """Messages and tools go to the template as the row has them."""
+    """Pass messages and tools to the template unchanged."""
 
     is_trainer = True
 
@@ -236,8 +235,8 @@ VERBATIM = f"{__name__}:{Verbatim.__name__}"
 def require_ungrouped(view: View) -> View:
     if view.has_groups:
         raise UsageError(
-            "the rows of this data belong to groups (docs/preference.md), and this host takes rows "
-            "one by one: serve it with a Loader, or with hf.for_trl"
+            "This data contains preference groups, which this trainer would split. Use tm.Loader "
+            "or hf.for_trl instead (docs/guides/preference.md)."
         )
     return view
 
@@ -247,7 +246,8 @@ def require_max_length(view: View, limit: int | None, name: str, advice: str) ->
     if overlong.size:
         row = view[int(overlong[0])]
         raise SourceError(
-            f"{len(row)} tokens, {name} is {limit} ({overlong.size:,} such rows): {advice}",
+            f"The row has {len(row)} tokens, but {name} is {limit} ({overlong.size:,} such rows). "
+            f"{advice}.",
             **row.origin.location,
         )
     return view
@@ -257,7 +257,7 @@ def check_names(given: Iterable[str], known: Collection[str], where: str) -> Non
     """Raise if a config contains settings that would be ignored."""
     unknown = sorted(set(given) - set(known))
     if unknown:
-        raise UsageError(f"unknown names {where}: {', '.join(unknown)}")
+        raise UsageError(f"Unknown settings {where}: {', '.join(unknown)}.")
 
 
 # Stores
@@ -272,7 +272,7 @@ def prepared(recipe: Recipe, options: RunOptions, *, progress: Any = None, flag:
 
     with date_named(recipe.tokenizer, flag):
         found = run(recipe, options, progress=progress)
-    found.judge()
+    found.raise_for_rejections()
     return found.store
 
 
@@ -280,14 +280,14 @@ def cached_scan(
     rows: Rows, cache_dir: Any, query: dict[str, Any], scan: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
     """Return the JSON values that a scan of all rows found, cached by content and query."""
-    shelf = Shelf(Path(cache_dir or default_cache_dir()).absolute())
+    index_cache = IndexCache(Path(cache_dir or default_cache_dir()).absolute())
     sources = [document for _, document in source_documents(rows.blocks())]
     key = fingerprint.key({**query, "sources": sources})
-    found: dict[str, Any] | None = shelf.note(key)
+    found: dict[str, Any] | None = index_cache.note(key)
     if found is None:
         found = scan()
         with suppress(CacheError):  # a read-only cache: the next run scans again
-            shelf.write_note(key, found)
+            index_cache.write_note(key, found)
     return found
 
 
@@ -297,7 +297,7 @@ def stated_date() -> str | None:
 
 @contextmanager
 def date_named(tokenizer: Any, flag: str = "") -> Iterator[None]:
-    """Where a template is refused for printing the date, name ``flag``, the trainer's setting."""
+    """If a template is refused because it prints the date, name ``flag``, the trainer's setting."""
     try:
         yield
     except TemplateError as error:
@@ -307,6 +307,6 @@ def date_named(tokenizer: Any, flag: str = "") -> Iterator[None]:
             raise
         other = f" (or {flag}=2026-11-15)" if flag else ""
         raise TemplateError(
-            f"the template of {getattr(tokenizer, 'name_or_path', tokenizer)} prints the date: "
-            f"pin it in the environment, {DATE}=2026-11-15{other}"
+            f"The template of {getattr(tokenizer, 'name_or_path', tokenizer)} prints the date. "
+            f"Set {DATE}=2026-11-15 in the environment{other}."
         ) from error

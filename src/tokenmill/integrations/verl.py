@@ -21,10 +21,9 @@ import numpy as np
 from tokenmill._core.optional import optional
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.chat.calls import IMAGE_PARTS
-from tokenmill.chat.pictures import COLUMNS
-from tokenmill.data.choices import select
+from tokenmill.chat.images import COLUMNS
 from tokenmill.data.order import ORDERS, Int64Array
-from tokenmill.data.prompts import PromptDataset
+from tokenmill.data.prompts import PromptSettings, open_prompts
 from tokenmill.data.view import View, as_view, concat
 from tokenmill.errors import RowError, SourceError, UsageError, check_one_of, check_positive
 from tokenmill.integrations.trainers import (
@@ -59,7 +58,7 @@ DATE_FLAG = "+data.tokenmill.date"
 PAD_MODES = ("right", "no_padding")
 TRUNCATIONS = ("error", "left", "right")
 RECIPE_SETTINGS = ("date", "train_on", "turn_end", "thinking_opener", "trailing")
-NO_VIDEOS = "for videos use verl's own dataset"
+NO_VIDEOS = "use verl's own dataset for videos"
 QWEN_VL_AXES = 4  # positions of text, time, height and width; in text they are the same
 GRID = "image_grid_thw"
 PROCESSOR_IDENTITY = ("class", "image_token", "answers")  # decides whether features fit tokens
@@ -140,7 +139,7 @@ class _Overridable:
             if name in vars(cls):
                 raise UsageError(
                     f"{cls.__name__}.{name} would never be called: rows come from a store or an "
-                    "index. Change the files beforehand, or override __getitem__"
+                    "index. Change the files, or override __getitem__."
                 )
 
 
@@ -188,7 +187,7 @@ class SFTDataset(_Overridable, RowDataset, torch_data.Dataset[Item]):  # type: i
         kind = type(getattr(processor, "image_processor", None)).__name__
         self._axes = QWEN_VL_AXES if "Qwen2VLImageProcessor" in kind else None
         pad = getattr(tokenizer, "pad_token_id", None)
-        self.pad_id = 0 if pad is None else int(pad)
+        self.pad_token_id = 0 if pad is None else int(pad)
         self.item_rows = self.settings.item_rows(
             len(self.view), max_samples, shuffle=bool(stated.get("shuffle"))
         )
@@ -197,7 +196,7 @@ class SFTDataset(_Overridable, RowDataset, torch_data.Dataset[Item]):  # type: i
         if not self.view.has_media:
             return
         if self._processor is None:
-            raise UsageError("rows of a store with pictures need a processor, and verl gave none")
+            raise UsageError("The store has images, but verl passed no processor.")
         identity = self._loaded_processor.identity
         found = json.loads(json.dumps([identity[name] for name in PROCESSOR_IDENTITY]))
         for store in self.view.stores:
@@ -205,19 +204,19 @@ class SFTDataset(_Overridable, RowDataset, torch_data.Dataset[Item]):  # type: i
                 expected = store.manifest["document"]["processor"]
                 if [expected[name] for name in PROCESSOR_IDENTITY] != found:
                     raise UsageError(
-                        "verl's processor is not the one that the rows were prepared with: its "
-                        "pixels would not fit the tokens",
+                        "The store was prepared with another processor than verl's, so pixels and "
+                        "tokens would not match.",
                         path=store.path,
                     )
         if self.truncation == "left":
             cut = np.flatnonzero(self.view.lengths > self.max_length)
-            cut = cut[self.view.pictures_at(cut) > 0]
+            cut = cut[self.view.images_at(cut) > 0]
             if cut.size:
                 row = self.view[int(cut[0])]
                 raise SourceError(
-                    f"{len(row)} tokens, data.max_length is {self.max_length}, and it has pictures,"
-                    f" which a cut on the left would part from their tokens ({cut.size:,} such "
-                    "rows): set data.truncation=right, which drops rows it would cut a picture of",
+                    f"The row has images and {len(row)} tokens, but data.max_length is "
+                    f"{self.max_length} ({cut.size:,} such rows). data.truncation=left would cut "
+                    "tokens of images. Set data.truncation=right, which drops such rows.",
                     **row.origin.location,
                 )
 
@@ -252,7 +251,7 @@ class SFTDataset(_Overridable, RowDataset, torch_data.Dataset[Item]):  # type: i
             found["attention_mask"] = np.ones_like(found["input_ids"])
             missing = (0, limit - len(found["input_ids"]))
             for name, values in found.items():
-                pad = self.pad_id if name == "input_ids" else 0
+                pad = self.pad_token_id if name == "input_ids" else 0
                 found[name] = np.pad(values, missing, constant_values=pad)
         tensors: Item = {name: torch.from_numpy(values) for name, values in found.items()}
         inputs: dict[str, torch.Tensor] = {}
@@ -272,7 +271,7 @@ class SFTDataset(_Overridable, RowDataset, torch_data.Dataset[Item]):  # type: i
 
 
 def _rope_index(processor: Any, input_ids: Any, grid: torch.Tensor) -> torch.Tensor:
-    with optional("verl", "the positions of pictures"):
+    with optional("verl", "the positions of images"):
         from verl.models.transformers.qwen2_vl import get_rope_index
     ids = torch.from_numpy(input_ids.astype(np.int64))
     found: torch.Tensor = get_rope_index(
@@ -313,9 +312,9 @@ class _Preparing:
         images = str(self.config.get("image_key") or COLUMNS[0])
         refused = {str(self.config.get("video_key") or "videos"): NO_VIDEOS}
         if self.processor is None:
-            refused[images] = "pictures need a processor, and verl gave none"
+            refused[images] = "verl passed no processor"
         elif images not in COLUMNS:
-            refused[images] = f"the column of pictures must be called {' or '.join(COLUMNS)}"
+            refused[images] = f"the column of images must be called {' or '.join(COLUMNS)}"
         default = self.config.get("enable_thinking_default")
         values, has_images = _scan_columns(files, column, images, refused, settings.cache_dir)
         options = RunOptions(
@@ -329,15 +328,20 @@ class _Preparing:
             variables = dict(self.config.get("apply_chat_template_kwargs") or {})
             if thinking is not None:
                 variables["enable_thinking"] = bool(thinking)
-            carry = () if len(values) == 1 else (str(column),)
-            recipe = self._recipe(files, variables, carry, has_images=has_images)
+            keep_columns = () if len(values) == 1 else (str(column),)
+            recipe = self._recipe(files, variables, keep_columns, has_images=has_images)
             stores[value] = prepared(recipe, options, flag=DATE_FLAG)
         if len(stores) == 1:
             return as_view(*stores.values())
-        return select(concat(stores.values()), _own_rows(stores, str(column)))
+        return concat(stores.values()).select(_own_rows(stores, str(column)))
 
     def _recipe(
-        self, files: list[str], variables: Config, carry: tuple[str, ...], *, has_images: bool
+        self,
+        files: list[str],
+        variables: Config,
+        keep_columns: tuple[str, ...],
+        *,
+        has_images: bool,
     ) -> Recipe:
         config, settings = self.config, self.settings
         key = config.get("messages_key")
@@ -348,14 +352,14 @@ class _Preparing:
             tokenizer=self.tokenizer,
             tokenizer_backend="transformers",
             processor=self.processor if has_images else None,
-            messages_key=None if key == "messages" else key,
-            tools_key=config.get("tools_key") or "tools",
+            columns={"tools": config.get("tools_key") or "tools"}
+            | ({"messages": key} if key not in (None, "messages") else {}),
             chat_template=template if isinstance(template, str) else None,
-            template_kwargs=variables,
+            chat_template_kwargs=variables,
             **{name: getattr(settings, name) for name in RECIPE_SETTINGS},
             max_length=self.limit,
             overlong="truncate",
-            carry=carry,
+            keep_columns=keep_columns,
         )
 
 
@@ -363,9 +367,9 @@ def _own_rows(stores: Mapping[Thinking, Store], column: str) -> Int64Array:
     """Numbers of the rows whose value is that of their store, in the order of the source."""
     origins, numbers, begin = [], [], 0
     for value, store in stores.items():
-        carried = f"carried.{column}"
-        for at, (first, columns) in enumerate(store.columns(["row_in_slice", carried])):
-            values = (_thinking(json.loads(text)) for text in columns[carried])
+        extra = f"extra.{column}"
+        for at, (first, columns) in enumerate(store.columns(["row_in_slice", extra])):
+            values = (_thinking(json.loads(text)) for text in columns[extra])
             rows = np.asarray([n for n, found in enumerate(values) if found is value], np.int64)
             entry = store.table[at]
             in_file = int(entry["source_row"]) + columns["row_in_slice"][rows].astype(np.int64)
@@ -397,17 +401,17 @@ def _scan_columns(
                 continue  # the build rejects it
             for name in refused:
                 if row.get(name):
-                    return {"error": f"a row has {name}: {refused[name]}", "row": number}
+                    return {"error": f"The row has {name}: {refused[name]}.", "row": number}
             has_images = has_images or bool(row.get(images)) or any(_image_parts(row.values()))
             value = None if column is None else row.get(column)
             try:
                 thinking.add(_thinking(value))
             except ValueError:
-                error = f"{column} is {value!r}; it is true, false or null"
+                error = f"{column} must be true, false or null, got {value!r}."
                 return {"error": error, "row": number}
         return {"thinking": sorted(thinking, key=str), "images": has_images}
 
-    query = {"what rows say in": column, "images": images, "refused": dict(refused)}
+    query = {"thinking": column, "images": images, "refused": dict(refused)}
     found = cached_scan(rows, cache_dir, query, scan)
     if "error" in found:
         raise UsageError(found["error"], **rows.origin(found["row"]).location)
@@ -465,12 +469,13 @@ class RLDataset(_Overridable, Items[Item], torch_data.Dataset[Item]):  # type: i
             limit = None
         elif stated.get("tool_config_path") or stated.get("function_tool_path"):
             raise UsageError(
-                "lengths do not count the tools of tool_config_path or function_tool_path: set "
-                "data.filter_overlong_prompts=False, or filter the files beforehand"
+                "Lengths do not count the tools of tool_config_path or function_tool_path. Set "
+                "data.filter_overlong_prompts=False, or filter the files first."
             )
         cache_dir = self.settings.cache_dir or stated.get("cache_dir")
         with date_named(tokenizer, DATE_FLAG):
-            self.prompts = PromptDataset(
+            self.prompts = open_prompts(
+                PromptSettings(convention=VERBATIM),
                 files,
                 tokenizer,
                 processor,
@@ -484,7 +489,6 @@ class RLDataset(_Overridable, Items[Item], torch_data.Dataset[Item]):  # type: i
                 apply_chat_template_kwargs=stated.get("apply_chat_template_kwargs") or None,
                 date=self.settings.date,
                 tokenizer_backend="transformers",
-                convention=VERBATIM,
                 seed=int(self.settings.seed or 0),
                 num_workers=self.settings.num_workers,
                 cache_dir=None if cache_dir is None else os.path.expanduser(cache_dir),
@@ -494,7 +498,7 @@ class RLDataset(_Overridable, Items[Item], torch_data.Dataset[Item]):  # type: i
             rows, max_samples = self.prompts.kept_before(max_samples), -1
         self._ordered = self.settings.item_rows(rows, max_samples, shuffle=shuffle)
         if not len(self._ordered):
-            raise UsageError(f"no prompt is left: {self.prompts.rejected}", path=files[0])
+            raise UsageError(f"No prompt is left: {self.prompts.rejected}.", path=files[0])
 
     def __len__(self) -> int:
         return len(self._ordered)
@@ -516,11 +520,11 @@ class RLDataset(_Overridable, Items[Item], torch_data.Dataset[Item]):  # type: i
         if not any(example.get(column) for column in self._media().values()):
             return messages
         if self.processor is None:
-            raise UsageError("prompts with media need a processor, and verl gave none")
+            raise UsageError("The prompt has media, but verl passed no processor.")
         build = _verl_dataset()._build_messages
         if "key" in inspect.signature(build).parameters:
             return build(self, example, key=key)
-        return build(self, example)  # an older verl knows one key
+        return build(self, example)  # older versions have no key argument
 
     def _item(self, row: dict[str, Any]) -> Item:
         messages = self._build_messages(row, key=self.prompt_key)
@@ -547,7 +551,7 @@ class RLDataset(_Overridable, Items[Item], torch_data.Dataset[Item]):  # type: i
         theirs = _verl_dataset()
         if hasattr(theirs, "process_multi_modal_info"):
             return await theirs.process_multi_modal_info(messages, image_patch_size, config)
-        # An older verl has no audio.
+        # Older versions have no audio.
         found = await theirs.process_vision_info(messages, image_patch_size, config)
         return (*found, None)
 

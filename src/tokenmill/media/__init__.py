@@ -7,34 +7,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tokenmill._core.optional import first_use
+from tokenmill._core.optional import lazy_exports
 
 if TYPE_CHECKING:
-    from tokenmill.media.asking import Answer, Answers, Size
-    from tokenmill.media.pictures import Limits, PictureFacts, Pictures
-    from tokenmill.media.processor import Expanded, ExpansionDiffers, Processor, Referenced
+    from tokenmill.media.images import ImageFacts, Images, Limits
+    from tokenmill.media.probe import ImageExpansion, RowExpansion, Size
+    from tokenmill.media.processor import Expanded, ExpansionMismatch, Processor, Referenced
     from tokenmill.media.reference import Reference, reference_from_text, reference_of
 
 __all__ = [
-    "Answer",
-    "Answers",
     "Expanded",
-    "ExpansionDiffers",
+    "ExpansionMismatch",
+    "ImageExpansion",
+    "ImageFacts",
+    "Images",
     "Limits",
-    "PictureFacts",
-    "Pictures",
     "Processor",
     "Reference",
     "Referenced",
+    "RowExpansion",
     "Size",
     "reference_from_text",
     "reference_of",
 ]
 
-__getattr__ = first_use(
+__getattr__ = lazy_exports(
     __name__,
-    asking="Answer Answers Size",
-    pictures="Limits PictureFacts Pictures",
-    processor="ExpansionDiffers Expanded Processor Referenced",
+    probe="ImageExpansion RowExpansion Size",
+    images="Limits ImageFacts Images",
+    processor="ExpansionMismatch Expanded Processor Referenced",
     reference="Reference reference_from_text reference_of",
 )

@@ -1,9 +1,9 @@
-"""`Processor`: the user's processor of transformers, run and never imitated.
+"""Expand image tokens with the user's transformers processor.
 
-A processor replaces each *image token* of a rendered text by an *expansion*: placeholders, and what
-is between and around them, depending on the size of the image and of its neighbours in the row.
-`Processor.expand` gives that text from the sizes of the images alone; `Processor.reference` runs
-the whole processor with real pixels, and audits compare the two.
+A processor replaces each *image token* of a rendered text by an *expansion*: placeholders and the
+tokens around them. It depends on the size of the image and of the other images of the row.
+`Processor.expand` computes the text from the sizes alone. `Processor.reference` runs the whole
+processor with real pixels; audits compare the two.
 """
 
 from __future__ import annotations
@@ -23,29 +23,37 @@ from tokenmill._core import fingerprint
 from tokenmill._core.optional import installed_version, optional, transformers_muted
 from tokenmill._core.process import RecentValues
 from tokenmill.errors import RowError, UsageError
-from tokenmill.media.asking import BATTERY, Answers, Asking, Battery, Memory, Row, Size
+from tokenmill.media.probe import (
+    PROBE_ROWS,
+    ExpansionCache,
+    Probe,
+    ProbeResults,
+    Row,
+    RowExpansion,
+    Size,
+)
 from tokenmill.media.reference import bad_media
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-VERSION = 1  # raised when what an identity holds changes
+VERSION = 1  # raised when the contents of an identity change
 
-MOST_REMEMBERED = 64 << 20  # bytes of answers in one process
+MAX_CACHED_BYTES = 64 << 20  # expansions in memory
 
 _CONFIGURATION = "processor_config.json"
-_NO_PART = ("video_processor", "feature_extractor", "audio_processor", "audio_tokenizer")
-_NO_SETTING = ("_name_or_path", "name_or_path", "_commit_hash", "auto_map")
+_IGNORED_PARTS = ("video_processor", "feature_extractor", "audio_processor", "audio_tokenizer")
+_IGNORED_SETTINGS = ("_name_or_path", "name_or_path", "_commit_hash", "auto_map")
 _TYPES = ("mm_token_type_ids", "token_type_ids")
 _TEXT = ("input_ids", "attention_mask", "special_tokens_mask", *_TYPES)
 
 
-class ExpansionDiffers(Exception):
-    """A learned expansion gave other ids than the processor did."""
+class ExpansionMismatch(Exception):
+    """The expansion computed from sizes gave other ids than the processor."""
 
 
 class Expanded(msgspec.Struct, frozen=True):
-    text: str  # what the processor passes to its tokenizer
+    text: str  # the text that the processor passes to its tokenizer
     pieces: list[tuple[int, int]]  # character range of each expansion
 
 
@@ -55,20 +63,16 @@ class Referenced(msgspec.Struct, frozen=True):
     token_types: list[int] | None  # 0 text, 1 image, if the processor returns them
 
 
-class Learned(NamedTuple):
-    """What is known of the images of a row by their sizes."""
-
-    answers: Answers
-    computed: bool  # from the sizes alone, so valid for all such images; else with blank ones
+class CachedExpansion(NamedTuple):
+    expansion: RowExpansion
+    computed: bool  # from the sizes alone, so valid for all such images; False: from blank ones
 
 
 class Layout(NamedTuple):
-    """How `Processor.features` and `Processor.token_types` of a batch are made of its rows."""
-
-    joined: frozenset[str]  # features that are the concatenation of their rows
+    joined: frozenset[str]  # features that are concatenated over rows
     by_row: bool  # whether any feature counts rows
-    types_name: str | None  # of the token types among the model's inputs
-    tells_types: bool  # whether token types distinguish the tokens of images
+    types_name: str | None  # name of the model's input with token types
+    has_image_types: bool  # whether token types distinguish the tokens of images
 
 
 class Processor:
@@ -76,9 +80,9 @@ class Processor:
 
     Args:
         processor: The object; `load` also takes a directory or a hub id.
-        options: What the trainer passes at every call besides text and images, for instance
+        options: Other arguments that the trainer passes at every call, such as
             ``{"do_pan_and_scan": True}``.
-        cache_dir: Where answers are kept for other processes.
+        cache_dir: Directory that shares expansions with other processes.
     """
 
     def __init__(
@@ -92,41 +96,39 @@ class Processor:
         self.options: dict[str, Any] = fingerprint.plain(options or {}, "the processor's options")
         name = type(processor).__name__
         if getattr(processor, "image_processor", None) is None:
-            raise UsageError(f"{name} takes no pictures; give a processor with an image processor")
+            raise UsageError(("processor",), f" must have an image processor; {name} has none")
         if getattr(processor, "tokenizer", None) is None:
-            raise UsageError(f"{name} has no tokenizer; give the processor that takes the text")
+            raise UsageError(("processor",), f" must have a tokenizer; {name} has none")
         token = getattr(processor, "image_token", None)
         if not token:
             raise UsageError(
-                f"{name} does not say which token stands for a picture (image_token), so its"
-                " expansions cannot be learned"
+                ("processor",), f" must define image_token, the token of an image; {name} does not"
             )
         self.image_token = str(token)
-        self._asking = Asking(processor, self.image_token, self.options)
-        self._memory = Memory(cache_dir, fingerprint.key(self._question))
-        self._known = RecentValues(MOST_REMEMBERED)
-        self._distrusted = False
+        self._probe = Probe(processor, self.image_token, self.options)
+        self._cache = ExpansionCache(cache_dir, fingerprint.key(self._settings))
+        self._expansions = RecentValues(MAX_CACHED_BYTES)
+        self._disabled_stages = False
 
     @classmethod
     def load(
         cls,
-        where: Any,
+        source: Any,
         *,
         options: Mapping[str, Any] | None = None,
         trust_remote_code: bool = False,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> Processor:
-        """Load the processor of a directory or a hub id, or wrap an object."""
-        if isinstance(where, Processor):
-            return where
-        if isinstance(where, str | os.PathLike):
-            where = _from_files(os.fspath(where), trust_remote_code)
-        return cls(where, options, cache_dir=cache_dir)
+        if isinstance(source, Processor):
+            return source
+        if isinstance(source, str | os.PathLike):
+            source = _from_files(os.fspath(source), trust_remote_code)
+        return cls(source, options, cache_dir=cache_dir)
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write files that `load` reads, without the options."""
         with transformers_muted():
-            if all(getattr(self._processor, name, self) is not None for name in _NO_PART):
+            if all(getattr(self._processor, name, self) is not None for name in _IGNORED_PARTS):
                 self._processor.save_pretrained(os.fspath(directory))
                 return
             self.tokenizer.save_pretrained(os.fspath(directory))
@@ -155,27 +157,27 @@ class Processor:
 
     @functools.cached_property
     def media_token_ids(self) -> frozenset[int]:
-        """Tokens that occur only for media: the special tokens of expansions."""
+        """The special tokens of expansions. They occur only for media."""
         ids: set[int] = set()
         for kind in ("image", "video", "audio"):
-            found = getattr(self._processor, f"{kind}_token_ids", None) or ()
-            ids.update(number for number in found if isinstance(number, int))
+            declared = getattr(self._processor, f"{kind}_token_ids", None) or ()
+            ids.update(number for number in declared if isinstance(number, int))
         special = {  # other added tokens, such as Gemma's newlines, occur in text too
             number for number, token in self.tokenizer.added_tokens_decoder.items() if token.special
         }
-        for answers in self._battery.answers:
-            for answer in answers.pictures:
+        for row in self._probe_results.answers:
+            for image in row.images:
                 ids |= special.intersection(
-                    self.tokenizer.encode(answer.text, add_special_tokens=False)
+                    self.tokenizer.encode(image.text, add_special_tokens=False)
                 )
         return frozenset(ids)
 
     @functools.cached_property
     def repeatable(self) -> dict[str, int]:
-        """Text and id of media tokens that are encoded one by one, whatever is around them.
+        """Text and id of the media tokens that are encoded alone in any context.
 
         They are split off before normalization, without white space, and no other added token
-        contains them. So a run of them is as many ids, and does not affect the text beside it.
+        contains them. So a run of n such tokens is n ids and does not affect the text around it.
         """
         added = self.tokenizer.added_tokens_decoder
         return {
@@ -187,16 +189,16 @@ class Processor:
         }
 
     @functools.cached_property
-    def _question(self) -> dict[str, Any]:
-        """What identifies it without running it: no paths, no parts for other media."""
+    def _settings(self) -> dict[str, Any]:
+        """The identity without results: no paths, no parts for other media."""
         try:
             settings = json.loads(self._processor.to_json_string())
         except (TypeError, ValueError) as error:
             raise UsageError(
-                f"the configuration of {type(self._processor).__name__} cannot be written down"
-                f" ({error}), so nothing could be named by it"
+                f"the configuration of {type(self._processor).__name__} must be JSON, to identify"
+                f" the processor in the cache: {error}"
             ) from error
-        for name in _NO_PART:
+        for name in _IGNORED_PARTS:
             settings.pop(name, None)
         return {
             "version": VERSION,
@@ -208,143 +210,149 @@ class Processor:
         }
 
     @functools.cached_property
-    def _battery(self) -> Battery:
-        known = self._memory.recall(None, Battery)
-        if known is not None and len(known.answers) == len(BATTERY):
-            return known
-        answers = tuple(self._asking.with_blanks(row) for row in BATTERY)
-        if all(answer.refused is not None for answer in answers):
+    def _probe_results(self) -> ProbeResults:
+        cached = self._cache.read(None, ProbeResults)
+        if cached is not None and len(cached.answers) == len(PROBE_ROWS):
+            return cached
+        expansions = tuple(self._probe.with_blanks(row) for row in PROBE_ROWS)
+        if all(expansion.refused is not None for expansion in expansions):
             raise UsageError(
-                f"{type(self._processor).__name__} refuses pictures of every size:"
-                f" {answers[0].refused}"
+                f"{type(self._processor).__name__} rejects images of every size:"
+                f" {expansions[0].refused}"
             )
-        hollow = all(
-            self._asking.hollow(row) == (answer if answer.refused is None else None)
-            for row, answer in zip(BATTERY, answers, strict=True)
+        shape_only = all(
+            self._probe.shape_only(row) == (expansion if expansion.refused is None else None)
+            for row, expansion in zip(PROBE_ROWS, expansions, strict=True)
         )
-        found = Battery(answers, hollow)
-        self._memory.remember(None, found)
-        return found
+        results = ProbeResults(expansions, shape_only)
+        self._cache.write(None, results)
+        return results
 
     @functools.cached_property
     def identity(self) -> dict[str, Any]:
-        """Everything that determines its answers, and its answers to `BATTERY`."""
-        named = [
+        """Everything that determines expansions, and the expansions of `PROBE_ROWS`."""
+        keys = [
             None
-            if answers.refused is not None
-            else fingerprint.key(
-                [[answer.text, list(answer.grid or ())] for answer in answers.pictures]
-            )
-            for answers in self._battery.answers
+            if row.refused is not None
+            else fingerprint.key([[image.text, list(image.grid or ())] for image in row.images])
+            for row in self._probe_results.answers
         ]
-        return {**self._question, "answers": named}
+        return {**self._settings, "answers": keys}
 
     @functools.cached_property
     def key(self) -> str:
         return fingerprint.key(self.identity)
 
     @property
-    def asks_hollow(self) -> bool:
-        """Whether answers for new sizes are computed without pixels, in a millisecond."""
-        return not self._distrusted and self._battery.hollow
+    def uses_shape_only(self) -> bool:
+        """Whether expansions of new sizes are computed without pixels, in a millisecond."""
+        return not self._disabled_stages and self._probe_results.shape_only
 
-    def distrust(self) -> None:
-        self._distrusted = True
-        self._known.clear()
+    def disable_fast_path(self) -> None:
+        self._disabled_stages = True
+        self._expansions.clear()
 
-    def learned(self, sizes: Sequence[Size]) -> Learned:
-        """What the processor makes of the images of a row, each given as (width, height).
+    def expansion_for(self, sizes: Sequence[Size]) -> CachedExpansion:
+        """Return the expansion of a row from the (width, height) of its images.
 
-        Images that it refuses are a RowError (``bad_media``), here and in the methods below.
+        Here and in the methods below, `RowError` (``bad_media``) means that the processor rejects
+        the images.
         """
         row = tuple((int(width), int(height)) for width, height in sizes)
-        found: Learned | None = self._known.get(row)
-        if found is None:
-            found = self._learn(row)
-            self._known.put(row, found, found.answers.weight)
-        _taken(found.answers, row)
-        return found
+        cached: CachedExpansion | None = self._expansions.get(row)
+        if cached is None:
+            cached = self._expand_sizes(row)
+            self._expansions.put(row, cached, cached.expansion.weight)
+        _require_accepted(cached.expansion, row)
+        return cached
 
-    def _learn(self, row: Row) -> Learned:
-        answers = self._asking.hollow(row) if self.asks_hollow else None
-        if answers is not None:
-            return Learned(answers, computed=True)
-        answers = self._memory.recall(row, Answers)
-        if answers is None:
-            answers = self._asking.with_blanks(row)
-            self._memory.remember(row, answers)
-        return Learned(answers, computed=False)
+    def _expand_sizes(self, row: Row) -> CachedExpansion:
+        expansion = self._probe.shape_only(row) if self.uses_shape_only else None
+        if expansion is not None:
+            return CachedExpansion(expansion, computed=True)
+        expansion = self._cache.read(row, RowExpansion)
+        if expansion is None:
+            expansion = self._probe.with_blanks(row)
+            self._cache.write(row, expansion)
+        return CachedExpansion(expansion, computed=False)
 
-    def ask(self, pictures: Sequence[Any]) -> Answers:
-        """What the processor makes of these images of `Pictures.open`, without kept answers."""
-        sizes = tuple((int(one.width), int(one.height)) for one in pictures)
-        return _taken(self._asking.with_pictures(sizes, list(pictures)), sizes)
+    def expansion_of(self, images: Sequence[Any]) -> RowExpansion:
+        """Return the expansion of a row from images of `Images.open`, without any cache."""
+        sizes = tuple((int(one.width), int(one.height)) for one in images)
+        return _require_accepted(self._probe.with_images(sizes, list(images)), sizes)
 
-    def expand(self, text: str, sizes: Sequence[Size], answers: Answers | None = None) -> Expanded:
+    def expand(
+        self, text: str, sizes: Sequence[Size], expansion: RowExpansion | None = None
+    ) -> Expanded:
         """Replace each image token of a rendered text by the expansion of its image.
 
-        ``answers`` are those of `ask`, or of `learned` by default. Another number of image tokens
-        than of images is a RowError (``media_mismatch``).
+        Args:
+            text: The rendered text.
+            sizes: Width and height of each image.
+            expansion: Of `expansion_of`; `expansion_for` by default.
+
+        Raises:
+            RowError: The numbers of image tokens and images differ (``media_mismatch``).
         """
         between = text.split(self.image_token)
         if len(between) != len(sizes) + 1:
             raise RowError(
-                f"{len(sizes)} picture(s) for {len(between) - 1} place(s) in the text"
-                f" ({self.image_token})",
+                f"the row has {len(sizes)} image(s), but its text has {len(between) - 1} image"
+                f" token(s) ({self.image_token})",
                 reason="media_mismatch",
             )
         if not sizes:
             return Expanded(text, [])
         parts, pieces, at = [between[0]], [], len(between[0])
-        learned = self.learned(sizes).answers if answers is None else answers
-        for answer, after in zip(learned.pictures, between[1:], strict=True):
-            pieces.append((at, at + len(answer.text)))
-            parts += (answer.text, after)
-            at += len(answer.text) + len(after)
+        row = self.expansion_for(sizes).expansion if expansion is None else expansion
+        for image, after in zip(row.images, between[1:], strict=True):
+            pieces.append((at, at + len(image.text)))
+            parts += (image.text, after)
+            at += len(image.text) + len(after)
         return Expanded("".join(parts), pieces)
 
-    def reference(self, text: str, pictures: Sequence[Any]) -> Referenced:
-        """Run the whole processor on a rendered text and its images; adds no special tokens."""
+    def reference(self, text: str, images: Sequence[Any]) -> Referenced:
+        """Run the whole processor on a rendered text and its images, without special tokens."""
         try:
-            made = self._run([text], [list(pictures)] if pictures else None)
+            output = self._run([text], [list(images)] if images else None)
         except MemoryError:
             raise
         except Exception as error:
-            raise bad_media(f"the processor refuses the row: {error}") from error
-        types = next((made[name] for name in _TYPES if name in made), None)
+            raise bad_media(f"the processor rejects the row: {error}") from error
+        types = next((output[name] for name in _TYPES if name in output), None)
         return Referenced(
-            ids=_as_list(made["input_ids"])[0],
-            features=_features_of(made),
+            ids=_as_list(output["input_ids"])[0],
+            features=_features_of(output),
             token_types=None if types is None else _as_list(types)[0],
         )
 
     def features(self, rows: Sequence[Sequence[Any]]) -> dict[str, npt.NDArray[Any]]:
-        """The pixels of a batch, under the model's own names.
+        """Return the model's inputs for the images of a batch, by name.
 
-        Images are given row by row as they were prepared, also of a pack: the result may depend on
-        the other images of a row.
+        ``rows`` must be the prepared rows, also for a pack: the result may depend on the other
+        images of a row.
         """
-        given = [list(row) for row in rows if row or self.layout.by_row]
-        if not any(given):
+        images = [list(row) for row in rows if row or self.layout.by_row]
+        if not any(images):
             return {}
         try:
-            return _features_of(self._run([self.image_token * len(row) for row in given], given))
+            return _features_of(self._run([self.image_token * len(row) for row in images], images))
         except MemoryError:
             raise
         except Exception as error:
-            raise bad_media(f"the processor refuses the pictures: {error}") from error
+            raise bad_media(f"the processor rejects the images: {error}") from error
 
-    def _run(self, texts: list[str], pictures: list[list[Any]] | None) -> Mapping[str, Any]:
+    def _run(self, texts: list[str], images: list[list[Any]] | None) -> Mapping[str, Any]:
         backend = getattr(self._processor.image_processor, "backend", "")
         tensors = "pt" if backend == "torchvision" else "np"
-        made: Mapping[str, Any] = self._processor(
+        output: Mapping[str, Any] = self._processor(
             text=texts,
-            images=pictures,
+            images=images,
             text_kwargs={"add_special_tokens": False, "return_tensors": None},
             images_kwargs={"return_tensors": tensors},
             **self.options,
         )
-        return made
+        return output
 
     @functools.cached_property
     def layout(self) -> Layout:
@@ -356,8 +364,8 @@ class Processor:
             for sizes in (((97, 61),), ((640, 480), (333, 500)))
         ]
         texts = [self.image_token * len(row) for row in rows]
-        made = self._run(texts, rows)
-        together = _features_of(made)
+        output = self._run(texts, rows)
+        together = _features_of(output)
         alone = [
             _features_of(self._run([text], [row])) for text, row in zip(texts, rows, strict=True)
         ]
@@ -369,33 +377,33 @@ class Processor:
             and np.array_equal(np.concatenate([one[name] for one in alone]), value)
         )
         by_row = any(len(value) == len(rows) for value in together.values())
-        ids = _as_list(made["input_ids"])[0]  # of one picture and nothing else
-        name = next((name for name in _TYPES if name in made), None)
+        ids = _as_list(output["input_ids"])[0]  # of one image and nothing else
+        name = next((name for name in _TYPES if name in output), None)
         return Layout(joined, by_row, name, any(self.token_types(ids, [len(ids)])))
 
     def token_types(self, ids: Sequence[int], counts: Sequence[int]) -> list[int]:
-        """Type of each token of a row, 0 text and 1 image; ``counts`` has those of each image."""
+        """Return 0 (text) or 1 (image) per token; ``counts`` has the tokens of each image."""
         make = self._processor.create_mm_token_type_ids
-        more = len(inspect.signature(make).parameters) - 1
-        found: list[int] = make([list(ids)], *([[list(counts)]] if more else []))[0]
-        return found
+        takes_counts = len(inspect.signature(make).parameters) > 1
+        types: list[int] = make([list(ids)], *([[list(counts)]] if takes_counts else []))[0]
+        return types
 
 
-def _taken(answers: Answers, row: Row) -> Answers:
-    if answers.refused is not None:
+def _require_accepted(expansion: RowExpansion, row: Row) -> RowExpansion:
+    if expansion.refused is not None:
         shown = ", ".join(f"{width}×{height}" for width, height in row)
-        raise bad_media(f"the processor refuses {shown} pixels: {answers.refused}")
-    return answers
+        raise bad_media(f"the processor rejects {shown} pixels: {expansion.refused}")
+    return expansion
 
 
-def _features_of(made: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
-    return {name: _as_array(value) for name, value in made.items() if name not in _TEXT}
+def _features_of(output: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+    return {name: _as_array(value) for name, value in output.items() if name not in _TEXT}
 
 
 def _as_array(value: Any) -> npt.NDArray[Any]:
     import numpy as np
 
-    if hasattr(value, "detach"):  # a tensor; numpy has no bfloat16, which float32 holds exactly
+    if hasattr(value, "detach"):  # a tensor; numpy has no bfloat16, but float32 is exact
         value = value.detach().cpu()
         value = value.float() if str(value.dtype) == "torch.bfloat16" else value
         return np.asarray(value.numpy())
@@ -411,14 +419,13 @@ def _without_paths(value: Any) -> Any:
         return {
             name: _without_paths(member)
             for name, member in value.items()
-            if name not in _NO_SETTING
+            if name not in _IGNORED_SETTINGS
         }
     return [_without_paths(member) for member in value] if isinstance(value, list) else value
 
 
 def _code_of(processor: Any) -> dict[str, str]:
-    """The version of transformers, and the source of classes that are not of transformers."""
-    found = {"transformers": installed_version("transformers") or ""}
+    code = {"transformers": installed_version("transformers") or ""}
     for part in (processor, processor.image_processor):
         for kind in type(part).__mro__:
             if kind.__module__.partition(".")[0] in ("builtins", "transformers"):
@@ -427,27 +434,27 @@ def _code_of(processor: Any) -> dict[str, str]:
                 source = inspect.getsource(sys.modules[kind.__module__]).encode()
             except (OSError, TypeError, KeyError):
                 source = b""
-            found[kind.__name__] = fingerprint.checksum(source)
-    return found
+            code[kind.__name__] = fingerprint.checksum(source)
+    return code
 
 
-def _from_files(where: str, trust_remote_code: bool) -> Any:
+def _from_files(source: str, trust_remote_code: bool) -> Any:
     with optional("transformers", "processor="), transformers_muted():
         from transformers import AutoProcessor
 
         try:
-            return AutoProcessor.from_pretrained(where, trust_remote_code=trust_remote_code)
+            return AutoProcessor.from_pretrained(source, trust_remote_code=trust_remote_code)
         except Exception as error:
-            found = _without_video(Path(where))
-            if found is not None:
-                return found
+            processor = _without_video(Path(source))
+            if processor is not None:
+                return processor
             raise UsageError(
-                f"the processor cannot be loaded: {type(error).__name__}: {error}", path=where
+                f"cannot load the processor: {type(error).__name__}: {error}", path=source
             ) from error
 
 
 def _without_video(directory: Path) -> Any | None:
-    """A processor without its parts for other media, if these may need missing libraries."""
+    """Load a processor without its parts for other media, which may need missing libraries."""
     import transformers
 
     try:
@@ -456,26 +463,26 @@ def _without_video(directory: Path) -> Any | None:
         parts = kind.get_attributes()
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    if not any(part in _NO_PART for part in parts):
+    if not any(part in _IGNORED_PARTS for part in parts):
         return None
     loaders = {
         "tokenizer": transformers.AutoTokenizer,
         "image_processor": transformers.AutoImageProcessor,
     }
-    if any(part not in loaders and part not in _NO_PART for part in parts):
+    if any(part not in loaders and part not in _IGNORED_PARTS for part in parts):
         return None
     template = directory / "chat_template.jinja"
-    known = inspect.signature(kind.__init__).parameters
-    given = {name: value for name, value in settings.items() if name in known}
+    parameters = inspect.signature(kind.__init__).parameters
+    arguments = {name: value for name, value in settings.items() if name in parameters}
     for part in parts:
         loader = loaders.get(part)
-        given[part] = None if loader is None else loader.from_pretrained(os.fspath(directory))
+        arguments[part] = None if loader is None else loader.from_pretrained(os.fspath(directory))
     if template.is_file():
-        given["chat_template"] = template.read_text(encoding="utf-8")
+        arguments["chat_template"] = template.read_text(encoding="utf-8")
 
     def check(self: Any, name: str, part: Any) -> Any:
         return None if part is None else kind.check_argument_for_proper_class(self, name, part)
 
     lenient = type(kind.__name__, (kind,), {"check_argument_for_proper_class": check})
     lenient.__module__ = kind.__module__
-    return lenient(**given)
+    return lenient(**arguments)

@@ -1,8 +1,8 @@
-"""Parse what a row says of an image.
+"""Parse the image values of a row into references.
 
-A `Reference` names files as the row does, so it stays valid in another directory. A row gives a
-path, ``file://``, a URL, a member of an archive (``shard.tar::b.png``, ``zip://b.png::shard.zip``),
-bytes, base64, a data URI, or a mapping that holds one of these (such as a Parquet image cell).
+A value is a path, ``file://``, a URL, a member of an archive (``shard.tar::b.png``,
+``zip://b.png::shard.zip``), bytes, base64, a data URI, or a mapping with one of these (such as a
+Parquet image cell). Paths stay as written in the row, so they are valid in another directory too.
 """
 
 from __future__ import annotations
@@ -15,24 +15,22 @@ from typing import Any, Literal
 
 import msgspec
 
-from tokenmill.errors import RowError
+from tokenmill.errors import RowError, hide_secrets, shown
 
 Kind = Literal["file", "member", "url", "inline"]
 
-_MEMBERS = ("bytes", "url", "image_url", "path", "file", "image", "data")  # of a mapping, in order
+_KEYS = ("bytes", "url", "image_url", "path", "file", "image", "data")  # of a mapping, in order
 _MAGIC = (
     b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"RIFF", b"BM", b"II*\0", b"MM\0*",
 )  # fmt: skip
-_BASE64_LENGTH = 64  # characters; no picture is smaller, and few file names are that long
-_SHOWN = 120  # characters of what a row says, in a message
-_DEPTH = 4  # mappings in mappings
+_BASE64_LENGTH = 64  # characters; no image is smaller, and few file names are that long
+_MAX_SHOWN = 120  # characters of a value in a message
+_MAX_DEPTH = 4  # mappings in mappings
 
 
 class Reference(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where the bytes of an image are."""
-
     kind: Kind
-    path: str = ""  # the file, or the archive, as the row names it
+    path: str = ""  # of the file or the archive, as written in the row
     member: str = ""  # of the archive
     url: str = ""
     data: bytes | None = None  # of an inline image; not part of `text`
@@ -40,23 +38,22 @@ class Reference(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def name(self) -> str:
         if self.kind == "inline":
-            return "the picture in the row"
-        shown = self.url or (f"{self.path}::{self.member}" if self.member else self.path)
-        return shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 1]}…"
+            return "the image in the row"
+        name = shown(self.url) or (f"{self.path}::{self.member}" if self.member else self.path)
+        return name if len(name) <= _MAX_SHOWN else f"{name[: _MAX_SHOWN - 1]}…"
 
     def text(self) -> str:
-        """A small JSON text; `reference_from_text` reads it."""
+        """Return JSON without the bytes; `reference_from_text` reads it."""
         bare = self if self.data is None else msgspec.structs.replace(self, data=None)
         return msgspec.json.encode(bare).decode()
 
 
 def reference_from_text(text: str | bytes) -> Reference:
-    """The reference that `Reference.text` wrote, an inline one without its bytes."""
     return msgspec.json.decode(text, type=Reference)
 
 
 def reference_of(value: Any) -> Reference:
-    """Parse what a row says of an image; RowError (``bad_media``) when it names none."""
+    """Parse an image value; raise `RowError` (``bad_media``) if it is none."""
     return _of(value, 0)
 
 
@@ -65,24 +62,24 @@ def _of(value: Any, depth: int) -> Reference:
         return _of_text(value)
     if isinstance(value, bytes | bytearray | memoryview):
         return Reference("inline", data=bytes(value))
-    if isinstance(value, Mapping) and depth < _DEPTH:
-        for name in _MEMBERS:
-            said = value.get(name)
-            if said is None:
+    if isinstance(value, Mapping) and depth < _MAX_DEPTH:
+        for name in _KEYS:
+            member = value.get(name)
+            if member is None:
                 continue
-            if name in ("bytes", "data") and isinstance(said, str):
-                return Reference("inline", data=_decoded(said))
-            return _of(said, depth + 1)
-        raise bad_media(f"a picture is given as {_shown(value)}, which names none")
+            if name in ("bytes", "data") and isinstance(member, str):
+                return Reference("inline", data=_decoded(member))
+            return _of(member, depth + 1)
+        raise bad_media(f"the image {_shown(value)} has none of the keys {', '.join(_KEYS)}")
     raise bad_media(
-        f"a picture is given as {_shown(value)}, a {type(value).__name__}; give a path, an"
-        " address, base64 text or bytes"
+        f"an image must be a path, a URL, base64 text or bytes, got {_shown(value)}"
+        f" ({type(value).__name__})"
     )
 
 
 def _of_text(text: str) -> Reference:
     if not text or "\0" in text:
-        raise bad_media(f"a picture is given as {_shown(text)}, which names none")
+        raise bad_media(f"an image must be a path, a URL or base64 text, got {_shown(text)}")
     scheme = text[:8].lower()
     if scheme.startswith("data:"):
         return Reference("inline", data=_of_data_uri(text))
@@ -93,28 +90,28 @@ def _of_text(text: str) -> Reference:
     if scheme.startswith("file://"):
         parts = urllib.parse.urlsplit(text)
         if parts.netloc not in ("", "localhost"):
-            raise bad_media(f"{_shown(text)} names a file of another machine")
+            raise bad_media(f"{_shown(text)} is a file of another machine; give a local path")
         return Reference("file", path=urllib.parse.unquote(parts.path))
     if scheme.startswith(("zip://", "tar://")):
-        member, found, archive = text[6:].partition("::")
-        if not (found and member and archive):
-            raise bad_media(f"{_shown(text)} names no member of an archive: zip://MEMBER::ARCHIVE")
+        member, separator, archive = text[6:].partition("::")
+        if not (separator and member and archive):
+            raise bad_media(f"{_shown(text)} is incomplete; write zip://MEMBER::ARCHIVE")
         return Reference("member", path=archive, member=member)
     if "://" in text:
         raise bad_media(
-            f"{_shown(text)} cannot be opened: give a path, file://, http://, https://, data:,"
-            " zip:// or tar://"
+            f"{_shown(text)} has an unsupported scheme; give a path, file://, http://, https://,"
+            " data:, zip:// or tar://"
         )
-    archive, found, member = text.partition("::")
-    if found:
+    archive, separator, member = text.partition("::")
+    if separator:
         if not (archive and member):
-            raise bad_media(f"{_shown(text)} names no member of an archive: ARCHIVE::MEMBER")
+            raise bad_media(f"{_shown(text)} is incomplete; write ARCHIVE::MEMBER")
         return Reference("member", path=archive, member=member)
     return Reference("file", path=text)
 
 
 def _looks_inline(text: str) -> bool:
-    """Whether a text is an image in base64: it begins with the magic bytes of a format."""
+    """Return whether a text is base64 that begins with the magic bytes of an image format."""
     try:
         start = base64.b64decode(text[:16], validate=True)
     except (binascii.Error, ValueError):
@@ -123,8 +120,8 @@ def _looks_inline(text: str) -> bool:
 
 
 def _of_data_uri(text: str) -> bytes:
-    head, found, body = text.partition(",")
-    if not found:
+    head, separator, body = text.partition(",")
+    if not separator:
         raise bad_media(f"{_shown(text)} is a data URI without data")
     if head.lower().endswith(";base64"):
         return _decoded(urllib.parse.unquote(body) if "%" in body else body)
@@ -135,15 +132,15 @@ def _decoded(text: str) -> bytes:
     try:
         return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise bad_media(f"{_shown(text)} is no base64 text ({error})") from error
+        raise bad_media(f"{_shown(text)} is not base64 ({error})") from error
 
 
 def _shown(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 1]}…"
+    text = hide_secrets(repr(value))
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"
 
 
-class MissingPicture(RowError):
+class MissingImage(RowError):
     pass
 
 
@@ -151,12 +148,12 @@ def bad_media(message: str) -> RowError:
     return RowError(message, reason="bad_media")
 
 
-def missing(message: str) -> MissingPicture:
-    return MissingPicture(message, reason="bad_media")
+def missing(message: str) -> MissingImage:
+    return MissingImage(message, reason="bad_media")
 
 
-def require_size(found: int, most: int, name: str) -> None:
-    if found > most:
-        raise bad_media(f"{name} has {found} bytes or more; {most} are allowed")
-    if found == 0:
+def require_size(size: int, limit: int, name: str) -> None:
+    if size > limit:
+        raise bad_media(f"{name} has {size} bytes or more; {limit} are allowed")
+    if size == 0:
         raise bad_media(f"{name} is empty")

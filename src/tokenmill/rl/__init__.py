@@ -1,1 +1,1 @@
-"""Recorded rollouts, and the bridge that continues a rollout with the ids of a template."""
+"""Recorded rollouts, and the bridge that continues a rollout in token ids."""

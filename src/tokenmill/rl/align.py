@@ -1,7 +1,7 @@
 """Find the differences between two texts that should be equal.
 
-Where the ends of a difference are ambiguous (a turn is missing, and the next begins alike), it is
-moved to begin at one of the given places: the beginnings of turns and sampled parts.
+If the ends of a difference are ambiguous (a turn is missing, and the next begins with the same
+text), the difference is moved to begin at one of the given starts of turns and sampled parts.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from typing import AnyStr
 
 WINDOW = 24  # bytes that must agree for two texts to be in sync again
-REACH = 4096  # bytes after a difference in which they may be in sync at any place
-OVERRUN = 256  # bytes in which two texts may agree by chance before a difference is seen
-MEETINGS = 8  # matches after a difference that are compared before one is chosen
-MOST = 16  # divergences of one trajectory
+REACH = 4096  # bytes after a difference that are searched for a match
+MAX_OVERRUN = 256  # bytes that may agree by chance before a difference is noticed
+MAX_MATCHES = 8  # matches after a difference that are compared
+MAX_DIVERGENCES = 16  # per trajectory
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Expected were ``expected[start:end]``; found were ``found[found_start:found_end]``."""
+    """``expected[start:end]`` was expected, and ``found[found_start:found_end]`` was found."""
 
     start: int
     end: int
@@ -29,7 +29,7 @@ class Divergence:
 
 
 def same_until(left: AnyStr, at: int, right: AnyStr, by: int) -> int:
-    """Return how many bytes two texts share from two places on."""
+    """Return how many bytes two texts share from two positions on."""
     size = min(len(left) - at, len(right) - by)
     done, step = 0, 64
     while done < size:
@@ -49,37 +49,39 @@ def same_until(left: AnyStr, at: int, right: AnyStr, by: int) -> int:
     return low
 
 
-def divergences(expected: bytes, found: bytes, places: Sequence[int]) -> list[Divergence]:
+def divergences(expected: bytes, found: bytes, starts: Sequence[int]) -> list[Divergence]:
     """Return where two texts differ, in order; the last one may reach to both ends."""
-    told: list[Divergence] = []
-    e = r = synced = 0
+    result: list[Divergence] = []
+    e = r = sync = 0
     while True:
         same = same_until(expected, e, found, r)
         e, r = e + same, r + same
         if e == len(expected) and r == len(found):
-            return told
-        meeting = None if len(told) >= MOST else _meet(expected, e, found, r, places, synced)
+            return result
+        meeting = (
+            None if len(result) >= MAX_DIVERGENCES else _resync(expected, e, found, r, starts, sync)
+        )
         if meeting is None:
-            told.append(Divergence(e, len(expected), r, len(found)))
-            return told
-        divergence = _settle(expected, found, meeting, places, synced)
-        told.append(divergence)
+            result.append(Divergence(e, len(expected), r, len(found)))
+            return result
+        divergence = _trim_and_move(expected, found, meeting, starts, sync)
+        result.append(divergence)
         e, r = divergence.end, divergence.found_end
-        synced = r
+        sync = r
 
 
-def _meet(
-    expected: bytes, e: int, found: bytes, r: int, places: Sequence[int], synced: int
+def _resync(
+    expected: bytes, e: int, found: bytes, r: int, starts: Sequence[int], sync: int
 ) -> Divergence | None:
-    """Choose the place with the most equal bytes after it and the fewest different before it."""
+    """Choose the match with the most equal bytes after it and the fewest skipped before it."""
     best: tuple[int, Divergence] | None = None
 
     def offer(start: int, end: int, found_start: int, found_end: int) -> None:
         nonlocal best
-        passed = end - start + found_end - found_start
-        if passed <= 0:
+        skipped = end - start + found_end - found_start
+        if skipped <= 0:
             return
-        cost = passed - min(same_until(expected, end, found, found_end), REACH)
+        cost = skipped - min(same_until(expected, end, found, found_end), REACH)
         if best is None or cost < best[0]:
             best = cost, Divergence(start, end, found_start, found_end)
 
@@ -87,45 +89,45 @@ def _meet(
     if ends >= WINDOW or (ends and len(expected) - e - ends < WINDOW):
         offer(e, len(expected) - ends, r, len(found) - ends)
     windows: dict[bytes, int] = {}
-    for place in range(e, min(e + REACH, len(expected) - WINDOW + 1)):
-        windows.setdefault(expected[place : place + WINDOW], place)
-    place, stop, met = r, min(r + REACH, len(found) - WINDOW + 1), 0
-    while place < stop and met < MEETINGS:
-        known = windows.get(found[place : place + WINDOW])
-        if known is None:
-            place += 1
+    for index in range(e, min(e + REACH, len(expected) - WINDOW + 1)):
+        windows.setdefault(expected[index : index + WINDOW], index)
+    index, stop, matches = r, min(r + REACH, len(found) - WINDOW + 1), 0
+    while index < stop and matches < MAX_MATCHES:
+        match = windows.get(found[index : index + WINDOW])
+        if match is None:
+            index += 1
         else:
-            offer(e, known, r, place)
-            place += max(1, same_until(expected, known, found, place))
-            met += 1
-    for place in places[bisect_left(places, e) :]:
-        probe = expected[place : place + 2 * WINDOW]
+            offer(e, match, r, index)
+            index += max(1, same_until(expected, match, found, index))
+            matches += 1
+    for index in starts[bisect_left(starts, e) :]:
+        probe = expected[index : index + 2 * WINDOW]
         if len(probe) < WINDOW // 2:
             continue
-        at = found.find(probe, max(synced, r - OVERRUN))
+        at = found.find(probe, max(sync, r - MAX_OVERRUN))
         if at < 0:
             continue
         back = max(0, r - at)
         if back <= e:
-            offer(e - back, place, r - back, at)
+            offer(e - back, index, r - back, at)
     return None if best is None else best[1]
 
 
-def _settle(
-    expected: bytes, found: bytes, one: Divergence, places: Sequence[int], synced: int
+def _trim_and_move(
+    expected: bytes, found: bytes, one: Divergence, starts: Sequence[int], sync: int
 ) -> Divergence:
-    """Trim what both share at the end, then move the start to one of the places."""
+    """Trim the common end, then move the start to one of the given starts."""
     start, end, found_start, found_end = one.start, one.end, one.found_start, one.found_end
     while end > start and found_end > found_start and expected[end - 1] == found[found_end - 1]:
         end, found_end = end - 1, found_end - 1
-    known = set(places)
-    if start in known or (end > start and found_end > found_start):
+    allowed = set(starts)
+    if start in allowed or (end > start and found_end > found_start):
         return Divergence(start, end, found_start, found_end)
-    for back in range(1, OVERRUN):
-        if start - back < 0 or found_start - back < synced:
+    for back in range(1, MAX_OVERRUN):
+        if start - back < 0 or found_start - back < sync:
             break
         if expected[end - back] != found[found_end - back]:
             break
-        if start - back in known:
+        if start - back in allowed:
             return Divergence(start - back, end - back, found_start - back, found_end - back)
     return Divergence(start, end, found_start, found_end)

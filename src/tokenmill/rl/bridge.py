@@ -1,8 +1,8 @@
 """Continue rollouts in token ids, for any chat template.
 
-A bridge appends what the template prints after a sampled turn in the whole conversation. It changes
-no given id. It finds the conversation by the longest prompt that it returned before and that the
-ids begin with. docs/bridge.md explains the rules.
+A bridge appends the text that the template prints after a sampled turn in the whole conversation.
+It never changes an id. It finds the conversation by the longest earlier prompt that the ids begin
+with. docs/guides/bridge.md explains the rules.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from tokenmill.chat.calls import TOOL_ROLES
 from tokenmill.chat.program import Run
 from tokenmill.chat.shapes import Form, Message, conversation
 from tokenmill.chat.thinking import CLOSING, TAG, before_thinking
-from tokenmill.chat.turns import TurnJudge, common_prefix, tail
+from tokenmill.chat.turns import SpanResolver, common_prefix, tail
 from tokenmill.errors import BridgeError, RowError, UsageError
 from tokenmill.tokenizers.loading import load
 from tokenmill.tokenizers.tokenizer import Tokenizer
 
-REMEMBERED = 65_536  # prompts; each holds references to its messages, not its text
-LONGEST_OPENER = 256  # characters in which a generation prompt may open thinking
-BY_TEXT = (
-    " (the sampled turn is known by its text alone; sampled= takes the message that it was parsed"
-    " to, with its tool_calls and reasoning_content)"
+MAX_PROMPTS = 65_536  # each has references to its messages, not its text
+MAX_OPENER = 256  # characters of a generation prompt that are searched for thinking
+HINT_BY_TEXT = (
+    " (only the text of the sampled turn is known; pass the parsed message, with its tool_calls and"
+    " reasoning_content, as `sampled`)"
 )
 _SPREAD, _ONE = np.uint64(0x9E3779B97F4A7C15), np.uint64(1)
 
@@ -60,13 +60,13 @@ class _KnownPrompt:
 
 @dataclass(frozen=True, slots=True)
 class _Sampled:
-    """A turn sampled after a prompt, and the messages that answer it."""
+    """A turn sampled after a prompt, and the messages that follow it."""
 
     prompt: _KnownPrompt
     own: str  # its text
-    stop: str  # the special token that it ends with, as text; may be empty
+    stop: str  # the special token at its end, as text; may be empty
     answer: list[Message]
-    by_text: bool  # whether there is no message, only the text
+    by_text: bool  # whether only its text is known, not its message
 
     @property
     def turn(self) -> int:
@@ -87,14 +87,14 @@ class _Printed:
     messages: list[Message]
     text: str
     run: Run | None
-    judge: TurnJudge
+    check: SpanResolver
     render: Callable[[list[Message], bool], str]
 
     def closing(self, k: int) -> tuple[int, int]:
-        """Return where the words of a sampled turn end, and where its end-of-turn token does."""
+        """Return where the words of a sampled turn end, and where its end-of-turn token ends."""
         if self.run is not None:
             try:
-                words, close = self.judge.closing(self.run, k)
+                words, close = self.check.closing(self.run, k)
                 if close is not None:
                     return words, close
             except RowError:
@@ -105,45 +105,45 @@ class _Printed:
             raise BridgeError(error.message, turn=k) from error
 
     def _closing_by_render(self, k: int) -> tuple[int, int]:
-        """As `closing`, by the renders before and after the turn alone."""
-        before, alone = (
+        """Return `closing` from the renders before and after the turn."""
+        before, after = (
             self.render(self.messages[:k], True),
             self.render(self.messages[: k + 1], False),
         )
         if not self.text.startswith(before):
-            raise BridgeError(f"where the turn {k} begins cannot be told", turn=k)
-        close = len(common_prefix(alone, self.text).rstrip())
+            raise BridgeError(f"the start of turn {k} is unknown", turn=k)
+        close = len(common_prefix(after, self.text).rstrip())
         turn, content = self.text[len(before) : close], self.messages[k].get("content")
         if isinstance(content, str) and content.strip() and not self.messages[k].get("tool_calls"):
-            place = turn.rfind(content.strip())
-            if place >= 0:
-                return len(before) + place + len(content.strip()), close
+            position = turn.rfind(content.strip())
+            if position >= 0:
+                return len(before) + position + len(content.strip()), close
         endings = [tag for tag in TAG.finditer(turn) if tag.end() == len(turn)]
         return close - len(endings[0][0] if endings else ""), close
 
     def ends(self) -> list[int]:
         if self.run is None:
             return []
-        ends = self.judge.settle(self.run, self.messages, None).ends
+        ends = self.check.resolve_spans(self.run, self.messages, None).ends
         return [*ends[:-1], ends[-1] - len(tail(self.run))]
 
 
 class Bridge:
-    """Goes on with rollouts, ids in, ids out, for any chat template.
+    """Continues rollouts in token ids, for any chat template.
 
-    Safe to share between threads. Sent to another process it remembers nothing there.
+    Threads may share a bridge. A copy in another process starts without prompts.
 
     Args:
         tokenizer: Directory, ``tokenizer.json``, hub id, ``tokenizers.Tokenizer`` or a
             transformers tokenizer.
-        tools: Tool descriptions for conversations that name none of their own.
-        chat_template: Jinja source, or a file that holds it; None: the tokenizer's own.
-        template_kwargs: Further variables for the chat template.
-        date: ``YYYY-MM-DD`` for templates that print the date; such a template is refused without.
+        tools: Tool descriptions for conversations without their own.
+        chat_template: Jinja source or a file with it; None: the tokenizer's own.
+        chat_template_kwargs: Further variables for the chat template.
+        date: ``YYYY-MM-DD``, required by templates that print the date.
         tokenizer_backend: ``auto``, ``transformers`` or ``file``.
-        trust_remote_code: Allow a tokenizer to bring code of its own.
+        trust_remote_code: Allow a tokenizer to run its own code.
         renderer: ``auto``, or ``jinja2`` to compare every render with the reference.
-        remembered: Most prompts whose conversation is known; the longest unused is forgotten.
+        remembered: Maximum number of known prompts; the least recently used is dropped.
     """
 
     def __init__(
@@ -152,12 +152,12 @@ class Bridge:
         tools: list[Any] | None = None,
         chat_template: Any = None,
         *,
-        template_kwargs: Mapping[str, Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         date: str | None = None,
         tokenizer_backend: str = "auto",
         trust_remote_code: bool = False,
         renderer: str = "auto",
-        remembered: int = REMEMBERED,
+        remembered: int = MAX_PROMPTS,
     ) -> None:
         self.tokenizer: Tokenizer = load(
             tokenizer,
@@ -167,12 +167,12 @@ class Bridge:
         )
         self.tools = tools
         self._options: dict[str, Any] = {
-            "template_kwargs": template_kwargs, "date": date, "renderer": renderer,
+            "chat_template_kwargs": chat_template_kwargs, "date": date, "renderer": renderer,
             "remembered": remembered,
         }  # fmt: skip
         if self.tokenizer.template is None:
-            raise UsageError("the tokenizer has no chat template: give one with chat_template=")
-        spec = ChatSpec(format="messages", template_kwargs=template_kwargs, date=date)
+            raise UsageError("The tokenizer has no chat template. Set ", ("chat_template",), ".")
+        spec = ChatSpec(format="messages", chat_template_kwargs=chat_template_kwargs, date=date)
         self._renderer = Renderer(
             spec, self.tokenizer.template, self.tokenizer.special_tokens, renderer=renderer
         )
@@ -188,12 +188,12 @@ class Bridge:
     ) -> list[int]:
         """Return the ids of a conversation and its generation prompt.
 
-        ``tools`` defaults to the bridge's, here and below. A conversation that the template refuses
-        raises `RowError`.
+        ``tools`` defaults to the bridge's, here and below. `RowError` if the template raises an
+        error on the conversation.
         """
         with self._lock:
             if not messages:
-                raise UsageError("a prompt needs at least one message")
+                raise UsageError(("messages",), " must contain at least one message.")
             tools = self.tools if tools is None else tools
             printed = self._print_whole(messages, tools)
             ids = self._encode(printed.text)
@@ -207,26 +207,26 @@ class Bridge:
         *,
         sampled: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Return the same ids, and what the template prints after the sampled turn.
+        """Return the same ids, followed by the template's text after the sampled turn.
 
         The end-of-turn token is added first if it was not sampled (a length limit). Any other token
         that stopped the engine is part of the turn.
 
         Args:
             ids: The ids of `prompt` or `extend`, and everything that was sampled after them.
-            messages: The answer: tool results, a user, a system message.
-            sampled: The sampled turn as a message, with its calls and its reasoning, as the host's
-                parser understood it. None: its text, which is enough for most templates.
+            messages: The messages after the sampled turn: tool results, a user or system message.
+            sampled: The sampled turn as a parsed message, with its calls and reasoning. None: its
+                text, which is enough for most templates.
 
         Raises:
-            BridgeError: The template would rewrite earlier text, or refuses the conversation.
-            UsageError: The ids begin with no known prompt, or the message is needed.
+            BridgeError: The template would rewrite earlier text, or raises an error.
+            UsageError: The ids do not begin with a known prompt, or `sampled` is required.
         """
         if not messages:
-            raise UsageError("messages is empty: give what answers the sampled turn")
+            raise UsageError(("messages",), " is empty; pass the messages after the sampled turn.")
         with self._lock:
             numbers = _array(ids)
-            self._refuse_unknown(numbers)
+            self._check_ids(numbers)
             prompt = self._find(numbers)
             own = numbers[prompt.tokens :]
             try:
@@ -235,18 +235,21 @@ class Bridge:
                 raise BridgeError(error.message) from error
             if any(message["role"] == "assistant" for message in new):
                 raise UsageError(
-                    "messages are what answers the sampled turn; the turn itself is sampled="
+                    ("messages",),
+                    " must not contain an assistant message; pass the sampled turn as ",
+                    ("sampled",),
+                    ".",
                 )
             if not len(own) and sampled is None:
                 raise UsageError(
-                    "nothing was sampled after the prompt: give all messages at once, or"
-                    " sampled={'role': 'assistant', 'content': ''} where an empty turn is meant"
+                    "Nothing was sampled after the prompt. Pass all messages to `prompt`, or"
+                    " sampled={'role': 'assistant', 'content': ''} for an empty turn."
                 )
             try:
                 printed, following = self._follow(prompt, numbers, new, sampled)
             except RowError as error:
                 raise BridgeError(error.message, turn=len(prompt.messages)) from error
-            added = self._encode_behind(numbers, following)
+            added = self._encode_after(numbers, following)
             whole = np.concatenate([numbers, _array(added)])
             self._keep(whole, printed, prompt.tools)
             return [*(ids if type(ids) is list else numbers.tolist()), *added]
@@ -254,7 +257,7 @@ class Bridge:
     def is_append_only(
         self, messages: Sequence[Mapping[str, Any]], tools: list[Any] | None = None
     ) -> bool:
-        """Return whether a rollout of this conversation is never rewritten; see `rewrite`."""
+        """Whether the template never rewrites a rollout of this conversation; see `rewrite`."""
         return self.rewrite(messages, tools) is None
 
     def rewrite(
@@ -267,28 +270,28 @@ class Bridge:
         """
         with self._lock:
             tools = self.tools if tools is None else tools
-            answered = bool(messages) and messages[-1].get("role") != "assistant"
-            given = self._print_whole(messages, tools, prompt=answered).messages
-            assistants = [k for k, m in enumerate(given) if m["role"] == "assistant" and k]
-            nexts = [*assistants[1:], len(given)]
+            ends_open = bool(messages) and messages[-1].get("role") != "assistant"
+            conversation = self._print_whole(messages, tools, prompt=ends_open).messages
+            assistants = [k for k, m in enumerate(conversation) if m["role"] == "assistant" and k]
+            nexts = [*assistants[1:], len(conversation)]
             for k, following in zip(assistants, nexts, strict=False):
-                prompt = self._print(given[:k], tools, prompt=True)
-                alone = self._print(given[: k + 1], tools, prompt=False)
-                stands = alone.text[: alone.closing(k)[1]]
-                if not stands.startswith(prompt.text):
-                    return rewrite_between(prompt.text, stands, prompt.ends(), alone.ends())
-                if len(given) == k + 1:
-                    break  # nothing answers it
-                later = self._print(given[:following], tools, prompt=True)
-                if not later.text.startswith(stands):
-                    ends = [*alone.ends()[:-1], len(stands)]
-                    return rewrite_between(stands, later.text, ends, later.ends())
+                prompt = self._print(conversation[:k], tools, prompt=True)
+                last = self._print(conversation[: k + 1], tools, prompt=False)
+                sampled = last.text[: last.closing(k)[1]]
+                if not sampled.startswith(prompt.text):
+                    return rewrite_between(prompt.text, sampled, prompt.ends(), last.ends())
+                if len(conversation) == k + 1:
+                    break  # no message follows it
+                later = self._print(conversation[:following], tools, prompt=True)
+                if not later.text.startswith(sampled):
+                    ends = [*last.ends()[:-1], len(sampled)]
+                    return rewrite_between(sampled, later.text, ends, later.ends())
             return None
 
     def remember(
         self, ids: Ids, messages: Sequence[Mapping[str, Any]], tools: list[Any] | None = None
     ) -> None:
-        """Add a prompt that another process or library made.
+        """Add a prompt that another process or library created.
 
         Raises:
             UsageError: Ids and conversation are different texts.
@@ -296,19 +299,19 @@ class Bridge:
         with self._lock:
             tools = self.tools if tools is None else tools
             numbers = _array(ids)
-            self._refuse_unknown(numbers)
+            self._check_ids(numbers)
             printed = self._print_whole(messages, tools)
-            found, text = self._text(numbers, 0), printed.text
-            if found != text and numbers.tolist() != self._encode(text):
-                place = first_difference(found, text)
+            decoded, text = self._text(numbers, 0), printed.text
+            if decoded != text and numbers.tolist() != self._encode(text):
+                position = first_difference(decoded, text)
                 raise UsageError(
-                    f"these ids are not the prompt of this conversation: they read"
-                    f" {excerpt(found, place)}, the template prints {excerpt(text, place)}"
+                    f"The ids are not the prompt of this conversation: they decode to"
+                    f" {excerpt(decoded, position)}, the template prints {excerpt(text, position)}."
                 )
             self._keep(numbers, printed, tools)
 
-    def forget(self) -> None:
-        """Forget every prompt."""
+    def clear_cache(self) -> None:
+        """Remove every known prompt."""
         with self._lock:
             self._prompts.clear()
 
@@ -327,28 +330,30 @@ class Bridge:
         self, forms: Iterable[Form], tools: Any, hint: str = "", *, prompt: bool = True
     ) -> Iterator[_Printed]:
         """Yield every form of a conversation that the template accepts; raise if there is none."""
-        refused: RowError | None = None
+        first_error: RowError | None = None
         is_accepted = False
         for form in forms:
             try:
                 printed = self._print(form.messages, tools, prompt=prompt)
             except RowError as error:
-                refused = refused or error
+                first_error = first_error or error
                 continue
             is_accepted = True
             yield printed
         if not is_accepted:
-            assert refused is not None
-            raise RowError(f"{refused.message}{hint}", reason=refused.reason) from refused
+            assert first_error is not None
+            raise RowError(
+                f"{first_error.message}{hint}", reason=first_error.reason
+            ) from first_error
 
     def _print(self, messages: list[Message], tools: list[Any] | None, *, prompt: bool) -> _Printed:
         def render(messages: list[Message], prompt: bool) -> str:
             return self._renderer.printed(messages, tools, prompt=prompt)[0]
 
         text, run = self._renderer.printed(messages, tools, prompt=prompt)
-        return _Printed(messages, text, run, self._renderer.judge(tools), render)
+        return _Printed(messages, text, run, self._renderer.resolver(tools), render)
 
-    # What follows a sampled turn
+    # The text after a sampled turn
 
     def _follow(
         self,
@@ -362,53 +367,53 @@ class Bridge:
         stop = ""
         if len(numbers) > prompt.tokens and self.tokenizer.table.is_special[numbers[-1]]:
             stop = self._token(numbers[-1])
-        given = _Sampled(prompt, own, stop, new, sampled is None)
-        forms = self._readings(given)
+        turn = _Sampled(prompt, own, stop, new, sampled is None)
+        forms = self._candidate_messages(turn)
         if sampled is not None:
             forms = conversation("messages", [dict(sampled)]).forms()
         candidates: list[_Printed] = []
-        hint = BY_TEXT if given.by_text else ""
-        for printed in self._accepted(map(given.complete, forms), prompt.tools, hint):
-            if given.is_in(printed.text):
-                printed, following = self._exact(given, printed)
+        hint = HINT_BY_TEXT if turn.by_text else ""
+        for printed in self._accepted(map(turn.complete, forms), prompt.tools, hint):
+            if turn.is_in(printed.text):
+                printed, following = self._continue_exact(turn, printed)
                 break
             candidates.append(printed)
         else:
             printed = candidates[0]
-            stop, following = self._worded_otherwise(given, printed)
-        if given.by_text:
-            self._refuse_what_depends_on_calls(given, printed, stop + following)
+            stop, following = self._continue_reworded(turn, printed)
+        if turn.by_text:
+            self._require_calls_if_needed(turn, printed, stop + following)
         return printed, following
 
-    def _readings(self, given: _Sampled) -> Iterator[Form]:
-        """Yield messages that a sampled text may be, the likeliest first.
+    def _candidate_messages(self, turn: _Sampled) -> Iterator[Form]:
+        """Yield messages that a sampled text may represent, the most likely first.
 
-        With its thinking as reasoning_content, then as it is. Where the template prints the sampled
-        text for such a message at the end, no other is tried: if it prints something else when more
-        follows, that is a rewrite.
+        First with its thinking as reasoning_content, then unchanged. Stop at a message for which
+        the template prints the sampled text at the end: if it prints other text when more messages
+        follow, that is a rewrite.
         """
-        prompt, own, words = given.prompt, given.own, given.own.removesuffix(given.stop)
+        prompt, own, words = turn.prompt, turn.own, turn.own.removesuffix(turn.stop)
         whole = prompt.opened + words
-        parted = self._parted(whole, prompt.tools)
+        parted = self._split_reasoning(whole, prompt.tools)
         contents = dict.fromkeys((words, whole, own, prompt.opened + own))
         plain = [{"role": "assistant", "content": content} for content in contents]
-        for turn in plain if parted is None else [parted, *plain]:
-            yield Form([turn])
+        for message in plain if parted is None else [parted, *plain]:
+            yield Form([message])
             try:
-                alone = self._print([*prompt.messages, turn], prompt.tools, prompt=False).text
+                alone = self._print([*prompt.messages, message], prompt.tools, prompt=False).text
             except RowError:
                 continue
             if prompt.begins(alone) and alone.startswith(words, prompt.characters):
                 return
 
-    def _parted(self, text: str, tools: list[Any] | None) -> Message | None:
+    def _split_reasoning(self, text: str, tools: list[Any] | None) -> Message | None:
         """Return a text with thinking as content and reasoning_content; None if it has none."""
-        tags = self._renderer.judge(tools).thinking
-        found = list(tags.finditer(text)) if tags is not None else []
-        closing = next((tag for tag in found if CLOSING.search(tag[0])), None)
+        tags = self._renderer.resolver(tools).thinking
+        matches = list(tags.finditer(text)) if tags is not None else []
+        closing = next((tag for tag in matches if CLOSING.search(tag[0])), None)
         if closing is None:
             return None
-        opening = next((tag for tag in found if tag.start() < closing.start()), None)
+        opening = next((tag for tag in matches if tag.start() < closing.start()), None)
         start = 0 if opening is None else opening.end()
         return {
             "role": "assistant",
@@ -416,99 +421,108 @@ class Bridge:
             "reasoning_content": text[start : closing.start()].strip("\n"),
         }
 
-    def _exact(self, given: _Sampled, printed: _Printed) -> tuple[_Printed, str]:
-        """The template prints the turn as it was sampled."""
-        place = given.prompt.characters + len(given.own)
-        turn, stop = printed.messages[given.turn], given.stop
-        if given.by_text and not (stop and not (turn.get("content") or "").endswith(stop)):
-            printed = self._without_closer(given, printed)
-        elif not given.by_text:
-            words, _ = printed.closing(given.turn)
-            if printed.text[place:words].strip():
+    def _continue_exact(self, sampled: _Sampled, printed: _Printed) -> tuple[_Printed, str]:
+        """Continue after a turn that the template prints exactly as it was sampled."""
+        end = sampled.prompt.characters + len(sampled.own)
+        turn, stop = printed.messages[sampled.turn], sampled.stop
+        if sampled.by_text and not (stop and not (turn.get("content") or "").endswith(stop)):
+            printed = self._without_end_of_turn(sampled, printed)
+        elif not sampled.by_text:
+            words, _ = printed.closing(sampled.turn)
+            if printed.text[end:words].strip():
                 raise UsageError(
-                    f"the message sampled= says more than was sampled:"
-                    f" {excerpt(printed.text[place:words], 0)}"
+                    ("sampled",),
+                    f" contains text that was not sampled: {excerpt(printed.text[end:words], 0)}",
                 )
-        return printed, printed.text[place:]
+        return printed, printed.text[end:]
 
-    def _without_closer(self, given: _Sampled, printed: _Printed) -> _Printed:
+    def _without_end_of_turn(self, sampled: _Sampled, printed: _Printed) -> _Printed:
         """Print the turn without an end-of-turn text that was sampled as part of its content.
 
-        Where it is no special token, only the render shows what ends a turn.
+        If it is not a special token, only the render shows which text ends a turn.
         """
-        prompt, own = given.prompt, given.own
-        words, close = printed.closing(given.turn)
-        closer = printed.text[words:close]
-        if prompt.characters + len(own) != words or not _closed(own, closer, printed.text[close:]):
+        prompt, own = sampled.prompt, sampled.own
+        words, close = printed.closing(sampled.turn)
+        end_of_turn = printed.text[words:close]
+        if prompt.characters + len(own) != words or not _closed(
+            own, end_of_turn, printed.text[close:]
+        ):
             return printed
-        turn = printed.messages[given.turn]
-        core = turn["content"] if closer.isspace() else turn["content"].rstrip()
-        form = given.complete(Form([{**turn, "content": core.removesuffix(closer)}]))
+        turn = printed.messages[sampled.turn]
+        core = turn["content"] if end_of_turn.isspace() else turn["content"].rstrip()
+        form = sampled.complete(Form([{**turn, "content": core.removesuffix(end_of_turn)}]))
         closed = self._print(form.messages, prompt.tools, prompt=True)
-        return closed if given.is_in(closed.text) else printed
+        return closed if sampled.is_in(closed.text) else printed
 
-    def _worded_otherwise(self, given: _Sampled, printed: _Printed) -> tuple[str, str]:
-        """The template prints the turn in other words, or rewrites it, which is refused.
+    def _continue_reworded(self, sampled: _Sampled, printed: _Printed) -> tuple[str, str]:
+        """Continue after a turn that the template prints differently; raise if it rewrites it.
 
-        Other words are fine if it prints the same with and without the answer: white space trimmed,
-        JSON with other blanks. Returns the sampled end-of-turn text, and what follows it.
+        A difference is allowed if the template prints the same text with and without the following
+        messages: trimmed whitespace, JSON with other spaces. Returns the sampled end-of-turn text
+        and the text after it.
         """
-        prompt, own, stop, k = given.prompt, given.own, given.stop, given.turn
+        prompt, own, stop, k = sampled.prompt, sampled.own, sampled.stop, sampled.turn
         if not prompt.begins(printed.text):
             before = self._print(prompt.messages, prompt.tools, prompt=True)
-            found = rewrite_between(before.text + own, printed.text, before.ends(), printed.ends())
-            raise _refusal(found, given.by_text)
+            rewrite = rewrite_between(
+                before.text + own, printed.text, before.ends(), printed.ends()
+            )
+            raise _bridge_error(rewrite, sampled.by_text)
         words, close = printed.closing(k)
-        last = self._print(printed.messages[: k + 1], prompt.tools, prompt=False)
-        alone, (alone_words, alone_close) = last.text, last.closing(k)
+        last_render = self._print(printed.messages[: k + 1], prompt.tools, prompt=False)
+        last_text, (alone_words, alone_close) = last_render.text, last_render.closing(k)
         words = alone_words = min(words, alone_words)
         text, start = printed.text, prompt.characters
-        closer, alone_closer = text[words:close], alone[alone_words:alone_close]
-        if alone[:alone_words] != text[:words] or (
-            stop and alone_closer.endswith(stop) and not closer.endswith(stop)
+        end_of_turn, alone_closer = text[words:close], last_text[alone_words:alone_close]
+        if last_text[:alone_words] != text[:words] or (
+            stop and alone_closer.endswith(stop) and not end_of_turn.endswith(stop)
         ):
-            raise _refusal(Rewrite(k, alone[start:alone_close], text[start:close]), given.by_text)
-        if not (closer.endswith(stop) if stop else _closed(own, closer, text[close:])):
-            return "", self._end_of_turn(closer) + text[close:]
-        blank = "" if stop or closer.isspace() else own[len(own.rstrip()) :]
+            raise _bridge_error(
+                Rewrite(k, last_text[start:alone_close], text[start:close]), sampled.by_text
+            )
+        if not (end_of_turn.endswith(stop) if stop else _closed(own, end_of_turn, text[close:])):
+            return "", self._end_of_turn(end_of_turn) + text[close:]
+        blank = "" if stop or end_of_turn.isspace() else own[len(own.rstrip()) :]
         return stop, text[close + len(blank) :]
 
-    def _end_of_turn(self, closer: str) -> str:
-        """Return what ends a turn, without other text before it."""
-        ids = self._encode(closer)
+    def _end_of_turn(self, end_of_turn: str) -> str:
+        """Return the end-of-turn token without other text before it."""
+        ids = self._encode(end_of_turn)
         if ids and self.tokenizer.table.is_added[ids[-1]]:
             last = self._token(ids[-1])
-            return last if closer.endswith(last) else closer
-        return closer
+            return last if end_of_turn.endswith(last) else end_of_turn
+        return end_of_turn
 
-    def _refuse_what_depends_on_calls(
-        self, given: _Sampled, printed: _Printed, following: str
+    def _require_calls_if_needed(
+        self, sampled: _Sampled, printed: _Printed, following: str
     ) -> None:
         """Raise if the same turn with tool calls, with or without ids, is followed by other text.
 
-        A turn that tools answer has called them, and its text alone does not show it.
+        A turn before tool messages has called tools, which its text alone does not show.
         """
-        tools = given.prompt.tools
-        answers = [message for message in given.answer if message["role"] in TOOL_ROLES]
+        tools = sampled.prompt.tools
+        answers = [message for message in sampled.answer if message["role"] in TOOL_ROLES]
         if not answers:
             return
         calls = [_call(message, tools) for message in answers]
-        nameless = [{"type": "function", "function": call["function"]} for call in calls]
-        behind = _behind(printed, given.turn)
-        found = []
-        for tool_calls in (calls, nameless):
-            turn = {**printed.messages[given.turn], "tool_calls": tool_calls}
-            forms = map(given.complete, conversation("messages", [turn]).forms())
+        without_ids = [{"type": "function", "function": call["function"]} for call in calls]
+        after_turn = _text_after(printed, sampled.turn)
+        is_same = []
+        for tool_calls in (calls, without_ids):
+            turn = {**printed.messages[sampled.turn], "tool_calls": tool_calls}
+            forms = map(sampled.complete, conversation("messages", [turn]).forms())
             with contextlib.suppress(RowError):
                 called = next(self._accepted(forms, tools))
-                found.append(
-                    called.text.endswith(following) and _behind(called, given.turn) == behind
+                is_same.append(
+                    called.text.endswith(following)
+                    and _text_after(called, sampled.turn) == after_turn
                 )
-        if behind is None or not found or not all(found):
+        if after_turn is None or not is_same or not all(is_same):
             raise UsageError(
-                "this template prints the answer of a tool otherwise after a call than after a"
-                " text, or it cannot be told: give the sampled turn as a message with its"
-                " tool_calls (sampled=)"
+                "This template may print a tool message differently after a call than after a text."
+                " Pass the sampled turn as a message with its tool_calls as ",
+                ("sampled",),
+                ".",
             )
 
     # Ids
@@ -521,20 +535,20 @@ class Bridge:
         return self.tokenizer.table.piece(int(number)).decode("utf-8", "replace")
 
     def _text(self, numbers: NDArray[np.int64], start: int) -> str:
-        """Return the text of the ids from `start` on, as it follows the ids before."""
+        """Return the text of the ids from `start` on, as a continuation of the ids before."""
         first = max(start - 1, 0)
         table = self.tokenizer.table
         ids = numbers[first:].astype(np.int32)
-        starts, joined = table.joined(table.twins(ids, np.array([0, len(ids)])))
+        starts, joined = table.joined(table.prefixless_ids(ids, np.array([0, len(ids)])))
         data: bytes = joined.to_pybytes()
         return data[int(starts[start - first]) :].decode("utf-8", "replace")
 
-    def _encode_behind(self, numbers: NDArray[np.int64], text: str) -> list[int]:
+    def _encode_after(self, numbers: NDArray[np.int64], text: str) -> list[int]:
         """Return the ids of a text that follows ids, as in the encoding of both.
 
-        Text before an added token does not change the ids after it. A text that begins with none is
-        encoded together with the text since the last added token, or, if that gives other ids than
-        were sampled, after that token alone.
+        Text before an added token does not change the ids after it. A text that does not begin with
+        one is encoded together with the text since the last added token, or, if that changes the
+        sampled ids, after that token alone.
         """
         table = self.tokenizer.table
         if table.is_added[numbers[-1]]:
@@ -543,33 +557,33 @@ class Bridge:
                 return ids[1:]
         alone = self._encode(text)
         if not alone or (
-            table.is_added[alone[0]] and alone[0] not in self.tokenizer.left_stripping
+            table.is_added[alone[0]] and alone[0] not in self.tokenizer.left_stripping_ids
         ):
             return alone
         added = np.flatnonzero(table.is_added[numbers])
-        place = int(added[-1]) if len(added) else 0
-        standing = numbers[place:].tolist()
-        ids = self._encode(self._text(numbers, place) + text)
-        if ids[: len(standing)] == standing:
-            return ids[len(standing) :]
+        start = int(added[-1]) if len(added) else 0
+        recent = numbers[start:].tolist()
+        ids = self._encode(self._text(numbers, start) + text)
+        if ids[: len(recent)] == recent:
+            return ids[len(recent) :]
         if len(added):
-            ids = self._encode(self._token(numbers[place]) + text)
-            if ids[0] == standing[0]:
+            ids = self._encode(self._token(numbers[start]) + text)
+            if ids[0] == recent[0]:
                 return ids[1:]
         return alone
 
     # Known prompts
 
-    def _refuse_unknown(self, numbers: NDArray[np.int64]) -> None:
+    def _check_ids(self, numbers: NDArray[np.int64]) -> None:
         size = len(self.tokenizer.table)
         if len(numbers) and not 0 <= numbers.min() <= numbers.max() < size:
-            place = int(np.flatnonzero((numbers < 0) | (numbers >= size))[0])
+            index = int(np.flatnonzero((numbers < 0) | (numbers >= size))[0])
             raise UsageError(
-                f"id {int(numbers[place])} at place {place}: the tokenizer has {size} ids"
+                f"ids[{index}] is {int(numbers[index])}, but the tokenizer has {size} ids."
             )
 
     def _sums(self, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """A hash of every beginning of the ids."""
+        """Return a hash of every prefix of the ids."""
         with np.errstate(over="ignore"):
             if len(self._powers) < len(numbers):
                 size = max(2 * len(self._powers), len(numbers))
@@ -578,8 +592,8 @@ class Bridge:
 
     def _keep(self, numbers: NDArray[np.int64], printed: _Printed, tools: list[Any] | None) -> None:
         text = printed.text
-        end = text[-LONGEST_OPENER:]
-        made = _KnownPrompt(
+        end = text[-MAX_OPENER:]
+        prompt = _KnownPrompt(
             messages=printed.messages,
             tools=tools,
             characters=len(text),
@@ -589,7 +603,7 @@ class Bridge:
             ids_digest=xxhash.xxh3_64_intdigest(numbers.tobytes()),
         )
         key = (len(numbers), int(self._sums(numbers)[-1]) if len(numbers) else 0)
-        self._prompts[key] = made
+        self._prompts[key] = prompt
         self._prompts.move_to_end(key)
         if len(self._prompts) > self._options["remembered"]:
             self._prompts.popitem(last=False)
@@ -598,13 +612,13 @@ class Bridge:
         sums = self._sums(numbers).data
         for size in range(len(sums), 0, -1):
             key = size, sums[size - 1]
-            found = self._prompts.get(key)
-            if found and found.ids_digest == xxhash.xxh3_64_intdigest(numbers[:size].tobytes()):
+            prompt = self._prompts.get(key)
+            if prompt and prompt.ids_digest == xxhash.xxh3_64_intdigest(numbers[:size].tobytes()):
                 self._prompts.move_to_end(key)
-                return found
+                return prompt
         raise UsageError(
-            "these ids begin with no prompt that this bridge gave or was told of:"
-            " remember(ids, messages) tells it of one"
+            "The ids do not begin with a prompt that this bridge returned."
+            " Add one with remember(ids, messages)."
         )
 
 
@@ -614,36 +628,36 @@ def _array(ids: Iterable[int]) -> NDArray[np.int64]:
     try:
         return np.frombuffer(array("q", ids), np.int64)  # twice as fast as numpy from a list
     except (TypeError, OverflowError) as error:
-        raise UsageError(f"ids are a list of integers: {error}") from error
+        raise UsageError(("ids",), f" must be a list of integers: {error}.") from error
 
 
 def _digest(text: str) -> int:
     return xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"))
 
 
-def _closed(own: str, closer: str, behind: str) -> bool:
-    """Whether a sampled text ends with the end of turn, or with white space printed after it."""
-    if not closer or closer.isspace():
-        return bool(closer) and own.endswith(closer)
+def _closed(own: str, end_of_turn: str, behind: str) -> bool:
+    """Whether a sampled text ends with the end of turn, or with whitespace printed after it."""
+    if not end_of_turn or end_of_turn.isspace():
+        return bool(end_of_turn) and own.endswith(end_of_turn)
     core = own.rstrip()
-    return core.endswith(closer) and behind.startswith(own[len(core) :])
+    return core.endswith(end_of_turn) and behind.startswith(own[len(core) :])
 
 
-def _behind(printed: _Printed, k: int) -> str | None:
-    """Return what is printed after a sampled turn; None if its end is unknown."""
+def _text_after(printed: _Printed, k: int) -> str | None:
+    """Return the text printed after a sampled turn; None if its end is unknown."""
     try:
         return printed.text[printed.closing(k)[1] :]
     except BridgeError:
         return None
 
 
-def _refusal(found: Rewrite, by_text: bool) -> BridgeError:
-    message = f"{found}{BY_TEXT if by_text else ''}"
-    return BridgeError(message, turn=found.turn, before=found.before, after=found.after)
+def _bridge_error(rewrite: Rewrite, by_text: bool) -> BridgeError:
+    message = f"{rewrite}{HINT_BY_TEXT if by_text else ''}"
+    return BridgeError(message, turn=rewrite.turn, before=rewrite.before, after=rewrite.after)
 
 
 def _call(answer: Message, tools: list[Any] | None) -> dict[str, Any]:
-    """A call that this message may answer."""
+    """Return a call that this message may answer."""
     name = answer.get("name")
     if not name and tools:
         function = tools[0].get("function", tools[0]) if isinstance(tools[0], dict) else {}

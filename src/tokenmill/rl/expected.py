@@ -1,7 +1,7 @@
-r"""The texts that a recording of a conversation may hold, and the parts that a model would sample.
+r"""The texts that a recording of a conversation may contain, and their sampled parts.
 
-A sound recording holds the *whole* render of the conversation, or the *appended* text: each turn
-as it was sampled at its time, with the new messages and the generation prompt appended::
+A correct recording contains the *whole* render of the conversation, or the *appended* text: each
+turn as it was sampled, followed by the new messages and the next generation prompt::
 
     at turn 1   <user>Hi<assistant>▏<think>hm</think>Hello<end>
     at turn 2   <user>Hi<assistant>Hello<end>\n<user>And?<assistant>▏Fine<end>
@@ -32,29 +32,29 @@ from tokenmill.tokenizers.pieces import PieceTable
 from tokenmill.tokenizers.tokenizer import Tokenizer
 
 _GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
-_AFTER = {"role": "assistant", "content": "."}  # the turn after the last message of others
-_OF_TRAINING = ("weight", "train", "step_loss_mask")
+_NEXT_TURN = {"role": "assistant", "content": "."}  # stands in for the turn after the last message
+_TRAINING_KEYS = ("weight", "train", "step_loss_mask")
 
 
 @dataclass(frozen=True, slots=True)
-class Spelled:
-    """Ids with their bytes."""
+class DecodedIds:
+    """Token ids with their bytes."""
 
     ids: Ids
     starts: NDArray[np.int64]  # where the bytes of each id start, and the total
     data: bytes
 
-    def token_at(self, place: int) -> int:
-        return int(np.searchsorted(self.starts, place, side="right")) - 1
+    def token_at(self, offset: int) -> int:
+        return int(np.searchsorted(self.starts, offset, side="right")) - 1
 
     def between(self, start: int, end: int) -> bytes:
         return self.data[int(self.starts[start]) : int(self.starts[end])]
 
 
-def spell(table: PieceTable, ids: Ids) -> Spelled:
-    numbers = table.twins(ids, np.array([0, len(ids)], np.int64))
+def decode_ids(table: PieceTable, ids: Ids) -> DecodedIds:
+    numbers = table.prefixless_ids(ids, np.array([0, len(ids)], np.int64))
     starts, data = table.joined(numbers)
-    return Spelled(ids, starts.astype(np.int64), data.to_pybytes())
+    return DecodedIds(ids, starts.astype(np.int64), data.to_pybytes())
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +65,15 @@ class Turn:
     start: int  # in tokens
     end: int
     sampled: Span | None = None  # in tokens
-    wrote: Span | None = None  # the same in bytes; a token at either end may reach beyond
-    rewritten: bool = False  # whether the model wrote something else at its time
+    sampled_bytes: Span | None = None  # in bytes; a token at either end may extend beyond it
+    rewritten: bool = False  # whether the model sampled another text
 
 
 @dataclass(frozen=True)
 class Expected:
-    """One text that a recording may hold."""
+    """One text that a recording may contain."""
 
-    spelled: Spelled  # canonical ids
+    decoded: DecodedIds  # canonical ids
     turns: tuple[Turn, ...]  # one for each message
     open: bool  # whether it ends with a generation prompt
 
@@ -83,26 +83,26 @@ class Expected:
         return max((turn.sampled[1] for turn in self.turns if turn.sampled), default=0)
 
     @cached_property
-    def doubtful(self) -> list[Span]:
-        """Tokens that may have been sampled or not.
+    def ambiguous(self) -> list[Span]:
+        """Spans of tokens that may have been sampled or not.
 
-        Whitespace that ends a turn in place of a token, and a token that the template prints after
-        the last turn: some samplers stop before it, some after it.
+        Some samplers stop before and some after the whitespace that ends a turn, or the token that
+        the template prints after the last turn.
         """
-        found = []
+        spans = []
         for turn in self.turns:
             if turn.sampled is None:
                 continue
             first, last = turn.sampled
             end = last
-            while end > first and not self.spelled.between(end - 1, end).strip():
+            while end > first and not self.decoded.between(end - 1, end).strip():
                 end -= 1
             if end < last:
-                found.append((end, last))
-        size = len(self.spelled.ids)
-        if not self.open and self.spelled.between(self.required, size).strip():
-            found.append((self.required, size))
-        return found
+                spans.append((end, last))
+        size = len(self.decoded.ids)
+        if not self.open and self.decoded.between(self.required, size).strip():
+            spans.append((self.required, size))
+        return spans
 
     def turn_at(self, token: int) -> int:
         for number, turn in enumerate(self.turns):
@@ -121,13 +121,13 @@ class _Text:
 
 
 class Expectations:
-    """Renders and encodes the expected texts; engine and renderer never change the result."""
+    """Renders and encodes the expected texts; engine and renderer do not change the result."""
 
     def __init__(self, tokenizer: Tokenizer, spec: ChatSpec, engine: str, renderer: str) -> None:
         self.tokenizer = tokenizer
         spec = ChatSpec(
             format="messages",
-            template_kwargs=spec.template_kwargs,
+            chat_template_kwargs=spec.chat_template_kwargs,
             date=spec.date,
             thinking_opener=spec.thinking_opener,
         )
@@ -136,82 +136,84 @@ class Expectations:
         self.encoder = Encoder(tokenizer, engine)
 
     def of(self, trajectories: Sequence[Trajectory]) -> list[list[Expected] | RowError]:
-        """Return the texts per trajectory, the appended one first, or why they are unknown."""
+        """Return the texts of each trajectory, the appended one first, or its error."""
         prefixes = [_prefixes(trajectory) for trajectory in trajectories]
         rendered = iter(self._render([row for rows in prefixes for row in rows]))
-        found = [
+        texts = [
             _texts(trajectory, rows, list(itertools.islice(rendered, len(rows))))
             for trajectory, rows in zip(trajectories, prefixes, strict=True)
         ]
-        return self._encoded(trajectories, found)
+        return self._encoded(trajectories, texts)
 
-    def by_reference(self, trajectory: Trajectory) -> Expected | None:
-        """Return the appended text by the reference alone; None if the template rewrites history.
+    def render_by_reference(self, trajectory: Trajectory) -> Expected | None:
+        """Return the appended text by the reference; None if the template rewrites history.
 
-        Slow: used only before something is called wrong.
+        Slow, so it is used only to confirm a finding.
         """
         messages = trajectory.messages or []
         try:
-            text = _asked(self.renderer.reference(trajectory.tools), messages, trajectory.tools)
+            text = _prompted_text(
+                self.renderer.reference(trajectory.tools), messages, trajectory.tools
+            )
         except (RowError, TypeError, ValueError):
             return None
         if text is None:
             return None
-        found = self._encoded([trajectory], [[text]])[0]
-        return None if isinstance(found, RowError) else found[0]
+        expected = self._encoded([trajectory], [[text]])[0]
+        return None if isinstance(expected, RowError) else expected[0]
 
     def _render(self, rows: list[dict[str, Any]]) -> list[_Text | RowError]:
         rendering = self.renderer.render(rows)
-        found: list[_Text | RowError] = [RowError("not rendered")] * len(rows)
+        results: list[_Text | RowError] = [RowError("not rendered")] * len(rows)
         for number, _, error in rendering.rejected:
-            found[number] = error
+            results[number] = error
         texts = zip(
             rendering.source, rendering.texts, rendering.ends, rendering.roles, rendering.spans,
             strict=True,
         )  # fmt: skip
         for number, text, ends, roles, spans in texts:
             sampled = _by_turn(spans or [], ends, roles)
-            found[number] = _Text(text, ends, roles, sampled)
-        return found
+            results[number] = _Text(text, ends, roles, sampled)
+        return results
 
     def _encoded(
-        self, trajectories: Sequence[Trajectory], found: list[list[_Text] | RowError]
+        self, trajectories: Sequence[Trajectory], texts_by_row: list[list[_Text] | RowError]
     ) -> list[list[Expected] | RowError]:
-        flat = [text for texts in found if not isinstance(texts, RowError) for text in texts]
+        flat = [text for texts in texts_by_row if not isinstance(texts, RowError) for text in texts]
         encoded = self.encoder.encode(
             [text.text for text in flat],
             [[text.sampled[turn] for turn in sorted(text.sampled)] for text in flat],
             [text.ends for text in flat],
         )
-        refused = dict(encoded.rejected)
+        rejected = dict(encoded.rejected)
         table = self.tokenizer.table
-        answers: list[list[Expected] | RowError] = []
+        results: list[list[Expected] | RowError] = []
         number = 0
-        for trajectory, texts in zip(trajectories, found, strict=True):
+        for trajectory, texts in zip(trajectories, texts_by_row, strict=True):
             if isinstance(texts, RowError):
-                answers.append(texts)
+                results.append(texts)
                 continue
             expected: list[Expected] = []
-            answer: list[Expected] | RowError = expected
+            result: list[Expected] | RowError = expected
             for text in texts:
-                if number in refused:
-                    answer = refused[number]
+                if number in rejected:
+                    result = rejected[number]
                 else:
                     ids, mask, ends = encoded.row(number)
-                    spelled = spell(table, ids)
-                    turns = _turns(text, spelled, mask, ends.tolist())
+                    decoded = decode_ids(table, ids)
+                    turns = _turns(text, decoded, mask, ends.tolist())
                     messages = trajectory.messages or []
                     ends_open = bool(messages) and messages[-1]["role"] != "assistant"
-                    expected.append(Expected(spelled, turns, ends_open))
+                    expected.append(Expected(decoded, turns, ends_open))
                 number += 1
-            answers.append(answer)
-        return answers
+            results.append(result)
+        return results
 
 
-def _asked(
+def _prompted_text(
     reference: ReferenceTemplate, messages: list[dict[str, Any]], tools: list[Any] | None
 ) -> _Text | None:
-    """Join the prompts of the assistant turns and the turns; None if one does not continue."""
+    """Join prompts and assistant turns; None if one does not continue the text before it."""
     before = text = ""
     ends: list[int] = []
     sampled: dict[int, Span] = {}
@@ -225,17 +227,17 @@ def _asked(
         for m in range(len(ends), k):
             try:
                 printed = reference.render(messages[: m + 1], tools)
-            except RowError:  # a template may refuse a conversation that ends here
+            except RowError:  # a template may raise an error if the conversation ends here
                 printed = before
             ends.append(max(same_until(prompt, 0, printed, 0), len(before)))
         if k == len(messages):
             text = prompt
             break
         text = reference.render(messages[: k + 1], tools)
-        wrote = text[len(prompt) :].rstrip()
-        if not text.startswith(prompt) or not wrote:
+        sampled_bytes = text[len(prompt) :].rstrip()
+        if not text.startswith(prompt) or not sampled_bytes:
             return None
-        before = prompt + wrote
+        before = prompt + sampled_bytes
         sampled[k] = (len(prompt), len(before))
         ends.append(len(before))
     ends[-1] = len(text)
@@ -243,7 +245,7 @@ def _asked(
 
 
 def _without_generation(template: Any) -> Any:
-    """Remove ``generation`` tags, which say what is trained and not what is sampled."""
+    """Remove ``generation`` tags, which mark trained text, not sampled text."""
     if isinstance(template, Mapping):
         return {name: _without_generation(source) for name, source in template.items()}
     if not isinstance(template, str):
@@ -252,16 +254,16 @@ def _without_generation(template: Any) -> Any:
 
 
 def _prefixes(trajectory: Trajectory) -> list[dict[str, Any]]:
-    """The conversation up to each assistant turn, and up to its end if that is none."""
+    """Return the conversation up to each assistant turn, and all of it if it ends with another."""
     messages = trajectory.messages
     if messages is None:
         return []
     messages = [
-        {key: value for key, value in message.items() if key not in _OF_TRAINING}
+        {key: value for key, value in message.items() if key not in _TRAINING_KEYS}
         for message in messages
     ]
     if messages[-1]["role"] != "assistant":
-        messages.append(_AFTER)
+        messages.append(_NEXT_TURN)
     return [
         {"messages": messages[: k + 1], "tools": trajectory.tools}
         for k, message in enumerate(messages)
@@ -275,8 +277,8 @@ def _by_turn(spans: Sequence[Span], ends: Sequence[int], roles: Sequence[str]) -
     for start, end in spans:
         while turn < len(ends) - 1 and (ends[turn] <= start or roles[turn] != "assistant"):
             turn += 1
-        known = sampled.get(turn)
-        sampled[turn] = (known[0] if known else start, end)
+        earlier = sampled.get(turn)
+        sampled[turn] = (earlier[0] if earlier else start, end)
     return sampled
 
 
@@ -300,7 +302,7 @@ def _texts(
         whole = _cut_open(last, turns[-1])
         appended = None if appended is None else _cut_open(appended, turns[-1])
     if whole is None:
-        return RowError("what comes after the last message is unknown", reason="mask_unproven")
+        return RowError("the text after the last message is unknown", reason="mask_unproven")
     if appended is None:
         return [whole]
     if appended.text == whole.text and appended.sampled == whole.sampled:
@@ -314,24 +316,24 @@ def _texts(
 
 
 def _append(turns: Sequence[int], rendered: Sequence[_Text | RowError]) -> _Text | None:
-    """Append every turn as it was at its time; None where that is unknown."""
+    """Append every turn as it was sampled; None if a turn is unknown."""
     text, ends, tail = "", [0], ""
     roles: Sequence[str] = ()
     sampled: dict[int, Span] = {}
-    for k, at_its_time in zip(turns, rendered, strict=True):
-        if isinstance(at_its_time, RowError) or k not in at_its_time.sampled:
+    for k, sampled_text in zip(turns, rendered, strict=True):
+        if isinstance(sampled_text, RowError) or k not in sampled_text.sampled:
             return None
         seam = 0
         if sampled:
             before = max(sampled)
-            if before not in at_its_time.sampled:
+            if before not in sampled_text.sampled:
                 return None
-            seam = at_its_time.sampled[before][1]
-        start, end = at_its_time.sampled[k]
-        cut_ends = [*at_its_time.ends[:k], end]
-        text, ends, shift = extended(text, ends, at_its_time.text[:end], cut_ends, seam)
+            seam = sampled_text.sampled[before][1]
+        start, end = sampled_text.sampled[k]
+        cut_ends = [*sampled_text.ends[:k], end]
+        text, ends, shift = extended(text, ends, sampled_text.text[:end], cut_ends, seam)
         sampled[k] = (start + shift, end + shift)
-        roles, tail = at_its_time.roles, at_its_time.text[end:]
+        roles, tail = sampled_text.roles, sampled_text.text[end:]
     ends[-1] += len(tail)
     return _Text(text + tail, ends, roles, sampled)
 
@@ -346,24 +348,24 @@ def _cut_open(text: _Text, turn: int) -> _Text | None:
 
 
 def _turns(
-    text: _Text, spelled: Spelled, mask: NDArray[np.uint8], ends: Sequence[int]
+    text: _Text, decoded: DecodedIds, mask: NDArray[np.uint8], ends: Sequence[int]
 ) -> tuple[Turn, ...]:
-    exact = len(spelled.data) == len(text.text) or spelled.data == text.text.encode()
-    plain = len(spelled.data) == len(text.text)
+    exact = len(decoded.data) == len(text.text) or decoded.data == text.text.encode()
+    plain = len(decoded.data) == len(text.text)
     turns = []
     start = 0
     for k, end in enumerate(ends):
         sampled: Span | None = None
-        wrote: Span | None = None
+        sampled_bytes: Span | None = None
         own = np.flatnonzero(mask[start:end] if k in text.sampled else mask[:0])
         if len(own):
             sampled = (start + int(own[0]), start + int(own[-1]) + 1)
-            wrote = (int(spelled.starts[sampled[0]]), int(spelled.starts[sampled[1]]))
+            sampled_bytes = (int(decoded.starts[sampled[0]]), int(decoded.starts[sampled[1]]))
         if sampled is not None and exact:
-            wrote = text.sampled[k]
+            sampled_bytes = text.sampled[k]
             if not plain:
-                first, last = wrote
-                wrote = (len(text.text[:first].encode()), len(text.text[:last].encode()))
-        turns.append(Turn(text.roles[k], start, end, sampled, wrote, k in text.rewritten))
+                first, last = sampled_bytes
+                sampled_bytes = (len(text.text[:first].encode()), len(text.text[:last].encode()))
+        turns.append(Turn(text.roles[k], start, end, sampled, sampled_bytes, k in text.rewritten))
         start = end
     return tuple(turns)

@@ -1,6 +1,6 @@
-"""Read trajectories from rows of several trainers and servers (docs/rollouts.md).
+"""Read trajectories from rows of several trainers and servers (docs/guides/rollouts.md).
 
-Columns that are not understood become metadata.
+Unknown columns become metadata.
 """
 
 from __future__ import annotations
@@ -13,91 +13,92 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenmill.errors import RowError, UsageError
+from tokenmill.errors import RowError, check_one_of
 from tokenmill.rl.trajectory import Bits, Ids, Recording, Trajectory
 
 Row = dict[str, Any]
 
+_REWARD_ENDINGS = ("_reward", "_reward_func")
 
-def read_rollouts(row: Any, format: str = "auto") -> Recording:  # noqa: A002 - as in the contract
-    """Read one row, in one of `FORMATS` or, with ``auto``, the one its columns tell.
+
+def read_rollouts(row: Any, format: str = "auto") -> Recording:  # noqa: A002 - public name
+    """Read one row in one of `FORMATS`; ``auto`` detects the format from its columns.
 
     Raises:
-        RowError: The row is no rollout of that format.
+        RowError: The row is not a rollout of that format.
     """
     if isinstance(row, RowError):
         raise row
-    if format != "auto" and format not in FORMATS:
-        raise UsageError(f"format={format!r}: choose one of auto, {', '.join(FORMATS)}")
+    check_one_of("format", format, ("auto", *FORMATS))
     if not isinstance(row, dict):
-        raise RowError(f"a rollout is an object, not {type(row).__name__}")
-    for name, (recognised, read) in FORMATS.items():
-        if format == name or (format == "auto" and recognised(row)):
+        raise RowError(f"a rollout must be an object, not {type(row).__name__}")
+    for name, (matches, read) in FORMATS.items():
+        if format == name or (format == "auto" and matches(row)):
             return read(row)
     known = ", ".join(sorted(map(str, row))[:8]) or "none"
-    raise RowError(f"no rollout of a known format; the columns of this row are {known}")
+    raise RowError(f"the row is not a rollout of a known format; its columns are {known}")
 
 
 def reread(value: Any, raw: bytes) -> Any:
-    """Read a row with NaN or infinities as Python does, so that a check can name the token."""
+    """Parse a row with NaN or infinities again, so that a check can name the token."""
     if not isinstance(value, RowError) or value.reason != "bad_json":
         return value
     if b"NaN" not in raw and b"Infinity" not in raw:
         return value
     try:
-        found = json.loads(raw)
+        value_again = json.loads(raw)
     except (ValueError, RecursionError):
         return value
-    return found if isinstance(found, dict) else value
+    return value_again if isinstance(value_again, dict) else value
 
 
-# Our own format
+# The rollout format
 
-_OWN = (
+_ROLLOUT_COLUMNS = (
     "messages", "tools", "token_ids", "loss_mask", "logprobs", "prompt_length", "prompt",
     "response", "finish_reason", "reward", "advantage", "advantages", "group", "step", "version",
     "trajectories", "tree",
 )  # fmt: skip
 
 
-def _own(row: Row) -> Recording:
+def _rollout(row: Row) -> Recording:
     if row.get("tree") is not None:
         return _tree(row)
     if row.get("trajectories") is not None:
         members = _objects(row, "trajectories")
-        outer = _others(row, ("trajectories",))
-        found = [_one({**outer, **member}) for member in members]
-        for trajectory in found:
-            trajectory.among = len(found) > 1
-        return Recording(found)
-    return Recording([_one(row)])
+        shared = _others(row, ("trajectories",))
+        trajectories = [_trajectory({**shared, **member}) for member in members]
+        for trajectory in trajectories:
+            trajectory.has_siblings = len(trajectories) > 1
+        return Recording(trajectories)
+    return Recording([_trajectory(row)])
 
 
-def _one(row: Row) -> Trajectory:
+def _trajectory(row: Row) -> Trajectory:
     return Trajectory(
         "rollout",
         ids=_ids(row, "token_ids"),
         mask=_mask(row, "loss_mask"),
-        given_logprobs=_numbers(row, "logprobs"),
-        prompt_length=_whole(row, "prompt_length"),
+        recorded_logprobs=_numbers(row, "logprobs"),
+        prompt_length=_integer(row, "prompt_length"),
         messages=_messages(row.get("messages")),
         tools=_tools(row),
         prompt=_text(row, "prompt"),
         response=_text(row, "response"),
         finish=_text(row, "finish_reason"),
         reward=_number(row.get("reward"), "reward"),
-        advantages=_advantages(_first(row, "advantages", "advantage")),
+        advantages=_advantages(_first_of(row, "advantages", "advantage")),
         group=row.get("group"),
-        step=_whole(row, "step"),
+        step=_integer(row, "step"),
         version=row.get("version"),
-        metadata=_others(row, _OWN),
+        metadata=_others(row, _ROLLOUT_COLUMNS),
     )
 
 
 def _tree(row: Row) -> Recording:
-    """One trajectory for every leaf of a tree.
+    """Return one trajectory for every leaf of a tree.
 
-    Siblings are different samples even where their ids are equal, so the nodes say what two
+    Siblings are different samples even if their ids are equal, so the nodes determine what two
     trajectories share.
     """
     nodes = _objects(row, "tree")
@@ -120,8 +121,8 @@ def _tree(row: Row) -> Recording:
             step = parents[step]
         branch.reverse()
         joined, path = _join(nodes, branch)
-        trajectory = _one({**outer, **joined})
-        trajectory.among = True
+        trajectory = _trajectory({**outer, **joined})
+        trajectory.has_siblings = True
         trajectories.append(trajectory)
         paths.append(path)
     return Recording(trajectories, paths)
@@ -130,19 +131,19 @@ def _tree(row: Row) -> Recording:
 def _join(nodes: list[Row], branch: list[int]) -> tuple[Row, list[tuple[int, int]]]:
     """Return the nodes of a branch as one row, and the number of ids after each node."""
     joined: Row = {"messages": [], "token_ids": [], "loss_mask": [], "logprobs": []}
-    path, scored, told = [], False, True
+    path, has_logprobs, has_messages = [], False, True
     for number in branch:
         node = nodes[number]
         ids = _ids(node, "token_ids")
         if ids is None:
             raise RowError(f"tree[{number}] has no 'token_ids'")
         mask = node.get("loss_mask")
-        if mask in (0, 1):  # also False and True: all of it or nothing
+        if mask in (0, 1):  # also False and True; for all tokens
             mask = [int(mask)] * len(ids)
         if not isinstance(mask, list) or len(mask) != len(ids):
             raise RowError(f"tree[{number}]: 'loss_mask' must be 0, 1, or one of them per token")
         logprobs = node.get("logprobs")
-        scored |= logprobs is not None
+        has_logprobs |= logprobs is not None
         spread: list[Any] = [None] * len(ids)
         if logprobs is not None:
             if not isinstance(logprobs, list):
@@ -150,8 +151,8 @@ def _join(nodes: list[Row], branch: list[int]) -> tuple[Row, list[tuple[int, int
             if len(logprobs) == len(ids):
                 spread = logprobs
             elif len(logprobs) == sum(map(bool, mask)):
-                given = iter(logprobs)
-                spread = [next(given) if bit else None for bit in mask]
+                values = iter(logprobs)
+                spread = [next(values) if bit else None for bit in mask]
             else:
                 raise RowError(f"tree[{number}]: {len(logprobs)} logprobs for {len(ids)} tokens")
         joined["token_ids"] += ids.tolist()
@@ -160,19 +161,19 @@ def _join(nodes: list[Row], branch: list[int]) -> tuple[Row, list[tuple[int, int
         messages = node.get("messages") or ([node["message"]] if node.get("message") else None)
         if messages is not None and not isinstance(messages, list):
             raise RowError(f"tree[{number}]: 'messages' must be a list of messages")
-        told &= messages is not None
+        has_messages &= messages is not None
         joined["messages"] += messages or []
         structure = ("parent", "message", "messages", "token_ids", "loss_mask", "logprobs")
         joined.update({name: node[name] for name in node if name not in structure})
         path.append((number, len(joined["token_ids"])))
-    if not scored:
+    if not has_logprobs:
         joined["logprobs"] = None
-    if not told:
+    if not has_messages:
         joined["messages"] = None
     return joined, path
 
 
-# Formats of others
+# Formats of trainers and servers
 
 
 def _miles(row: Row) -> Recording:
@@ -182,10 +183,10 @@ def _miles(row: Row) -> Recording:
         "weight_versions", "prompt", "response", "status", "rollout_id", "tools", "metadata",
     )  # fmt: skip
     ids = _ids(row, "tokens")
-    size = _whole(row, "response_length")
+    size = _integer(row, "response_length")
     if ids is None or size is None or not 0 <= size <= len(ids):
         raise RowError(f"'response_length' is {size}, of {0 if ids is None else len(ids)} tokens")
-    metadata = _inner(row, "metadata", {})
+    metadata = _object(row, "metadata", {})
     versions = row.get("weight_versions") or [None]
     mask = _mask(row, "loss_mask")
     trajectory = _prompt_and_response(
@@ -196,7 +197,7 @@ def _miles(row: Row) -> Recording:
     trajectory.finish = _text(row, "status")
     reward = row.get("reward")
     trajectory.group = row.get("group_index")
-    trajectory.step = _whole(row, "rollout_id")
+    trajectory.step = _integer(row, "rollout_id")
     trajectory.version = versions[-1] if isinstance(versions, list) else versions
     trajectory.metadata = {**metadata, **_others(row, names)}
     if isinstance(reward, dict):
@@ -205,7 +206,7 @@ def _miles(row: Row) -> Recording:
         reward = next((value for value in numbers if isinstance(value, int | float)), None)
     trajectory.reward = _number(reward, "reward")
     trajectory.tools = metadata.get("tools") or _tools(row)
-    _say(trajectory, row.get("prompt"), metadata.get("messages"))
+    _set_messages(trajectory, row.get("prompt"), metadata.get("messages"))
     return Recording([trajectory])
 
 
@@ -224,14 +225,16 @@ def _skyrl(row: Row) -> Recording:
     trajectory.prompt = _text(row, "input_prompt")
     trajectory.response = _text(row, "output_response")
     trajectory.finish = _text(row, "stop_reason") or _text(row, "stop_reasons")
-    reward = _first(row, "score", "reward", "rewards")
+    reward = _first_of(row, "score", "reward", "rewards")
     if isinstance(reward, list):  # one per token
         trajectory.metadata["token_rewards"] = reward
         reward = sum(_number(value, "rewards") or 0.0 for value in reward)
     trajectory.reward = _number(reward, "reward")
-    identity = _first(row, "trajectory_id", "trajectory_ids")
+    identity = _first_of(row, "trajectory_id", "trajectory_ids")
     trajectory.group = identity.get("instance_id") if isinstance(identity, dict) else identity
-    trajectory.step = _whole(row, "global_step") if "global_step" in row else _whole(row, "step")
+    trajectory.step = (
+        _integer(row, "global_step") if "global_step" in row else _integer(row, "step")
+    )
     trajectory.metadata |= _others(row, names)
     return Recording([trajectory])
 
@@ -247,8 +250,8 @@ def _verl(row: Row) -> Recording:
         prompt=_text(row, "input"),
         response=_text(row, "output"),
         reward=_number(row.get("score"), "score"),
-        step=_whole(row, "step"),
-        group=_first(row, "uid", "request_id"),
+        step=_integer(row, "step"),
+        group=_first_of(row, "uid", "request_id"),
         metadata=_others(row, ("input", "output", "score", "step", "uid")),
     )
     return Recording([trajectory])
@@ -269,57 +272,84 @@ def _trl(row: Row) -> Recording:
     if isinstance(completion, str):
         trajectory.response = completion
     if isinstance(row["prompt"], list) and isinstance(completion, list):
-        _say(trajectory, row["prompt"], [*row["prompt"], *completion])
+        _set_messages(trajectory, row["prompt"], [*row["prompt"], *completion])
     else:
-        _say(trajectory, row["prompt"], None)
-    rewards = [row[name] for name in row if name.endswith(("reward", "reward_func"))]
-    rewards = [value for value in rewards if isinstance(value, int | float)]
-    if rewards:
-        trajectory.reward = _number(sum(rewards, 0.0), "reward")
+        _set_messages(trajectory, row["prompt"], None)
+    trajectory.reward, trajectory.warning = _trl_reward(row, names)
     trajectory.advantages = _number(row.get("advantage"), "advantage")
-    trajectory.step = _whole(row, "step")
+    trajectory.step = _integer(row, "step")
     trajectory.metadata = _others(row, names)
     return Recording([trajectory])
 
 
+def _trl_reward(row: Row, known: tuple[str, ...]) -> tuple[float | None, str]:
+    """Return ``reward``, else the sum of the reward columns, and a warning if one may be missing.
+
+    TRL logs NaN if a function gives no reward for a row.
+    """
+    if row.get("reward") is not None:
+        return _number(row["reward"], "reward"), ""
+    numbers = {
+        name: value
+        for name, value in _others(row, known).items()
+        if isinstance(value, int | float) and value == value
+    }
+    named = [n for n in numbers if n.startswith("rewards/") or n.endswith(_REWARD_ENDINGS)]
+    reward = _number(sum((numbers[name] for name in named), 0.0), "reward") if named else None
+    # TRL logs rewards as floats; next to them, an integer is something else.
+    others = [
+        n for n, v in numbers.items() if n not in named and (isinstance(v, float) or not named)
+    ]
+    if not others:
+        return reward, ""
+    what = "part of the reward may be missing" if named else "the reward is unknown"
+    return reward, (
+        f"{what}: {', '.join(sorted(others))} may be rewards; name such columns *_reward or"
+        " rewards/*, or add their sum as reward"
+    )
+
+
 def _is_openai(row: Row) -> bool:
-    return isinstance(_inner(row, "response", row).get("choices"), list)
+    return isinstance(_object(row, "response", row).get("choices"), list)
 
 
 def _openai(row: Row) -> Recording:
     """A chat completion: alone, beside its messages, or as ``{"request": …, "response": …}``."""
-    request, answer = _inner(row, "request", row), _inner(row, "response", row)
-    choices = _objects(answer, "choices")
-    asked = _messages(request.get("messages"))
+    request, response = _object(row, "request", row), _object(row, "response", row)
+    choices = _objects(response, "choices")
+    request_messages = _messages(request.get("messages"))
     names = ("request", "response", "choices", "messages", "tools", "prompt_token_ids")
-    found = []
+    trajectories = []
     for choice in choices:
-        prompt = _ids(answer, "prompt_token_ids")
+        prompt = _ids(response, "prompt_token_ids")
         if prompt is None:
             prompt = _ids(choice, "prompt_token_ids")
-        ids, logprobs = _answered(choice)
+        ids, logprobs = _ids_and_logprobs(choice)
         trajectory = _prompt_and_response("openai", prompt, ids, None, logprobs)
         message = choice.get("message")
         if isinstance(message, dict):
-            # Servers write every field they know, null where there is nothing.
+            # Servers write every field, with null for missing values.
             message = {key: value for key, value in message.items() if value not in (None, [])}
             trajectory.response = _text(message, "content")
-            if asked is not None:
-                trajectory.messages = [*asked, {"role": "assistant", "content": "", **message}]
+            if request_messages is not None:
+                trajectory.messages = [
+                    *request_messages,
+                    {"role": "assistant", "content": "", **message},
+                ]
         trajectory.tools = _tools(request)
         trajectory.finish = _text(choice, "finish_reason")
         rewarded = row if choice.get("reward") is None else choice
         trajectory.reward = _number(rewarded.get("reward"), "reward")
-        trajectory.group = answer.get("id") if row.get("group") is None else row["group"]
-        trajectory.step, trajectory.version = _whole(row, "step"), row.get("version")
+        trajectory.group = response.get("id") if row.get("group") is None else row["group"]
+        trajectory.step, trajectory.version = _integer(row, "step"), row.get("version")
         trajectory.metadata = _others(row, names)
-        found.append(trajectory)
-    return Recording(found, [[(number, 0)] for number in range(len(found))])
+        trajectories.append(trajectory)
+    return Recording(trajectories, [[(number, 0)] for number in range(len(trajectories))])
 
 
-def _answered(choice: Row) -> tuple[Ids | None, NDArray[np.float64] | None]:
-    told = choice.get("logprobs")
-    content = told.get("content") if isinstance(told, dict) else None
+def _ids_and_logprobs(choice: Row) -> tuple[Ids | None, NDArray[np.float64] | None]:
+    details = choice.get("logprobs")
+    content = details.get("content") if isinstance(details, dict) else None
     logprobs, ids = None, _ids(choice, "token_ids")
     if isinstance(content, list) and all(isinstance(token, dict) for token in content):
         logprobs = _numbers({"logprobs": [token.get("logprob") for token in content]}, "logprobs")
@@ -327,7 +357,7 @@ def _answered(choice: Row) -> tuple[Ids | None, NDArray[np.float64] | None]:
         if ids is None and tokens and all(token.startswith("token_id:") for token in tokens):
             numbers = [token.removeprefix("token_id:") for token in tokens]
             if not all(number.isdecimal() for number in numbers):
-                raise RowError("a token of 'logprobs' says token_id: and no number")
+                raise RowError("a token of 'logprobs' starts with token_id: but has no number")
             ids = _ids({"token_ids": list(map(int, numbers))}, "token_ids")
     return ids, logprobs
 
@@ -339,36 +369,36 @@ def _prompt_and_response(
     mask: Bits | None,
     logprobs: NDArray[np.float64] | None,
 ) -> Trajectory:
-    """A trajectory whose mask and log-probabilities are those of the response; it may lack ids."""
+    """Return a trajectory with the mask and logprobs of its response; it may lack ids."""
     if prompt is None or response is None:
         return Trajectory(name)
     if mask is None:
         mask = np.ones(len(response), np.uint8)
     if logprobs is not None and len(logprobs) == len(response):
         logprobs = np.concatenate([np.zeros(len(prompt)), logprobs])
-    if len(mask) == len(response):  # else it stays wrong, for `Trajectory.faults` to name
+    if len(mask) == len(response):  # else `Trajectory.faults` reports it
         mask = np.concatenate([np.zeros(len(prompt), np.uint8), mask])
     return Trajectory(
         name,
         ids=np.concatenate([prompt, response]),
         mask=mask,
-        given_logprobs=logprobs,
+        recorded_logprobs=logprobs,
         prompt_length=len(prompt),
     )
 
 
-def _say(trajectory: Trajectory, prompt: Any, messages: Any) -> None:
-    """Set the prompt as text, or the messages where all of them are known."""
+def _set_messages(trajectory: Trajectory, prompt: Any, messages: Any) -> None:
+    """Set the prompt as text, or the messages if all are known."""
     if isinstance(prompt, str):
         trajectory.prompt = prompt
     if isinstance(messages, list) and messages:
         trajectory.messages = _messages(messages)
     elif isinstance(prompt, list) and trajectory.response is not None:
         mask = trajectory.mask
-        whole = mask is None or (
+        is_one_answer = mask is None or (
             trajectory.prompt_length is not None and bool(mask[trajectory.prompt_length :].all())
         )
-        if whole:  # one answer; otherwise messages of the environment in between are unknown
+        if is_one_answer:  # otherwise messages of the environment are missing
             answer = {"role": "assistant", "content": trajectory.response}
             trajectory.messages = _messages([*prompt, answer])
 
@@ -380,12 +410,12 @@ def _has(*alternatives: str) -> Callable[[Row], bool]:
 
 FORMATS: dict[str, tuple[Callable[[Row], bool], Callable[[Row], Recording]]] = {
     "openai": (_is_openai, _openai),
-    "rollout": (_has("token_ids", "trajectories", "tree"), _own),
+    "rollout": (_has("token_ids", "trajectories", "tree"), _rollout),
     "miles": (_has("tokens response_length"), _miles),
     "skyrl": (_has("prompt_token_ids response_ids", "input_prompt output_response"), _skyrl),
     "verl": (_is_verl, _verl),
     "trl": (_has("prompt completion"), _trl),
-    "slime": (_has(), _miles),  # only by name: such a row is recognised as one of miles
+    "slime": (_has(), _miles),  # only by name: detected as miles
 }
 """Format → whether a row has it, and its reader; tried in this order."""
 
@@ -406,12 +436,12 @@ def _ids(row: Row, name: str) -> Ids | None:
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise RowError(f"{name!r} must be a list of token ids")
     if int(ids.min()) < 0 or int(ids.max()) > np.iinfo(np.int32).max:
-        raise RowError(f"{name!r} holds a number that is no token id")
+        raise RowError(f"{name!r} contains a number that is not a token id")
     return ids.astype(np.int32)
 
 
 def _mask(row: Row, name: str) -> Bits | None:
-    """A mask; other numbers than 0 and 1 become 2, for `Trajectory.faults` to name."""
+    """Return a mask; numbers other than 0 and 1 become 2, and `Trajectory.faults` reports them."""
     mask = _numbers(row, name, "0 and 1")
     if mask is None:
         return None
@@ -451,11 +481,11 @@ def _tools(row: Row) -> list[Any] | None:
 def _objects(row: Row, name: str) -> list[Row]:
     values = row.get(name)
     if not isinstance(values, list) or not values or not all(isinstance(v, dict) for v in values):
-        raise RowError(f"{name!r} must be a list of objects, and not empty")
+        raise RowError(f"{name!r} must be a non-empty list of objects")
     return values
 
 
-def _inner(row: Row, name: str, otherwise: Row) -> Row:
+def _object(row: Row, name: str, otherwise: Row) -> Row:
     value = row.get(name)
     return value if isinstance(value, dict) else otherwise
 
@@ -465,13 +495,13 @@ def _text(row: Row, name: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _whole(row: Row, name: str) -> int | None:
+def _integer(row: Row, name: str) -> int | None:
     value = row.get(name)
     if value is None:
         return None
-    whole = value.is_integer() if isinstance(value, float) else type(value) is int
-    if not whole:
-        raise RowError(f"{name!r} must be a whole number, not {value!r:.40}")
+    is_integer = value.is_integer() if isinstance(value, float) else type(value) is int
+    if not is_integer:
+        raise RowError(f"{name!r} must be an integer, not {value!r:.40}")
     return int(value)
 
 
@@ -485,7 +515,7 @@ def _number(value: Any, name: str) -> float | None:
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise RowError(f"{name!r} is {value!r:.40}, which no reward can be")
+        raise RowError(f"{name!r} must be finite, not {value!r:.40}")
     return number
 
 
@@ -495,7 +525,7 @@ def _advantages(value: Any) -> list[float] | float | None:
     return _number(value, "advantage")
 
 
-def _first(row: Row, *names: str) -> Any:
+def _first_of(row: Row, *names: str) -> Any:
     return next((row[name] for name in names if row.get(name) is not None), None)
 
 

@@ -1,1 +1,1 @@
-"""Find files, index rows, return the bytes and origin of any row or block."""
+"""Find files, index their rows, and read any row or block with its origin."""

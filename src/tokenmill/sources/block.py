@@ -1,8 +1,8 @@
-"""Blocks: the pieces of a source that a build distributes to its workers.
+"""Blocks of rows: the units of work that a build distributes to its workers.
 
-A block contains its byte span (or row range) and the digest of these bytes, so any process can read
-it without an index. Positions in `BlockRows` are relative to the block: equal blocks in different
-files give equal results.
+A block has its byte span (or row range) and the digest of these bytes, so any process can read it
+without an index. Positions in `BlockRows` are relative to the block, so that equal blocks in
+different files give equal results.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tokenmill.sources.parse import over_limit, parse_many
 from tokenmill.sources.scan import BLANK, BOM
 
 Value = dict[str, Any] | RowError
-PORTION = 16  # rows parsed at once: few enough to stay in the processor's cache
+PORTION = 16  # rows parsed at once: few enough to stay in the CPU cache
 
 
 class Part(NamedTuple):
@@ -37,8 +37,8 @@ class Part(NamedTuple):
 class Block(SeenFile, frozen=True, kw_only=True):
     file: int  # position in ``rows.files``
     first_row: int  # within the file
-    rows: int  # 0 where a block consists of blank lines
-    first_line: int | None  # line at which it starts, from 1; None for arrays and columnar files
+    rows: int  # 0 if the block has only blank lines
+    first_line: int | None  # first line, from 1; None for arrays and columnar files
     offset: int | None  # in the decompressed file; None for columnar files
     length: int  # bytes; for columnar files an estimate of the decoded size
     digest: str  # xxh3-128 of the bytes in hex; for columnar files of content and row range
@@ -50,14 +50,15 @@ class Block(SeenFile, frozen=True, kw_only=True):
 @dataclass(frozen=True, slots=True)
 class BlockRows:
     raw: list[bytes]  # bytes of each row; empty for a row over the limit
-    values: Sequence[Value]  # a dict, or the RowError with its origin
-    line: Integers  # within the block, from 0; -1 where the format has none
-    offset: Integers  # within the block; -1 where the format has none
+    values: Sequence[Value]  # a dict, or a RowError with its origin
+    line: Integers  # within the block, from 0; -1 if the format has none
+    offset: Integers  # within the block; -1 if the format has none
     length: Integers  # bytes of each row
+    columns: Sequence[str] = ()  # of a table, whose null values the rows do not have
 
 
 class ParsedRows(Sequence[Value]):
-    """The rows of a block, parsed while iterating and not kept: objects take ten times the bytes.
+    """The rows of a block, parsed on access and not kept: dicts take ten times the memory.
 
     `seconds` is the time spent parsing so far.
     """
@@ -86,11 +87,11 @@ class ParsedRows(Sequence[Value]):
             return self[number : number + 1][0]
         start = time.perf_counter()
         values = parse_many(self._raw[number])
-        for place, value in enumerate(values):
+        for position, value in enumerate(values):
             if isinstance(value, RowError):
-                row = range(len(self))[number][place]
+                row = range(len(self))[number][position]
                 line, offset = int(self._line[row]), int(self._offset[row])
-                values[place] = _placed(self._block, row, line, offset, value)
+                values[position] = _with_origin(self._block, row, line, offset, value)
         self.seconds += time.perf_counter() - start
         return values
 
@@ -114,14 +115,14 @@ def read_block(block: Block) -> BlockRows:
     lengths = np.fromiter(map(len, raw), np.int64, len(raw))
     values: Sequence[Value] = ParsedRows(block, raw, lines, starts)
     if len(raw) and int(lengths.max()) > MAX_ROW:
-        values = list(values)  # such a row is rejected, and its bytes are not kept
+        values = list(values)  # a row over the limit is rejected, and its bytes are dropped
         for number in np.flatnonzero(lengths > MAX_ROW).tolist():
             raw[number] = b""
     return BlockRows(raw, values, lines, starts, lengths)
 
 
-def _placed(block: Block, number: int, line: int, start: int, error: RowError) -> RowError:
-    placed = RowError(
+def _with_origin(block: Block, number: int, line: int, start: int, error: RowError) -> RowError:
+    located = RowError(
         error.message,
         reason=error.reason,
         path=block.path,
@@ -129,8 +130,8 @@ def _placed(block: Block, number: int, line: int, start: int, error: RowError) -
         line=None if block.first_line is None else block.first_line + line,
         offset=None if block.offset is None else block.offset + start,
     )
-    placed.__cause__ = error.__cause__
-    return placed
+    located.__cause__ = error.__cause__
+    return located
 
 
 def _open(block: Block) -> SourceBytes:
@@ -142,13 +143,13 @@ def _open(block: Block) -> SourceBytes:
         return CopyFile(Path(block.copy), block.path)
     if block.is_remote:
         return block.open_remote()
-    # The digest decides, not the stat: a file that was only touched is unchanged.
+    # The digest decides, not the stat: a touched file with the same bytes is unchanged.
     return LocalFile(block.location)
 
 
 def changed(block: Block) -> SourceChanged:
     return SourceChanged(
-        "the file changed since it was opened: these bytes are not what was planned; start again",
+        "the file changed since it was opened; run the command again",
         path=block.path,
         row=block.first_row,
         line=block.first_line,
@@ -164,12 +165,12 @@ def _split_lines(data: bytes, offset: int) -> tuple[list[bytes], Integers, Integ
         rows[0] = rows[0][len(BOM) :]
         starts[0] += len(BOM)
     is_row = np.ones(len(rows), bool)
-    suspects = [n for n, row in enumerate(rows) if not row or row[0] in BLANK or row[-1] in BLANK]
-    for line in suspects:
+    candidates = [n for n, row in enumerate(rows) if not row or row[0] in BLANK or row[-1] in BLANK]
+    for line in candidates:
         row = rows[line]
         if not row.strip(BLANK):
             is_row[line] = False
-        elif line < len(rows) - 1:  # the end of a line that has one may be two bytes
+        elif line < len(rows) - 1:  # the last line has no line break, so its \r is content
             rows[line] = row.removesuffix(b"\r")
     lines = np.flatnonzero(is_row)
     if len(lines) < len(rows):
@@ -178,12 +179,12 @@ def _split_lines(data: bytes, offset: int) -> tuple[list[bytes], Integers, Integ
 
 
 def _over_limit(block: Block, file: SourceBytes, offset: int) -> BlockRows:
-    """Check a block of one row that is too long without holding it."""
+    """Check a block of one row over the limit without loading it."""
     if digest_of(file, offset, block.length) != block.digest:
         raise changed(block)
-    nothing = np.empty(0, dtype=np.int64)
+    empty = np.empty(0, dtype=np.int64)
     if not block.rows:
-        return BlockRows([], [], nothing, nothing, nothing)
+        return BlockRows([], [], empty, empty, empty)
     head = file.pread(len(BOM), offset)
     start = len(BOM) if offset == 0 and head == BOM else 0
     tail = file.pread(2, offset + block.length - 2)
@@ -191,7 +192,7 @@ def _over_limit(block: Block, file: SourceBytes, offset: int) -> BlockRows:
     error = RowError(over_limit(end - start), reason="limit")
     return BlockRows(
         [b""],
-        [_placed(block, 0, 0, start, error)],
+        [_with_origin(block, 0, 0, start, error)],
         np.array([0], dtype=np.int64),
         np.array([start], dtype=np.int64),
         np.array([end - start], dtype=np.int64),

@@ -1,7 +1,7 @@
-"""Rows and blocks of one Parquet or Arrow file, decoded in place.
+"""Rows and blocks of one Parquet or Arrow file, decoded without a copy.
 
-The hash of the whole file names its content. Before rows of a block are returned, the file is
-compared with the planned state: by stat or version, and by content where these prove nothing.
+The content digest is a hash of the whole file. Before a block is returned, the file is compared
+with its state at planning time: by stat or version, and by digest where these prove nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tokenmill.sources.bytefile import (
     digest_of,
 )
 from tokenmill.sources.discover import Found
-from tokenmill.sources.index import Shelf, is_forbidden
+from tokenmill.sources.index import IndexCache, is_forbidden
 from tokenmill.sources.limits import INDEX_FORMAT
 from tokenmill.sources.tables import (
     DecodedRows,
@@ -50,7 +50,7 @@ def describe_columnar(found: Found, file: LocalFile | RemoteFile) -> dict[str, A
     else:
         spans = walk_spans(file) if found.family == "arrow" else ()
         table = open_table(found.family, file, found.path, spans)
-    RowForm(table.schema, found.path)  # refuses a column without JSON form
+    RowForm(table.schema, found.path)  # raises for a column without JSON form
     return {"kind": found.family, "rows": table.rows, "bytes": file.size, "spans": spans}
 
 
@@ -65,14 +65,14 @@ def range_digest(content: str, first: int, last: int) -> str:
 
 
 class ColumnReader:
-    def __init__(self, entry: FileEntry, shelf: Shelf, number: int = 0) -> None:
+    def __init__(self, entry: FileEntry, index_cache: IndexCache, number: int = 0) -> None:
         self.entry = entry
         self.rows = entry.rows
         self.number = number
-        self._shelf = shelf
+        self._index_cache = index_cache
         self._opened: DecodedRows | None = None
         self._digest = entry.digest
-        self._settled = entry.settled  # whether an equal signature proves the digest
+        self._is_stable = entry.is_stable  # whether an equal signature proves the digest
 
     def close(self) -> None:
         self._opened = None
@@ -84,7 +84,7 @@ class ColumnReader:
         return opened
 
     def _check(self) -> None:
-        if not self.entry.is_remote:  # of a remote file, each range is compared
+        if not self.entry.is_remote:  # remote reads compare the version of each range
             self.entry.open()
 
     # --- many rows -------------------------------------------------------------------------
@@ -98,15 +98,15 @@ class ColumnReader:
                 self._check()
                 yield row, values
         except SourceError:
-            self._check()  # changed rather than damaged?
+            self._check()  # a changed file raises SourceChanged instead
             raise
 
     def values(self, rows: Sequence[int]) -> list[Value]:
-        """Rows in the given order; each group is decoded at most once."""
+        """Return rows in the given order; each group is decoded at most once."""
         values: list[Any] = [None] * len(rows)
-        self._check()  # before mapped pages are touched, and after
-        for place in sorted(range(len(rows)), key=rows.__getitem__):
-            values[place] = self._decoded(rows[place])
+        self._check()  # before and after mapped pages are read
+        for position in sorted(range(len(rows)), key=rows.__getitem__):
+            values[position] = self._decoded(rows[position])
         self._check()
         return values
 
@@ -114,7 +114,7 @@ class ColumnReader:
 
     def value(self, row: int) -> dict[str, Any]:
         if self._opened:
-            self._check()  # before mapped pages are touched, and after
+            self._check()  # before and after mapped pages are read
         value = self._decoded(row)
         self._check()
         if isinstance(value, RowError):
@@ -126,7 +126,7 @@ class ColumnReader:
         try:
             return opened.value(row)
         except SourceError:
-            self._check()  # changed rather than damaged?
+            self._check()  # a changed file raises SourceChanged instead
             raise
 
     def raw(self, row: int) -> bytes:
@@ -142,7 +142,7 @@ class ColumnReader:
     # --- blocks ----------------------------------------------------------------------------
 
     def digest(self) -> str:
-        """The digest of the content, computed once per state of the file."""
+        """Return the content digest, computed once per state of the file."""
         if self._digest:
             return self._digest
         entry = self.entry
@@ -154,16 +154,16 @@ class ColumnReader:
                 "signature": [*entry.signature, *filter(None, [entry.version])],
             }
         )
-        note = None if entry.is_remote and not entry.settled else self._shelf.note(name)
+        note = None if entry.is_remote and not entry.is_stable else self._index_cache.note(name)
         if note is not None:
-            self._digest, self._settled = str(note["digest"]), True
+            self._digest, self._is_stable = str(note["digest"]), True
             return self._digest
         file = entry.open()
         self._digest = content_digest(file, entry.kind)
-        self._settled = entry.settled or has_settled(file)
-        if self._settled:
+        self._is_stable = entry.is_stable or is_stable(file)
+        if self._is_stable:
             try:
-                self._shelf.write_note(name, {"digest": self._digest})
+                self._index_cache.write_note(name, {"digest": self._digest})
             except CacheError as error:
                 if not is_forbidden(error):
                     raise
@@ -191,7 +191,7 @@ class ColumnReader:
                 digest=range_digest(content, first, last),
                 location=self.entry.location,
                 signature=self.entry.signature,
-                settled=self._settled,
+                is_stable=self._is_stable,
                 content=content,
                 version=self.entry.version,
                 **self._spans_of(table, first, last),
@@ -213,15 +213,15 @@ def _decoded_rows(
     return DecodedRows(table, RowForm(table.schema, file.path), kept)
 
 
-def has_settled(file: SourceBytes) -> bool:
-    return isinstance(file, LocalFile) and file.signature.settled(file.opened_ns)
+def is_stable(file: SourceBytes) -> bool:
+    return isinstance(file, LocalFile) and file.signature.is_stable(file.opened_ns)
 
 
-# --- a worker's blocks ------------------------------------------------------------------------
+# --- blocks in a worker -----------------------------------------------------------------------
 
 _last: list[tuple[int, tuple[Any, ...], DecodedRows]] = []
-"""Process, file state and rows of the block read last, removed while in use. A worker takes the
-blocks of a file mostly in order, so each group is decoded once."""
+"""Process, file state and rows of the last block, removed while in use. A worker mostly gets the
+blocks of a file in order, so each group is decoded once."""
 
 
 def _rows_of(block: Block) -> DecodedRows:
@@ -235,28 +235,29 @@ def _rows_of(block: Block) -> DecodedRows:
 
 
 def _state(block: Block) -> tuple[Any, ...]:
-    # With the content: an edit within one tick of the clock does not change the signature.
+    # Includes the digest, because an edit within one clock tick does not change the signature.
     return (block.location, *block.signature, block.version, block.spans, block.content)
 
 
 _proven: dict[str, tuple[Any, ...]] = {}
-"""Location of a file whose stat or version proves nothing → the state in which it was hashed."""
+"""Location of a file whose stat or version proves nothing → its state when it was hashed."""
 
 
 def _open_unchanged(block: Block) -> LocalFile | RemoteFile:
     file = block.open()
     file.path = block.path
     state = (block.signature, block.version, block.content)
-    if block.settled or _proven.get(block.location) == state:
+    if block.is_stable or _proven.get(block.location) == state:
         return file
     if content_digest(file, block.kind) != block.content:
         raise changed(block)
-    # Once per worker, not before every block. A fresh timestamp proves nothing yet, but will a
-    # moment later; one that is ahead of this machine's clock never will.
+    # Remembered, so that a worker hashes the file once and not before every block. A recent
+    # timestamp is not remembered: it will prove the content a moment later. A timestamp in the
+    # future never will, so it is.
     if (
         not isinstance(file, LocalFile)
-        or has_settled(file)
-        or file.signature.lies_ahead(file.opened_ns)
+        or is_stable(file)
+        or file.signature.is_in_future(file.opened_ns)
     ):
         _proven[block.location] = state
     return file
@@ -274,9 +275,9 @@ def read_columnar_block(block: Block) -> BlockRows:
         values = [value for _, part in rows.batches(first, last) for value in part]
     finally:
         if isinstance(file, LocalFile):
-            file.check()  # changed rather than damaged? (remote ranges were compared)
+            file.check()  # a changed file raises SourceChanged instead of a decoding error
     _last[:] = [(os.getpid(), _state(block), rows)]
     raw = [b"" if isinstance(value, RowError) else encode(value) for value in values]
     unknown = np.full(len(raw), -1, dtype=np.int64)
     lengths = np.array([len(data) for data in raw], dtype=np.int64)
-    return BlockRows(raw, values, unknown, unknown.copy(), lengths)
+    return BlockRows(raw, values, unknown, unknown.copy(), lengths, rows.table.schema.names)

@@ -1,8 +1,7 @@
-"""Seekable copies: compressed files and JSON arrays as lines that can be read at any offset.
+"""Seekable copies of compressed files and JSON arrays: lines that can be read at any offset.
 
-A copy is a directory of zstd frames of 128 KiB of content each, every frame with its own checksum,
-and a table of where each frame ends. Its key is the content: .gz and .zst of the same lines share
-a copy and its index.
+A copy is a directory with zstd frames, each with 128 KiB of content and a checksum, and a table of
+frame ends. Its key is the digest of the content: .gz and .zst of the same lines share a copy.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ import numpy as np
 import xxhash
 import zstandard
 
+from tokenmill._core.artifact import ArtifactKind
 from tokenmill._core.fingerprint import checksum, key
 from tokenmill._core.process import RecentValues
-from tokenmill._core.sealed import SealedKind
 from tokenmill.errors import CorruptionError, SourceError
 from tokenmill.sources.bytefile import SourceBytes, digest_of
-from tokenmill.sources.index import Integers, Shelf
+from tokenmill.sources.index import IndexCache, Integers
 from tokenmill.sources.limits import (
     FRAME,
     FRAMES_KEPT,
@@ -41,11 +40,11 @@ from tokenmill.sources.limits import (
 )
 from tokenmill.sources.scan import BOM, WHITE_SPACE, Bytes
 
-_KIND = SealedKind("seekable copy", "copy.json", ("table.bin", "frames.zst"))
-_LEVEL = 1  # the copy is a cache: speed before size
+_KIND = ArtifactKind("seekable copy", "copy.json", ("table.bin", "frames.zst"))
+_LEVEL = 1  # speed matters more than size in a cache
 
-_GZIP_INPUT = 16 * KIB  # bytes fed at once: a byte can become 1032
-_ZSTD_INPUT = 2 * KIB  # bytes fed at once: a block of 4 bytes can become 128 KiB
+_GZIP_INPUT = 16 * KIB  # bytes fed at once: one byte can expand to 1032
+_ZSTD_INPUT = 2 * KIB  # bytes fed at once: a block of 4 bytes can expand to 128 KiB
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WBITS = 31  # deflate inside a gzip wrapper, its checksum and length verified
 
@@ -59,7 +58,7 @@ class CopyDocument(msgspec.Struct, frozen=True, kw_only=True):
     table: str  # checksum of table.bin
 
 
-def write_copy(content: Iterable[bytes], shelf: Shelf, *, repair: bool = False) -> str:
+def write_copy(content: Iterable[bytes], index_cache: IndexCache, *, repair: bool = False) -> str:
     compressor: Any = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
     hashed = xxhash.xxh3_128()
     size, ends = 0, [0]
@@ -82,8 +81,8 @@ def write_copy(content: Iterable[bytes], shelf: Shelf, *, repair: bool = False) 
         if held:
             yield frame(held)
 
-    with _KIND.stage(shelf.root) as draft:
-        draft.write("frames.zst", frames())
+    with _KIND.stage(index_cache.root) as writer:
+        writer.write("frames.zst", frames())
         table = np.array(ends[1:], dtype="<i8").tobytes()
         digest = hashed.hexdigest()
         document = CopyDocument(
@@ -94,15 +93,15 @@ def write_copy(content: Iterable[bytes], shelf: Shelf, *, repair: bool = False) 
             content=digest,
             table=checksum(table),
         )
-        draft.write("table.bin", table)
+        writer.write("table.bin", table)
         name = key({"what": "copy", "format": INDEX_FORMAT, "content": digest, "bytes": size})
-        place = shelf.place(name)
-        is_whole = partial(_is_whole, place, digest) if repair else None
-        draft.publish(place, msgspec.to_builtins(document), is_whole=is_whole)
+        path = index_cache.path(name)
+        is_intact = partial(_is_intact, path, digest) if repair else None
+        writer.publish(path, msgspec.to_builtins(document), is_intact=is_intact)
     return name
 
 
-def _is_whole(directory: Path, content: str) -> bool:
+def _is_intact(directory: Path, content: str) -> bool:
     try:
         copy = CopyFile(directory, str(directory))
         return digest_of(copy, 0, copy.size) == content
@@ -116,11 +115,11 @@ class CopyFile:
     def __init__(self, directory: Path, path: str) -> None:
         self.path = path
         self._fd = -1
-        remedy = f"open {path} with rehash=True to have this copy of it made again"
-        self._sealed = sealed = replace(_KIND, remedy=remedy).admit(directory)
-        document = sealed.convert(CopyDocument)
-        self._ends = np.frombuffer(sealed.read("table.bin", document.table), dtype="<i8")
-        frames = sealed.require("frames.zst", size=int(self._ends[-1]) if len(self._ends) else 0)
+        remedy = f"open {path} with force_recache=True to rebuild this copy"
+        self._artifact = artifact = replace(_KIND, remedy=remedy).open(directory)
+        document = artifact.convert(CopyDocument)
+        self._ends = np.frombuffer(artifact.read("table.bin", document.table), dtype="<i8")
+        frames = artifact.require("frames.zst", size=int(self._ends[-1]) if len(self._ends) else 0)
         try:
             self._fd = os.open(frames, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -135,7 +134,7 @@ class CopyFile:
             os.close(self._fd)
 
     def _corrupt(self, message: str) -> CorruptionError:
-        return self._sealed.refusal(message, "frames.zst")
+        return self._artifact.refusal(message, "frames.zst")
 
     def _content(self, number: int) -> bytes:
         kept: bytes | None = self._kept.get(number)
@@ -152,7 +151,7 @@ class CopyFile:
         except (zstandard.ZstdError, OSError) as error:
             raise self._corrupt(f"frame {number}: {error}") from error
         if len(data) != expected:
-            raise self._corrupt(f"frame {number} has {len(data)} bytes, should have {expected}")
+            raise self._corrupt(f"frame {number} has {len(data)} bytes, expected {expected}")
         self._kept.put(number, data)
         return data
 
@@ -168,28 +167,28 @@ class CopyFile:
         return data[offset - first * self._frame : end - first * self._frame]
 
     def check(self) -> None:
-        """A published copy does not change."""
+        """Do nothing: a published copy does not change."""
 
 
 # --- compressed files ---------------------------------------------------------------------------
 
 
 def decompressed(file: SourceBytes, compression: str) -> Iterator[bytes]:
-    """Yield the content of a .gz or .zst file; several members or frames are one content.
+    """Yield the content of a .gz or .zst file; members and frames are concatenated.
 
     Raises:
-        SourceError: Truncated, damaged, followed by other data, or beyond the limits. It names the
-            byte of the compressed file.
+        SourceError: The file is truncated, damaged, followed by other data or over a limit. The
+            error has the byte offset in the compressed file.
     """
     total = 0
     for consumed, piece in _pieces(file, compression):
         total += len(piece)
         if total > FREE_EXPANSION and total > MAX_EXPANSION * consumed:
             raise _refused(
-                file, consumed, f"grows more than {MAX_EXPANSION} times its size: refused as a bomb"
+                file, consumed, f"expands more than {MAX_EXPANSION} times; this may be a zip bomb"
             )
         if total > MAX_DECOMPRESSED:
-            raise _refused(file, consumed, f"holds more than {MAX_DECOMPRESSED} bytes")
+            raise _refused(file, consumed, f"has more than {MAX_DECOMPRESSED} decompressed bytes")
         if piece:
             yield piece
 
@@ -199,21 +198,21 @@ def _refused(file: SourceBytes, offset: int, message: str) -> SourceError:
 
 
 def _pieces(file: SourceBytes, compression: str) -> Iterator[tuple[int, bytes]]:
-    """Yield the number of compressed bytes read and the next piece."""
+    """Yield the number of compressed bytes read so far and the next decompressed piece."""
     new: Callable[[], Any]
     if compression == "gz":
         from isal import igzip_lib, isal_zlib
 
         errors: Any = (isal_zlib.error, igzip_lib.IsalError)
         new, step = partial(isal_zlib.decompressobj, _GZIP_WBITS), _GZIP_INPUT
-    else:  # the library bounds the window at 128 MiB
+    else:  # the library limits the window to 128 MiB
         errors, step = zstandard.ZstdError, _ZSTD_INPUT
         new = zstandard.ZstdDecompressor().decompressobj
-    decoder, position, begun = new(), 0, False
+    decoder, position, is_open = new(), 0, False
     while data := file.pread(step, position):
         position += len(data)
         while data:
-            begun = True
+            is_open = True
             try:
                 piece = decoder.decompress(data)
             except errors as error:
@@ -221,15 +220,15 @@ def _pieces(file: SourceBytes, compression: str) -> Iterator[tuple[int, bytes]]:
             yield position, piece
             data = b""
             if decoder.eof:
-                data, decoder, begun = decoder.unused_data, new(), False
+                data, decoder, is_open = decoder.unused_data, new(), False
                 if compression == "gz":
                     data, position = _next_member(file, data, position)
-    if begun or position == 0:
+    if is_open or position == 0:
         raise _refused(file, position, "is truncated")
 
 
 def _next_member(file: SourceBytes, rest: bytes, position: int) -> tuple[bytes, int]:
-    """Return what follows a gzip member: another one, or zeros up to the end of the file."""
+    """Return the start of the next gzip member, or nothing if only zeros follow."""
     if not rest or (rest[0] != 0 and len(rest) < len(_GZIP_MAGIC)):
         more = file.pread(_GZIP_INPUT, position)
         rest, position = rest + more, position + len(more)
@@ -257,9 +256,9 @@ def array_lines(pieces: Iterable[bytes], path: str) -> Iterator[bytes]:
     """Yield the content of a JSON array as lines of the same length.
 
     Bytes between elements become line breaks, and line breaks inside an element become tabs, which
-    JSON treats alike. So the offset and length of a row are those of its element. Brackets are
-    counted, not matched: ``{"a": 1]`` is an element, and a bad row. An empty element is a bad row
-    too, and makes the content one byte longer.
+    are equivalent in JSON. So a row has the offset and length of its element. Brackets are counted,
+    not matched: ``{"a": 1]`` is an element and becomes a bad row. An empty element becomes a bad
+    row too, and makes the content one byte longer.
 
     Raises:
         SourceError: The array is truncated or followed by text, or an element is over the limit.
@@ -271,9 +270,9 @@ def array_lines(pieces: Iterable[bytes], path: str) -> Iterator[bytes]:
     source = iter(pieces)
     buffer = _read(source, MAX_ARRAY_GAP)
     text = buffer.removeprefix(BOM).lstrip(WHITE_SPACE)
-    base = len(buffer) - len(text) + 1  # offset of the buffer in the file, behind the bracket
+    base = len(buffer) - len(text) + 1  # offset of the buffer in the file, after the bracket
     if not text.startswith(b"["):
-        raise refused("no array begins here", base - 1)
+        raise refused("expected the start of a JSON array", base - 1)
     yield b"\n" * base
     buffer, is_first = text[1:], True
     while True:
@@ -290,49 +289,49 @@ def array_lines(pieces: Iterable[bytes], path: str) -> Iterator[bytes]:
             break
         if len(buffer) > MAX_ROW + 2 * MAX_ARRAY_GAP:
             raise refused(f"an element has more than {MAX_ROW} bytes", base)
-        # Twice as much each time: a long element is not searched again for each piece of it.
+        # The buffer doubles, so that a long element is not searched again for every piece.
         more = _read(source, max(MIB, len(buffer)))
         if not more:
-            raise refused("the array is not closed: the file is truncated", base)
+            raise refused("the array has no closing bracket; the file is truncated", base)
         buffer += more
     for rest in chain([buffer], source):
         if text := rest.lstrip(WHITE_SPACE):
-            raise refused("text behind the array", base + len(rest) - len(text))
+            raise refused("text after the array", base + len(rest) - len(text))
         base += len(rest)
         yield b"\n" * len(rest)
 
 
-def _read(pieces: Iterator[bytes], wanted: int) -> bytes:
+def _read(pieces: Iterator[bytes], size: int) -> bytes:
     read = []
-    while wanted > 0 and (piece := next(pieces, b"")):
+    while size > 0 and (piece := next(pieces, b"")):
         read.append(piece)
-        wanted -= len(piece)
+        size -= len(piece)
     return b"".join(read)
 
 
 def _element_line(element: bytes) -> bytes:
-    """An element with the white space around it and the byte behind it, as a line."""
+    """Return an element, the white space around it and the byte after it as a line."""
     body = element.strip(WHITE_SPACE)
     before = len(element) - len(element.lstrip(WHITE_SPACE))
-    behind = len(element) - before - len(body) + 1
+    after = len(element) - before - len(body) + 1
     if not body:
-        return b"\n" * before + b",\n"  # a row that is no JSON
-    return b"\n" * before + body.replace(b"\n", b"\t") + b"\n" * behind
+        return b"\n" * before + b",\n"  # not valid JSON, so it becomes a bad row
+    return b"\n" * before + body.replace(b"\n", b"\t") + b"\n" * after
 
 
 def _element_stops(data: Bytes) -> tuple[list[int], bool]:
-    """Offsets behind the elements of a buffer that begins between two, and if the array ends.
+    """Return the end of each element in a buffer, and whether the array ends in it.
 
-    These are the commas between elements, and the bracket that closes the array.
+    The buffer starts between two elements. Ends are commas and the closing bracket of the array.
     """
     structure = np.flatnonzero(_STRUCTURE[data])
     structure = structure[np.searchsorted(_quotes(data), structure) % 2 == 0]  # outside of strings
     characters = data[structure]
     depth = 1 + np.cumsum(_DEPTH[characters], dtype=np.int64)
     closing = np.flatnonzero(depth == 0)[:1]
-    upto = int(closing[0]) if len(closing) else len(structure)
-    between = (characters[:upto] == ord(",")) & (depth[:upto] == 1)
-    stops = [*structure[:upto][between].tolist(), *structure[closing].tolist()]
+    end = int(closing[0]) if len(closing) else len(structure)
+    is_separator = (characters[:end] == ord(",")) & (depth[:end] == 1)
+    stops = [*structure[:end][is_separator].tolist(), *structure[closing].tolist()]
     return stops, len(closing) > 0
 
 
@@ -341,7 +340,7 @@ def _quotes(data: Bytes) -> Integers:
     after = quotes[(quotes > 0) & (data[quotes - 1] == ord("\\"))]
     if not len(after):
         return quotes
-    # A quote is escaped when an odd number of backslashes stands before it.
+    # A quote is escaped if an odd number of backslashes precedes it.
     slashes = np.flatnonzero(data == ord("\\"))
     run_starts = slashes[np.flatnonzero(np.diff(slashes, prepend=-2) != 1)]
     run_of = run_starts[np.searchsorted(run_starts, after, side="right") - 1]

@@ -1,9 +1,9 @@
-"""Parse addresses, and find their files in a stable order, each with its format.
+"""Parse addresses and find their files, in a stable order and with their formats.
 
 An *address* is a file, directory, glob or URL, with an optional split and slice:
 ``path@[a:b]``, ``directory@split[a:b]``, ``owner/name@revision:config/split[a:b]`` (a hub dataset).
-A slice is Python's, without steps, of the concatenation of all files; a bound may be a percentage,
-rounded as `datasets` does. The revision of a hub address is replaced by the commit behind it.
+A slice selects rows of the concatenated files, like a Python slice without a step. A bound may be
+a percentage, rounded as in `datasets`. The revision of a hub dataset is replaced by its commit.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from tokenmill._core.remote import (
     is_remote,
     local_path,
     protocol_of,
-    shown,
     version_of,
 )
-from tokenmill.errors import SourceError, SourceMissing, UsageError
+from tokenmill.errors import SourceError, SourceMissing, UsageError, hide_secrets, shown
 
 KNOWN = ".jsonl, .ndjson, .json (also .gz, .zst), .parquet, .arrow"
 FAMILIES = {
@@ -68,7 +67,7 @@ class Selection(NamedTuple):
     stop: Bound | None
 
     def resolve(self, total: int) -> tuple[int, int]:
-        """Return the first row and the one behind the last, of ``total`` rows."""
+        """Return the first row and the end of the selection, of ``total`` rows."""
         bounds = (None if bound is None else bound.rows(total) for bound in self)
         first, last, _ = slice(*bounds).indices(total)
         return first, max(first, last)
@@ -76,7 +75,7 @@ class Selection(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    path: str  # of a hub dataset: the address as it was written
+    path: str  # for a hub dataset the address as written
     split: str | None = None
     selection: Selection | None = None
     repo: str = ""  # of a hub dataset
@@ -84,9 +83,9 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """Parse an address; UsageError when it is empty, or its slice malformed."""
+    """Parse an address; `UsageError` if it is empty or its slice is malformed."""
     if not text:
-        raise UsageError("the source is an empty string")
+        raise UsageError("the source is an empty string; pass a path, glob or URL")
     if os.path.lexists(text):
         return Address(text)
     if hub := _hub_address(text):
@@ -95,7 +94,7 @@ def parse_address(text: str) -> Address:
     sliced = _SLICED.match(text)
     if sliced:
         if not sliced["path"]:
-            raise UsageError(f"{text!r}: there must be a path before the @")
+            raise UsageError(f"{text!r} has no path before the @")
         return Address(sliced["path"], sliced["split"], parse_selection(sliced["slice"], text))
     split = _SPLIT.match(text)
     if split and (is_remote(split["path"]) or os.path.isdir(split["path"])):
@@ -116,10 +115,10 @@ def _hub_address(text: str) -> Address | None:
 
 
 def parse_selection(text: str, context: str) -> Selection:
-    """Parse ``[a:b]``; `context` is named in errors."""
+    """Parse ``[a:b]``; errors quote ``context``."""
     parts = text[1:-1].split(":")
     if len(parts) == 3:
-        raise UsageError(f"{context!r}: a slice has no step, write [start:stop]")
+        raise UsageError(f"{context!r}: a slice cannot have a step; write [start:stop]")
     if len(parts) != 2:
         raise UsageError(f"{context!r}: write a slice as [start:stop]; both bounds are optional")
     return Selection(_bound(parts[0], context), _bound(parts[1], context))
@@ -131,7 +130,7 @@ def _bound(text: str, context: str) -> Bound | None:
         return None
     match = _BOUND.match(text)
     if match is None:
-        raise UsageError(f"{context!r}: {text!r} is neither a row number nor a percentage")
+        raise UsageError(f"{context!r}: {text!r} is not a row number or a percentage")
     number, percent = int(match["number"]), bool(match["percent"])
     if percent and abs(number) > 100:
         raise UsageError(f"{context!r}: {text} is more than 100%")
@@ -142,13 +141,13 @@ def _bound(text: str, context: str) -> Bound | None:
 
 
 class Found(NamedTuple):
-    """A file and the format that its name says."""
+    """A file and the format given by its name."""
 
     path: str
     family: str  # "jsonl", "json", "parquet", "arrow"
     compression: str  # "", "gz", "zst"
-    url: str = ""  # where the path that is shown leaves out a signed query
-    version: Version | None = None  # of a remote object, if a listing contains it
+    url: str = ""  # complete URL, if the path omits a signed query
+    version: Version | None = None  # of a remote object, if its listing has one
 
     @property
     def location(self) -> str:
@@ -157,7 +156,14 @@ class Found(NamedTuple):
 
 
 def discover(address: Address) -> list[Found]:
-    """Find the files of an address; SourceMissing if nothing is there."""
+    """Find the files of an address; `SourceMissing` if there are none."""
+    return [
+        one if shown(one.path) == one.path else one._replace(path=shown(one.path), url=one.path)
+        for one in _discover(address)
+    ]
+
+
+def _discover(address: Address) -> list[Found]:
     path = address.path
     if address.repo:
         return _hub_split(address)
@@ -171,7 +177,7 @@ def discover(address: Address) -> list[Found]:
     if glob.has_magic(path):
         matches = sorted(p for p in glob.glob(path, recursive=True) if not os.path.isdir(p))
         if not matches:
-            raise SourceMissing("no file matches", path=path)
+            raise SourceMissing("no file matches this pattern", path=path)
         found = [one for one in map(form_of, matches) if one is not None]
         return _one_format(path, found, f"none of the {len(matches)} matching files is {KNOWN}")
     raise SourceMissing("no such file or directory", path=path)
@@ -191,7 +197,7 @@ def form_of(path: str) -> Found | None:
 def _named(path: str) -> Found:
     found = form_of(path)
     if found is None:
-        raise UsageError(f"its name says no known format ({KNOWN})", path=path)
+        raise UsageError(f"unknown file format; supported are {KNOWN}", path=path)
     return found
 
 
@@ -201,7 +207,7 @@ def _one_format(path: str, found: list[Found], if_none: str) -> list[Found]:
     examples = {one.family: one.path for one in reversed(found)}
     if len(examples) > 1:
         names = ", ".join(f"{family} ({examples[family]})" for family in sorted(examples))
-        raise UsageError(f"several formats in one place: {names}; name one by a glob", path=path)
+        raise UsageError(f"files of several formats: {names}; select one with a glob", path=path)
     return found
 
 
@@ -217,11 +223,11 @@ def _directory(
     if "state.json" in names:
         own = None if split is None else _read_json(os.path.join(path, "state.json")).get("_split")
         if split != own:
-            raise UsageError(f"there is no split {split!r}, this is {str(own)!r}", path=path)
+            raise UsageError(f"no split {split!r}; this is the split {str(own)!r}", path=path)
         return _saved(path)
     if split is not None and listed is not None:
         raise UsageError(
-            f"no splits here (asked for {split!r}): not made by save_to_disk", path=path
+            f"no split {split!r}: the directory was not written by save_to_disk", path=path
         )
     if split is not None:
         from tokenmill.integrations.hub import split_files
@@ -234,7 +240,7 @@ def _directory(
     found = [one for one in map(form_of, paths) if one is not None]
     if listed is not None:
         found = [one._replace(version=listed[os.path.basename(one.path)]) for one in found]
-    return _one_format(path, found, f"the directory holds no data file ({KNOWN})")
+    return _one_format(path, found, f"the directory has no data file ({KNOWN})")
 
 
 def _read_json(path: str) -> dict[str, object]:
@@ -258,22 +264,23 @@ def _read_json(path: str) -> dict[str, object]:
 def _chosen_split(path: str, split: str | None) -> str:
     splits = _read_json(os.path.join(path, "dataset_dict.json")).get("splits")
     if not isinstance(splits, list) or not all(isinstance(name, str) for name in splits):
-        raise SourceError("dataset_dict.json names no splits", path=path)
+        raise SourceError("dataset_dict.json has no list of splits", path=path)
     if split is None:
         raise UsageError(
-            f"has the splits {', '.join(splits)}: name one, as in {path}@{splits[0]}", path=path
+            f"the dataset has the splits {', '.join(splits)}; select one: {path}@{splits[0]}",
+            path=path,
         )
     if split not in splits:
-        raise UsageError(f"there is no split {split!r}, only {', '.join(splits)}", path=path)
+        raise UsageError(f"no split {split!r}; splits are {', '.join(splits)}", path=path)
     return split
 
 
 def _saved(path: str) -> list[Found]:
-    """The Arrow files of a directory made by ``Dataset.save_to_disk``."""
+    """Return the Arrow files of a directory written by ``Dataset.save_to_disk``."""
     state = _read_json(os.path.join(path, "state.json"))
     if state.get("_indices_data_files"):
         raise UsageError(
-            "was saved with an indices mapping by an old version; save it again after "
+            "an old version of datasets saved this with an indices mapping; save it again after "
             "flatten_indices()",
             path=path,
         )
@@ -289,12 +296,12 @@ def _saved(path: str) -> list[Found]:
 
 
 def _within(directory: str, name: str) -> str:
-    """The path of a file that state.json names, which must be inside of the directory."""
+    """Return the path of a file that state.json names; it must be inside the directory."""
     inner = os.path.normpath(name)
     if os.path.isabs(inner) or inner.split("/")[0] in ("..", ".") or is_remote(name):
         raise SourceError(
-            f"state.json names {name!r}, which lies outside of the directory; a store of "
-            "tokenmill's is opened with open_store",
+            f"state.json names {name!r}, which is outside of the directory; open a tokenmill "
+            "store with open_store",
             path=directory,
         )
     return os.path.join(directory, inner)
@@ -309,7 +316,7 @@ def _remote_files(address: Address) -> list[Found]:
     if protocol in ("http", "https"):
         _refuse_split(address)
         if any(mark in shown(url) for mark in "*["):
-            raise UsageError("HTTP servers cannot be searched: name each file", path=shown(url))
+            raise UsageError("globs do not work over HTTP; list each file", path=shown(url))
         return [_named(shown(url))._replace(url=url)]
     if protocol == "hf":
         url = _pinned(url)
@@ -317,7 +324,7 @@ def _remote_files(address: Address) -> list[Found]:
         _refuse_split(address)
         listed = _listed(url, is_glob=True)
         if not listed:
-            raise SourceMissing("no object matches", path=url)
+            raise SourceMissing("no object matches this pattern", path=url)
         found = [one for one in map(form_of, sorted(listed)) if one is not None]
         found = [one._replace(version=listed[one.path]) for one in found]
         return _one_format(url, found, f"none of the {len(listed)} matching objects is {KNOWN}")
@@ -335,27 +342,27 @@ def _remote_files(address: Address) -> list[Found]:
 def _refuse_split(address: Address) -> None:
     if address.split is not None:
         raise UsageError(
-            f"split {address.split!r} was asked for, but a file has no splits; give a directory or "
-            "a hub dataset",
+            f"a file has no splits, got split {address.split!r}; pass a directory or a hub dataset",
             path=address.path,
         )
 
 
 def _listed(url: str, *, is_glob: bool) -> dict[str, Version]:
-    """URL → version of every file that a glob matches or a directory contains.
+    """Return URL → version of every file that matches a glob or is in a directory.
 
-    The versions of a thousand objects come with the listing, without a request for each.
+    A listing includes the versions, so no further request per object is needed.
     """
-    fs, path = filesystem(url)
+    remote = RemoteObject(url)
+    fs, path = remote.retrying(lambda: filesystem(url), None)  # some drivers connect here
 
     def request() -> list[dict[str, Any]]:
         fs.invalidate_cache(None if is_glob else path)
         return list(fs.glob(path, detail=True).values() if is_glob else fs.ls(path, detail=True))
 
-    infos = RemoteObject(url).retrying(request, None)
-    before = url[: len(url) - len(path)]  # protocol and host, which names of a listing lack
+    infos = remote.retrying(request, None)
+    prefix = url[: len(url) - len(path)]  # protocol and host, which are missing in a listing
     files = (info for info in infos if info.get("type") != "directory")
-    return {before + fs._strip_protocol(info["name"]): version_of(info, url) for info in files}
+    return {prefix + fs._strip_protocol(info["name"]): version_of(info, url) for info in files}
 
 
 # --- the Hugging Face hub -----------------------------------------------------------------------
@@ -376,9 +383,9 @@ def _hub_split(address: Address) -> list[Found]:
     other = [file for file in files if form_of(file) is None]
     if other:
         raise UsageError(
-            f"{other[0]} is not of a known format ({KNOWN}). If the hub has converted the dataset "
-            f"to Parquet, open {_HUB}{address.repo}@refs/convert/parquet/{config or 'default'}/"
-            f"{split or 'train'}/*.parquet",
+            f"{other[0]} has an unknown format; supported are {KNOWN}. If the hub has converted "
+            f"the dataset to Parquet, open {_HUB}{address.repo}@refs/convert/parquet/"
+            f"{config or 'default'}/{split or 'train'}/*.parquet",
             path=address.path,
         )
     return _one_format(address.path, list(map(_named, files)), "the split has no files")
@@ -395,31 +402,32 @@ def _pinned(url: str) -> str:
 
 
 def hub_commit(name: str, revision: str | None, source: str) -> str:
-    """Return the commit behind a revision of a hub dataset; None is the main branch."""
+    """Return the commit of a revision of a hub dataset; None is the main branch."""
     if revision is not None and _COMMIT.fullmatch(revision):
         return revision
-    with optional("huggingface_hub", "a dataset of the hub", path=name):
+    with optional("huggingface_hub", "a hub dataset", path=name):
         from huggingface_hub import HfApi
 
     def request() -> Any:
         return HfApi().repo_info(name, revision=revision, repo_type="dataset")
 
-    here = "" if source.startswith(_HUB) else "no file or directory here, and "
+    local = "" if source.startswith(_HUB) else "no such local file or directory, and "
     try:
         return str(RemoteObject(f"{_HUB}{name}").retrying(request, None).sha)
     except SourceMissing as error:
         raise SourceMissing(
-            f"{here}no such dataset or revision on the hub (a private one needs HF_TOKEN)",
+            f"{local}no such dataset or revision on the hub (set HF_TOKEN for private datasets)",
             path=source,
         ) from error
     except SourceError as error:
-        cause = error.__cause__
-        reason = " ".join((str(cause).strip() or "no answer").splitlines()[0].split())[:80]
+        cause = error.__context__
+        text = hide_secrets(str(cause)).strip() or "no answer"
+        reason = " ".join(text.splitlines()[0].split())[:80]
         reason = f"{type(cause).__name__}: {reason}"
         if type(cause).__name__ == "OfflineModeIsEnabled":
             reason = "HF_HUB_OFFLINE is set"
         raise SourceError(
-            f"{here}it could not be looked up on the hub ({reason}); offline, name local "
-            f"files (`hf download {name} --repo-type dataset --local-dir DIR` gets them)",
+            f"{local}the lookup on the hub failed ({reason}); to work offline, pass local files "
+            f"(`hf download {name} --repo-type dataset --local-dir DIR`)",
             path=source,
         ) from error

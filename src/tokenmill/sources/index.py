@@ -1,8 +1,8 @@
-"""The row index of a line file, and the cache directory that holds it.
+"""The row index of a line file, and the cache of indexes.
 
-An index is a directory of ``starts.bin`` (where each row starts, and the end of the file, eight
+An index is a directory with ``starts.bin`` (the offset of each row and the end of the file, eight
 bytes each), ``table.bin`` (the blocks, then one xxh3-64 per page of starts) and ``index.json``. Its
-key is the digest of the content alone: .jsonl, .gz and .zst of the same lines share one.
+key is the digest of the content: .jsonl, .gz and .zst of the same lines share an index.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from tokenmill._core.artifact import ArtifactKind
 from tokenmill._core.fingerprint import checksum, key
 from tokenmill._core.paths import is_network, require_inside
 from tokenmill._core.process import has_process_directory, process_directory
-from tokenmill._core.sealed import SealedKind
 from tokenmill.errors import CacheError, CorruptionError
 from tokenmill.sources.limits import INDEX_FORMAT, STARTS_PER_PAGE
 
 Integers = npt.NDArray[np.int64]
 _FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
-_NOTE = SealedKind("note", "note.json")
-_KIND = SealedKind(
+_NOTE = ArtifactKind("note", "note.json")
+_KIND = ArtifactKind(
     "row index", "index.json", ("table.bin", "starts.bin"),
-    remedy="open with rehash=True to have it made again",
+    remedy="open with force_recache=True to rebuild it",
 )  # fmt: skip
 _PAGE = 8 * STARTS_PER_PAGE  # bytes
 
@@ -49,47 +49,47 @@ BLOCK_TABLE = np.dtype(
         ("digest", "u1", (16,)),
     ]
 )
-_LINE = struct.Struct("<6q16s")  # one line of `BLOCK_TABLE`
+_LINE = struct.Struct("<6q16s")  # one record of `BLOCK_TABLE`
 
 
-class Shelf:
-    """The ``rows/`` part of one cache directory: indexes, seekable copies and notes.
+class IndexCache:
+    """The ``rows/`` directory of one cache: indexes, seekable copies and notes.
 
-    A *note* says that a file in a given state has a given index. Where the cache cannot be written,
-    a private directory of the process takes its place (`private_shelf`).
+    A *note* is cached metadata of a file: it maps the file's state to its index. If the cache is
+    not writable, a private directory of the process is used instead (`private_index_cache`).
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def place(self, key: str) -> Path:
+    def path(self, key: str) -> Path:
         if not (len(key) == 40 and set(key) <= set("0123456789abcdef")):
             raise CorruptionError(f"not a key: {key[:60]!r}", path=self.root)
-        place = self.root / "rows" / key
-        require_inside(place, self.root)
-        return place
+        path = self.root / "rows" / key
+        require_inside(path, self.root)
+        return path
 
     def has(self, key: str) -> bool:
-        return self.place(key).is_dir()
+        return self.path(key).is_dir()
 
     def note(self, key: str) -> dict[str, Any] | None:
-        note: dict[str, Any] | None = _NOTE.admit_or_none(self.place(key), self.root)
+        note: dict[str, Any] | None = _NOTE.open_or_none(self.path(key), self.root)
         return note
 
     def write_note(self, key: str, note: dict[str, Any]) -> None:
-        _NOTE.write(self.root, self.place(key), note)
+        _NOTE.write(self.root, self.path(key), note)
 
 
-def private_shelf() -> Shelf:
-    return Shelf(process_directory())
+def private_index_cache() -> IndexCache:
+    return IndexCache(process_directory())
 
 
-def existing_private_shelf() -> Shelf | None:
-    return private_shelf() if has_process_directory() else None
+def existing_private_index_cache() -> IndexCache | None:
+    return private_index_cache() if has_process_directory() else None
 
 
 def is_forbidden(error: CacheError) -> bool:
-    """Whether this user cannot write the cache at all (rather than: it is full, or broken)."""
+    """Whether this user may not write the cache, as opposed to a full or broken disk."""
     cause = error.__cause__
     return isinstance(cause, OSError) and cause.errno in _FORBIDDEN
 
@@ -100,17 +100,17 @@ class BlockEntry(NamedTuple):
     first_row: int
     rows: int
     first_line: int  # 1 + line breaks before the block
-    lines: int  # lines that start in it
+    lines: int  # lines that start in the block
     digest: str
 
 
 class Assembler:
-    """Count, hash and cut what a scan finds; `blocks` is complete after `finish`."""
+    """Collect the blocks of a scanned file; `blocks` is complete after `finish`."""
 
     def __init__(self) -> None:
         self.blocks: list[BlockEntry] = []
         self.rows = 0
-        self._offset = 0  # of the open block
+        self._offset = 0  # of the current block
         self._first_row = 0
         self._first_line = 1
         self._lines = 0
@@ -119,10 +119,10 @@ class Assembler:
     def feed(
         self, data: memoryview, base: int, starts: Integers, lines: Integers, cuts: Sequence[int]
     ) -> None:
-        """Take the next portion of the file, which begins at ``base``.
+        """Add the next portion of the file, which starts at ``base``.
 
-        ``starts``, ``lines`` and ``cuts`` are the offsets in the file of the rows, lines (also
-        blank ones) and blocks that begin in the portion, ascending.
+        ``starts``, ``lines`` and ``cuts`` are the ascending file offsets of the rows, lines
+        (including blank ones) and blocks that start in the portion.
         """
         before = self.rows
         self.rows += len(starts)
@@ -170,12 +170,12 @@ class IndexDocument(msgspec.Struct, frozen=True, kw_only=True):
     table: str  # checksum of table.bin
 
 
-def write_index(shelf: Shelf, scan: Any, *, repair: bool = False) -> IndexDocument:
-    """Run a `LineScan` and publish its index; with ``repair``, also in place of a damaged one."""
+def write_index(index_cache: IndexCache, scan: Any, *, repair: bool = False) -> IndexDocument:
+    """Run a `LineScan` and publish its index; ``repair`` replaces a damaged one."""
     assembler: Assembler = scan.assembler
     checks = array("Q")
-    with _KIND.stage(shelf.root) as draft:
-        draft.write("starts.bin", _paged(scan.starts(), checks))
+    with _KIND.stage(index_cache.root) as writer:
+        writer.write("starts.bin", _paged(scan.starts(), checks))
         blocks = assembler.blocks
         lines = [_LINE.pack(*block[:6], bytes.fromhex(block.digest)) for block in blocks]
         table = b"".join(lines) + np.array(checks, dtype="<u8").tobytes()
@@ -187,16 +187,16 @@ def write_index(shelf: Shelf, scan: Any, *, repair: bool = False) -> IndexDocume
             digest=key({"blocks": [block.digest for block in blocks]}),
             table=checksum(table),
         )
-        draft.write("table.bin", table)
-        place = shelf.place(index_key(document.digest))
-        is_whole = partial(_is_whole, place) if repair else None
-        draft.publish(place, msgspec.to_builtins(document), is_whole=is_whole)
+        writer.write("table.bin", table)
+        path = index_cache.path(index_key(document.digest))
+        is_intact = partial(_is_intact, path) if repair else None
+        writer.publish(path, msgspec.to_builtins(document), is_intact=is_intact)
     return document
 
 
-def _is_whole(place: Path) -> bool:
+def _is_intact(path: Path) -> bool:
     try:
-        index = Index(place)
+        index = Index(path)
         for page in range(index.pages):
             index.check_page(page)
     except CorruptionError:
@@ -205,7 +205,7 @@ def _is_whole(place: Path) -> bool:
 
 
 def _paged(starts: Iterator[Integers], checks: array[int]) -> Iterator[bytes]:
-    """The bytes of the starts in pages; the checksum of each page is appended to ``checks``."""
+    """Yield the starts as pages of bytes; append the checksum of each page to ``checks``."""
     held = bytearray()
     for portion in starts:
         held += portion.astype("<i8", copy=False).tobytes()
@@ -220,44 +220,44 @@ def _paged(starts: Iterator[Integers], checks: array[int]) -> Iterator[bytes]:
 
 
 class Index:
-    """An opened index; `first_rows` has the first row of each block, as Python integers."""
+    """An open index. `first_rows` has the first row of each block."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._sealed = sealed = _KIND.admit(directory)
-        self.document = document = sealed.convert(IndexDocument)
-        table = sealed.read("table.bin", document.table)
-        sealed.require("starts.bin", size=8 * (document.rows + 1))
+        self._artifact = artifact = _KIND.open(directory)
+        self.document = document = artifact.convert(IndexDocument)
+        table = artifact.read("table.bin", document.table)
+        artifact.require("starts.bin", size=8 * (document.rows + 1))
         lines = np.frombuffer(table, BLOCK_TABLE, document.blocks)
         self._table = memoryview(table)[: lines.nbytes]
         self._checks = np.frombuffer(table, "<u8", offset=lines.nbytes)
-        # Of a memory view, because that gives Python's integers without making a list of them.
+        # A memory view returns Python integers without a list of them.
         self.first_rows = np.ascontiguousarray(lines["first_row"]).data
         self.pages = len(self._checks)
 
     @cached_property
     def starts(self) -> memoryview | PreadStarts:
-        """The starts of all rows and the end of the file."""
+        """Offsets of all rows and the end of the file."""
         path, size = self.directory / "starts.bin", 8 * (self.document.rows + 1)
         try:
             if size <= _PAGE:
-                return memoryview(path.read_bytes()).cast("q")  # not worth a descriptor
+                return memoryview(path.read_bytes()).cast("q")  # saves a file descriptor
             if is_network(path):
                 return PreadStarts(path)
             with open(path, "rb") as file:
                 mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
         except OSError as error:
-            raise self._sealed.refusal(f"cannot be read: {error}", "starts.bin") from error
+            raise self._artifact.refusal(f"cannot be read: {error}", "starts.bin") from error
         return memoryview(mapped).cast("q")
 
     def check_page(self, page: int) -> None:
-        """Check a page of starts, and the next, which the page's last row looks into."""
+        """Check a page of starts and the next one, where the last row of the page ends."""
         for number in range(page, min(page + 2, self.pages)):
             data = self.starts[number * STARTS_PER_PAGE : (number + 1) * STARTS_PER_PAGE]
-            found = xxhash.xxh3_64_intdigest(data)
-            if found != self._checks[number]:
-                message = f"page {number} has checksum {found}, expected {self._checks[number]}"
-                raise self._sealed.refusal(message, "starts.bin")
+            actual = xxhash.xxh3_64_intdigest(data)
+            if actual != self._checks[number]:
+                message = f"page {number} has checksum {actual}, expected {self._checks[number]}"
+                raise self._artifact.refusal(message, "starts.bin")
 
     def block(self, number: int) -> BlockEntry:
         return next(self.blocks_from(number))
@@ -267,7 +267,7 @@ class Index:
             yield BlockEntry._make((*numbers, digest.hex()))
 
     def locate(self, rows: Integers) -> tuple[Integers, Integers]:
-        """Where each of some rows starts, and where the next row does; pages are not checked."""
+        """Return the offset of each row and of its next row, without checking pages."""
         if isinstance(self.starts, PreadStarts):
             pairs = [(self.starts[row], self.starts[row + 1]) for row in rows.tolist()]
             both = np.array(pairs, dtype=np.int64)
@@ -277,7 +277,7 @@ class Index:
 
 
 class PreadStarts:
-    """Starts read on demand, for file systems where maps are unsafe."""
+    """Starts read on demand, for file systems where mapping is unsafe."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -285,8 +285,8 @@ class PreadStarts:
     def __del__(self) -> None:
         os.close(self._fd)
 
-    def __getitem__(self, wanted: Any) -> Any:
-        if isinstance(wanted, slice):
-            length = 8 * (wanted.stop - wanted.start)
-            return memoryview(os.pread(self._fd, length, 8 * wanted.start)).cast("q")
-        return int.from_bytes(os.pread(self._fd, 8, 8 * wanted), "little")
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            length = 8 * (index.stop - index.start)
+            return memoryview(os.pread(self._fd, length, 8 * index.start)).cast("q")
+        return int.from_bytes(os.pread(self._fd, 8, 8 * index), "little")

@@ -1,9 +1,9 @@
-"""Rows of one indexed file by number: lines, or the lines of a seekable copy.
+"""Read the rows of one indexed file, or of its seekable copy, by number.
 
-The bytes from the start of a row to the start of the next are its *stretch*: the row, its line
-break, and blank lines. A file that changes while it is open is noticed by its stat: when a page of
-the index (8,192 rows) is first used, after each batch or portion of a stream, and before a row is
-called bad. If only the times differ, the blocks concerned are hashed: a touch is no change.
+The *stretch* of a row is all bytes up to the start of the next row: the row, its line break and
+blank lines. The stat of an open file is compared when a page of the index (8,192 rows) is first
+used, after each batch, and before a row is reported as bad. If only the times differ, the blocks
+concerned are hashed, because a touched file is not a changed file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tokenmill.sources.bytefile import (
     bound_open_files,
     digest_of,
 )
-from tokenmill.sources.index import BlockEntry, Index, Integers, Shelf
+from tokenmill.sources.index import BlockEntry, Index, IndexCache, Integers
 from tokenmill.sources.limits import (
     COALESCE_GAP,
     COALESCE_MAX,
@@ -43,19 +43,19 @@ PAGE_SHIFT = STARTS_PER_PAGE.bit_length() - 1
 
 
 class LineHandle:
-    """An open file or copy with its index, for any thread and forked process.
+    """An open file or copy with its index, shared by threads and forked processes.
 
-    `Rows` reads short rows of a local file through `fd`, `starts` and `checked` directly.
+    `Rows` uses `fd`, `starts` and `checked` directly for short rows of a local file.
     """
 
     def __init__(self, file: SourceBytes, index: Index) -> None:
         self.file = file
         self.index = index
         self.starts = index.starts
-        self.checked = bytearray(index.pages)  # pages of `starts` that may be used
+        self.checked = bytearray(index.pages)  # 1 for each verified page of `starts`
         self.fd = file.fd if isinstance(file, LocalFile) else -1
-        self._touched: Signature | None = None  # other times than those indexed, and ...
-        self._unchanged: set[int] = set()  # ... blocks that are the same nevertheless
+        self._touched: Signature | None = None  # a signature with other times, and ...
+        self._unchanged: set[int] = set()  # ... the blocks verified under it
 
     def stretch(self, row: int) -> tuple[int, int]:
         if not self.checked[row >> PAGE_SHIFT]:
@@ -75,23 +75,23 @@ class LineHandle:
         self.checked[page] = 1
 
     def require_unchanged(self, rows: Sequence[int] | Integers) -> None:
-        """Raise `SourceChanged` unless the blocks of these rows are what was indexed."""
+        """Raise `SourceChanged` if the blocks of these rows changed since they were indexed."""
         if not isinstance(self.file, LocalFile):
-            return  # a copy checks its frames, a remote object each range
-        seen = self.file.now()
-        if seen == self.file.signature:
+            return  # copies verify their frames, remote objects each range
+        signature = self.file.now()
+        if signature == self.file.signature:
             return
-        if seen.size != self.file.signature.size:
+        if signature.size != self.file.signature.size:
             self.file.check()
-        if seen != self._touched:
-            self._touched, self._unchanged = seen, set()
+        if signature != self._touched:
+            self._touched, self._unchanged = signature, set()
         numbers = np.searchsorted(np.asarray(self.index.first_rows), rows, side="right") - 1
         for number in set(numbers.tolist()) - self._unchanged:
             block = self.index.block(number)
             if digest_of(self.file, block.offset, block.length) != block.digest:
                 raise SourceChanged(
-                    f"bytes {block.offset} to {block.offset + block.length} are not what was "
-                    "indexed; open the file again",
+                    f"bytes {block.offset} to {block.offset + block.length} changed since the file "
+                    "was indexed; open it again",
                     path=self.file.path,
                     offset=block.offset,
                 )
@@ -111,24 +111,24 @@ class LineHandle:
 
 
 class LineReader:
-    """The rows of one line or array file, which is opened when a row is read."""
+    """The rows of one line or array file, opened on first use."""
 
-    def __init__(self, entry: FileEntry, shelf: Shelf, number: int = 0) -> None:
+    def __init__(self, entry: FileEntry, index_cache: IndexCache, number: int = 0) -> None:
         self.entry = entry
         self.number = number
         self.rows = entry.rows
-        self._shelf = shelf
+        self._index_cache = index_cache
         self._handle: LineHandle | None = None
 
     def open_file(self) -> SourceBytes:
         if self.entry.copy:
             from tokenmill.sources.copy import CopyFile
 
-            return CopyFile(self._shelf.place(self.entry.copy), self.entry.path)
+            return CopyFile(self._index_cache.path(self.entry.copy), self.entry.path)
         return self.entry.open()
 
     def _open_index(self) -> Index:
-        return Index(self._shelf.place(self.entry.index))
+        return Index(self._index_cache.path(self.entry.index))
 
     def open(self) -> LineHandle:
         handle = self._handle
@@ -147,10 +147,10 @@ class LineReader:
         start, stop = handle.stretch(row)
         if stop - start <= SHALLOW:
             try:
-                # Line breaks and blank lines are white space to the parser.
+                # The parser ignores line breaks and blank lines as white space.
                 return decode(handle.file.pread(stop - start, start))
             except PARSING:
-                pass  # said below
+                pass  # raised below, with the origin
         raw = self.raw(row)
         try:
             return parse(raw)
@@ -172,14 +172,14 @@ class LineReader:
         return Origin(self.entry.path, row, self._line(row, start), start, stop - start)
 
     def _line(self, row: int, offset: int) -> int | None:
-        """The line of a row; None in an array, whose lines are those of its copy."""
+        """Return the line of a row; None in an array, where lines are those of the copy."""
         if self.entry.kind == "array":
             return None
         handle = self.open()
         block = handle.index.block(bisect_right(handle.index.first_rows, row) - 1)
         if block.lines == block.rows:
             return block.first_line + row - block.first_row
-        # The block has blank lines: count line breaks rather than store a number per row.
+        # The block has blank lines. Counting line breaks avoids storing a number per row.
         line, position = block.first_line, block.offset
         while position < offset:
             data = handle.pread(position, min(offset, position + STREAM_BYTES))
@@ -188,7 +188,7 @@ class LineReader:
         return line
 
     def _located(self, row: int, error: RowError) -> RowError:
-        """The same error with its origin, unless the file changed."""
+        """Return the error with its origin; `SourceChanged` if the file changed."""
         handle = self.open()
         handle.require_unchanged([row])
         offset = handle.stretch(row)[0]
@@ -204,12 +204,12 @@ class LineReader:
     # --- many rows -------------------------------------------------------------------------
 
     def values(self, rows: Sequence[int] | Integers) -> list[Value]:
-        """Rows in the given order, or the errors that they raise; neighbours are read together."""
+        """Return rows or their errors in the given order; neighbours are read together."""
         values = parse_many(self._texts(np.asarray(rows, dtype=np.int64)) if len(rows) else [])
         if RowError in set(map(type, values)):
-            for place, value in enumerate(values):
+            for position, value in enumerate(values):
                 if isinstance(value, RowError):
-                    values[place] = self._value_or_error(int(rows[place]))
+                    values[position] = self._value_or_error(int(rows[position]))
         return values
 
     def _value_or_error(self, row: int) -> Value:
@@ -219,26 +219,26 @@ class LineReader:
             return error
 
     def _texts(self, rows: Integers) -> list[bytes]:
-        """The stretch of each row; nothing for a large one, which is read alone."""
+        """Return the stretch of each row; empty for a large row, which is read alone."""
         handle = self.open()
         order = np.argsort(rows, kind="stable")
         starts, stops = handle.stretches(rows[order])
         small = np.flatnonzero(stops - starts <= LARGE_ROW)
-        starts, stops, places = starts[small], stops[small], order[small].tolist()
+        starts, stops, positions = starts[small], stops[small], order[small].tolist()
         texts = [b""] * len(rows)
         for first, last, begin, end in coalesce(starts, stops):
             data = handle.pread(begin, end)
             froms = (starts[first:last] - begin).tolist()
             tos = (stops[first:last] - begin).tolist()
-            for place, a, b in zip(places[first:last], froms, tos, strict=True):
-                texts[place] = data[a:b]
+            for position, a, b in zip(positions[first:last], froms, tos, strict=True):
+                texts[position] = data[a:b]
         handle.require_unchanged(rows)
         return texts
 
     def stream(self, first: int, last: int) -> Iterator[tuple[int, list[Value]]]:
         while first < last:
-            upto = min(last, first + _STREAM_ROWS)
-            starts, stops = self.open().stretches(np.arange(first, upto))
+            end = min(last, first + _STREAM_ROWS)
+            starts, stops = self.open().stretches(np.arange(first, end))
             while len(starts):
                 count = max(1, int(np.searchsorted(stops, starts[0] + STREAM_BYTES)))
                 yield first, self.values(np.arange(first, first + count))
@@ -251,20 +251,20 @@ class LineReader:
         return self.entry
 
     def blocks(self, part: Part) -> Iterator[Block]:
-        """The blocks of a run of rows; the first and last may be cut down to its rows."""
-        # Not kept: a plan goes over thousands of files, and must not hold all their tables.
+        """Yield the blocks of a part; the first and last are cut to its rows."""
+        # The index is not kept open: a plan visits thousands of files.
         index = self._handle.index if self._handle else self._open_index()
-        whole = part.first == 0 and part.last == self.rows
-        number = bisect_right(index.first_rows, part.first) - 1 if not whole else 0
+        is_complete = part.first == 0 and part.last == self.rows
+        number = bisect_right(index.first_rows, part.first) - 1 if not is_complete else 0
         entry = self.entry
-        copy = str(self._shelf.place(entry.copy)) if entry.copy else ""
+        copy = str(self._index_cache.path(entry.copy)) if entry.copy else ""
         for block in index.blocks_from(number):
-            if block.first_row >= part.last and not whole:
+            if block.first_row >= part.last and not is_complete:
                 return
             first = max(part.first, block.first_row)
             last = min(part.last, block.first_row + block.rows)
             if block.rows and last - first < block.rows:
-                block = self._cut_down(block, first, last)
+                block = self._cut(block, first, last)
             yield Block(
                 file=self.number,
                 path=entry.path,
@@ -278,11 +278,11 @@ class LineReader:
                 location=entry.location,
                 copy=copy,
                 signature=entry.signature,
-                settled=entry.settled,
+                is_stable=entry.is_stable,
                 version=entry.version,
             )
 
-    def _cut_down(self, block: BlockEntry, first: int, last: int) -> BlockEntry:
+    def _cut(self, block: BlockEntry, first: int, last: int) -> BlockEntry:
         handle = self.open()
         offset, line = block.offset, block.first_line
         if first > block.first_row:
@@ -296,37 +296,37 @@ class LineReader:
 
 
 def coalesce(starts: Integers, stops: Integers) -> Iterator[tuple[int, int, int, int]]:
-    """Join ascending spans into reads: yield first span, behind the last, begin and end of each."""
+    """Join ascending spans into reads; yield first span, end span, start and stop of each read."""
     far = np.flatnonzero(starts[1:] - stops[:-1] > COALESCE_GAP) + 1
     bounds = [0, *far.tolist(), len(starts)]
     begins, ends = starts.tolist(), stops.tolist()
-    for first, behind in pairwise(bounds):
-        while first < behind:
-            last = behind
-            if ends[behind - 1] - begins[first] > COALESCE_MAX:
+    for first, end in pairwise(bounds):
+        while first < end:
+            last = end
+            if ends[end - 1] - begins[first] > COALESCE_MAX:
                 fits = int(np.searchsorted(stops, begins[first] + COALESCE_MAX, side="right"))
-                last = min(max(fits, first + 1), behind)
+                last = min(max(fits, first + 1), end)
             yield first, last, begins[first], ends[last - 1]
             first = last
 
 
 def _line_of(stretch: bytes) -> bytes:
-    found = stretch.find(b"\n")
-    if found < 0:
+    end = stretch.find(b"\n")
+    if end < 0:
         return stretch
-    return stretch[: found - 1] if stretch[found - 1 : found] == b"\r" else stretch[:found]
+    return stretch[: end - 1] if stretch[end - 1 : end] == b"\r" else stretch[:end]
 
 
 def _end_of_line(file: SourceBytes, offset: int, limit: int) -> int:
-    """Where the line of any length that begins at ``offset`` ends, at most at ``limit``."""
+    """Return the end of the line that starts at ``offset``, at most ``limit``."""
     position, before = offset, b""
     while position < limit:
         data = file.pread(min(_LINE_STEP, limit - position), position)
         if not data:
             break
-        found = data.find(b"\n")
-        if found >= 0:
-            return position + found - (before + data[:found]).endswith(b"\r")
+        end = data.find(b"\n")
+        if end >= 0:
+            return position + end - (before + data[:end]).endswith(b"\r")
         before = data[-1:]
         position += len(data)
     return position

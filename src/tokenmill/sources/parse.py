@@ -1,7 +1,7 @@
-"""The one parser: bytes of a row to a dict, or a reason why not.
+"""Parse the bytes of a row to a dict, or raise `RowError`.
 
-msgspec decides what JSON is, everywhere. Nesting is limited here and not by the parser's recursion,
-which depends on how deep the caller's stack is: what is accepted is a function of the bytes.
+All rows are parsed by msgspec. Nesting is limited here, because the recursion limit of the parser
+depends on the caller's stack. So the result depends on the bytes alone.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from tokenmill.errors import RowError
 from tokenmill.sources.limits import MAX_NESTING, MAX_ROW
 
 decode = msgspec.json.Decoder(dict[str, Any]).decode  # for `parse`, and rows known to be short
-SHALLOW = 2 * MAX_NESTING  # bytes: fewer cannot nest too deeply, each level takes two
-PARSING = (msgspec.MsgspecError, ValueError, RecursionError)  # what decoding a row can raise
+SHALLOW = 2 * MAX_NESTING  # bytes; a shorter row cannot exceed the limit, each level takes two
+PARSING = (msgspec.MsgspecError, ValueError, RecursionError)  # exceptions of `decode`
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
 def parse(raw: bytes) -> dict[str, Any]:
-    """Parse one row; a RowError has no origin, which the caller knows and adds."""
+    """Parse one row. The caller adds the origin to a `RowError`."""
     if len(raw) > MAX_ROW:
         raise RowError(over_limit(len(raw)), reason="limit")
-    # Counting brackets is memory speed and settles nearly all rows.
+    # Counting brackets is fast and sufficient for nearly all rows.
     if len(raw) > SHALLOW and raw.count(b"{") + raw.count(b"[") > MAX_NESTING:
         return _parse_bracketed(raw)
     return _parse(raw)
 
 
 def parse_many(rows: Iterable[bytes]) -> list[dict[str, Any] | RowError]:
-    """What `parse` gives or raises for each row."""
+    """Return the result or the error of `parse` for each row."""
     values: list[dict[str, Any] | RowError] = []
     for raw in rows:
         try:
-            # `parse` for the usual row, written out: the calls would cost a third of it.
+            # `parse` inlined for usual rows: the calls would take a third of the time.
             if len(raw) <= SHALLOW or (
                 raw.count(b"{") + raw.count(b"[") <= MAX_NESTING and len(raw) <= MAX_ROW
             ):
@@ -63,20 +63,20 @@ def _parse(raw: bytes) -> dict[str, Any]:
 
 
 def _parse_bracketed(raw: bytes) -> dict[str, Any]:
-    """A row with many brackets: long agent runs have them, and few of them nest."""
+    """Parse a row with many brackets, such as a long agent run; few of them are nested."""
     try:
         value = decode(raw)
         deepest = _valid_nesting(raw)
     except PARSING:
-        value, deepest = None, nesting(raw)  # what is no JSON has no strings to cut out simply
+        value, deepest = None, nesting(raw)  # `_valid_nesting` needs valid JSON
     if deepest > MAX_NESTING:
         raise RowError(f"nested more than {MAX_NESTING} levels deep", reason="limit")
     return _parse(raw) if value is None else value
 
 
 def _valid_nesting(raw: bytes) -> int:
-    """`nesting` of valid JSON, or less where that is within the limit anyway."""
-    # Quotes that are left without these pairs open and close strings.
+    """Return the nesting of valid JSON, or an upper bound that is within the limit."""
+    # Without escaped backslashes and quotes, the remaining quotes delimit strings.
     bare = raw.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in raw else raw
     structure = b"".join(bare.split(b'"')[::2])
     openers = structure.count(b"{") + structure.count(b"[")
@@ -88,7 +88,7 @@ def over_limit(length: int) -> str:
 
 
 def nesting(raw: bytes) -> int:
-    """Deepest level of brackets outside strings; malformed text may say more."""
+    """Return the deepest level of brackets outside strings; an upper bound for invalid JSON."""
     return _deepest(_STRINGS.sub(b"", raw))
 
 
@@ -101,7 +101,7 @@ def _deepest(structure: bytes) -> int:
 
 
 def _parse_on_fresh_stack(raw: bytes) -> dict[str, Any]:
-    """The caller's stack is nearly used up; the row is within its limit all the same."""
+    """Parse in a new thread, because the caller's stack is nearly full."""
     outcome: list[dict[str, Any] | Exception] = []
 
     def work() -> None:

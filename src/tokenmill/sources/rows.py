@@ -1,9 +1,9 @@
-"""Open a source, and read it row by row on demand.
+"""Open a source and read its rows on demand.
 
-`open_rows` finds the files and describes each with a `FileEntry`, from a note in the cache or by
-reading the file once. A *note* says that the file at this place, in this state, has this index. It
-is written only when the file was last changed some time before it was read (git's racy rule), and
-used only while size, mtime, ctime and inode (remote: size and version) are equal.
+`open_rows` finds the files and describes each by a `FileEntry`, either from a cached *note* or by
+reading the file once. A note maps path and state of a file to its index. It is written only if the
+file was last changed some time before it was read (like git's index, to avoid races). It is valid
+while size, mtime, ctime and inode (remote: size and version) are equal.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
 
+from tokenmill._core.artifact import publish_files
 from tokenmill._core.fingerprint import canonical, key
 from tokenmill._core.origin import Origin
 from tokenmill._core.paths import default_cache_dir, require_inside
 from tokenmill._core.ranged import RemoteFile
 from tokenmill._core.remote import is_remote
-from tokenmill._core.sealed import publish_files
 from tokenmill.errors import CacheError, RowError, SourceError, SourceMissing, UsageError
 from tokenmill.sources.block import Block, Part
 from tokenmill.sources.bytefile import FileEntry, LocalFile, SourceBytes
 from tokenmill.sources.discover import Found, discover, parse_address
 from tokenmill.sources.index import (
-    Shelf,
-    existing_private_shelf,
+    IndexCache,
+    existing_private_index_cache,
     index_key,
     is_forbidden,
-    private_shelf,
+    private_index_cache,
     write_index,
 )
 from tokenmill.sources.limits import EMBEDDED_BYTES, INDEX_FORMAT, KIB, MAX_ARRAY_GAP, MIB
@@ -48,15 +48,15 @@ if TYPE_CHECKING:
     Reader = LineReader | ColumnReader
 
 Source = str | os.PathLike[str]
-_AT_ONCE = 4  # files indexed at the same time, about 5 MiB of buffers each
-_PEEKED = 64 * KIB  # bytes of text that tell an array from lines
+_AT_ONCE = 4  # files indexed in parallel, with about 5 MiB of buffers each
+_PEEKED = 64 * KIB  # bytes of text that distinguish an array from lines
 _MAGIC = {
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
     b"PAR1": "Parquet",
     b"ARROW1": "Arrow",
 }
-_BATCH = 4096  # rows fetched at once when a view does not run in order
+_BATCH = 4096  # rows read at once from a view with a step
 _LIST = "files.json"
 
 
@@ -64,40 +64,40 @@ def open_rows(
     source: Source | Iterable[Source],
     *,
     cache_dir: Source | None = None,
-    rehash: bool = False,
+    force_recache: bool = False,
 ) -> Rows:
     """Open files as one lazy sequence of rows.
 
     Args:
         source: A file, directory or glob, each optionally with a slice (``path@[a:b]``) or a split
-            (``directory@train[:1000]``); a URL of such (``s3://bucket/*.jsonl``); a dataset of the
-            hub (``owner/name:train``); or several of these, concatenated in the given order.
-        cache_dir: Where indexes are kept; see `default_cache_dir`.
-        rehash: Read every file again instead of trusting an unchanged stat.
+            (``directory@train[:1000]``); a URL of these (``s3://bucket/*.jsonl``); a hub dataset
+            (``owner/name:train``); or several of these, concatenated in the given order.
+        cache_dir: Directory of the indexes; see `default_cache_dir`.
+        force_recache: Read every file again, even if its stat is unchanged.
 
     Raises:
-        SourceMissing: A file is missing or empty, or there is no row at all.
+        SourceMissing: A file is missing or empty, or the source has no rows.
         UsageError: An address is malformed, or formats are mixed.
-        SourceError: A file is truncated, or not what its name says.
+        SourceError: A file is truncated, or its content does not match its name.
     """
     addresses = [source] if isinstance(source, str | os.PathLike) else list(source)
     if not addresses:
-        raise UsageError("no source was given")
-    shelf = Shelf(
+        raise UsageError("no source was given; pass a path, glob or URL")
+    index_cache = IndexCache(
         Path(os.path.abspath(cache_dir if cache_dir is not None else default_cache_dir()))
     )
-    chosen = []
+    parsed = []
     for text in addresses:
         if not isinstance(text, str | os.PathLike):
-            raise UsageError(f"a source is a path, not {type(text).__name__}")
+            raise UsageError(f"a source must be a path, got {text!r}")
         address = parse_address(os.fspath(text))
-        chosen.append((address, discover(address)))
-    distinct = {(one.path, one.url): one for _, found in chosen for one in found}
-    files = _describe_all(list(distinct.values()), shelf, rehash)
+        parsed.append((address, discover(address)))
+    distinct = {(one.path, one.url): one for _, found in parsed for one in found}
+    files = _describe_all(list(distinct.values()), index_cache, force_recache)
     number_of = {name: number for number, name in enumerate(distinct)}
     parts: list[Part] = []
     total = 0
-    for address, found in chosen:
+    for address, found in parsed:
         numbers = [number_of[one.path, one.url] for one in found]
         runs = [Part(number, 0, files[number][0].rows) for number in numbers]
         count = sum(run.last for run in runs)
@@ -106,17 +106,19 @@ def open_rows(
             runs = _select(runs, *address.selection.resolve(count))
         parts.extend(runs)
     if total == 0:
-        raise SourceMissing("the source holds no rows", path=files[0][0].path)
+        raise SourceMissing("the source has no rows", path=files[0][0].path)
     listing = Listing(files, [part for part in parts if part.first < part.last])
-    return Rows(Concatenation(listing, shelf))
+    return Rows(Concatenation(listing, index_cache))
 
 
-def _describe_all(found: list[Found], shelf: Shelf, rehash: bool) -> list[tuple[FileEntry, str]]:
-    """Describe every file; many small ones wait for the disk at the same time."""
+def _describe_all(
+    found: list[Found], index_cache: IndexCache, force_recache: bool
+) -> list[tuple[FileEntry, str]]:
+    """Describe every file; many files in parallel threads, which mostly wait for the disk."""
 
     def work(one: Found) -> tuple[FileEntry, str]:
-        entry, place = describe(one, shelf, rehash=rehash)
-        return entry, str(place.root)
+        entry, cache = describe(one, index_cache, force_recache=force_recache)
+        return entry, str(cache.root)
 
     if len(found) < 2 * _AT_ONCE:
         return [work(one) for one in found]
@@ -125,36 +127,38 @@ def _describe_all(found: list[Found], shelf: Shelf, rehash: bool) -> list[tuple[
 
 
 def _select(runs: list[Part], first: int, last: int) -> list[Part]:
-    chosen = []
+    selected = []
     before = 0
     for run in runs:
         begin, end = max(first - before, 0), min(last - before, run.last)
         if begin < end:
-            chosen.append(Part(run.file, begin, end))
+            selected.append(Part(run.file, begin, end))
         before += run.last
-    return chosen
+    return selected
 
 
-# --- from a file to its entry ------------------------------------------------------------------
+# --- describe a file ---------------------------------------------------------------------------
 
 
-def describe(found: Found, shelf: Shelf, *, rehash: bool = False) -> tuple[FileEntry, Shelf]:
-    """Describe a file from its note, else by reading it; a read-only cache gets a private index."""
-    file = _opened(found, again=rehash)
+def describe(
+    found: Found, index_cache: IndexCache, *, force_recache: bool = False
+) -> tuple[FileEntry, IndexCache]:
+    """Describe a file from its note, or read it; a read-only cache is replaced by a private one."""
+    file = _opened(found, again=force_recache)
     if file.size == 0:
         raise SourceMissing("the file is empty", path=found.path)
-    if not rehash:
-        for place in (shelf, existing_private_shelf()):
-            entry = None if place is None else _remembered(found, file, place)
-            if entry is not None and place is not None:
-                return entry, place
+    if not force_recache:
+        for cache in (index_cache, existing_private_index_cache()):
+            entry = None if cache is None else _cached_entry(found, file, cache)
+            if entry is not None and cache is not None:
+                return entry, cache
     try:
-        return _read(found, file, shelf, rehash), shelf
+        return _read(found, file, index_cache, force_recache), index_cache
     except CacheError as error:
         if not is_forbidden(error):
             raise
-    place = private_shelf()
-    return _read(found, file, place, rehash), place
+    cache = private_index_cache()
+    return _read(found, file, cache, force_recache), cache
 
 
 def _opened(found: Found, *, again: bool) -> LocalFile | RemoteFile:
@@ -169,13 +173,13 @@ def _opened(found: Found, *, again: bool) -> LocalFile | RemoteFile:
 
 def _state(file: LocalFile | RemoteFile) -> dict[str, Any]:
     if isinstance(file, LocalFile):
-        settled = file.signature.settled(file.opened_ns)
-        return {"signature": tuple(file.signature), "version": "", "settled": settled}
+        is_stable = file.signature.is_stable(file.opened_ns)
+        return {"signature": tuple(file.signature), "version": "", "is_stable": is_stable}
     version = file.version
     return {
         "signature": (version.size, 0, 0, 0),
         "version": version.token,
-        "settled": version.settled,
+        "is_stable": version.is_stable,
     }
 
 
@@ -196,10 +200,12 @@ def _note_key(found: Found, file: LocalFile | RemoteFile) -> str:
     )
 
 
-def _remembered(found: Found, file: LocalFile | RemoteFile, shelf: Shelf) -> FileEntry | None:
-    if not isinstance(file, LocalFile) and not file.version.settled:
+def _cached_entry(
+    found: Found, file: LocalFile | RemoteFile, index_cache: IndexCache
+) -> FileEntry | None:
+    if not isinstance(file, LocalFile) and not file.version.is_stable:
         return None
-    note = shelf.note(_note_key(found, file))
+    note = index_cache.note(_note_key(found, file))
     if note is None:
         return None
     try:
@@ -207,48 +213,53 @@ def _remembered(found: Found, file: LocalFile | RemoteFile, shelf: Shelf) -> Fil
     except msgspec.ValidationError:
         return None
     needed = [key for key in (entry.index, entry.copy) if key]
-    return entry if all(map(shelf.has, needed)) else None
+    return entry if all(map(index_cache.has, needed)) else None
 
 
-def _read(found: Found, file: LocalFile | RemoteFile, shelf: Shelf, repair: bool) -> FileEntry:
+def _read(
+    found: Found, file: LocalFile | RemoteFile, index_cache: IndexCache, repair: bool
+) -> FileEntry:
     if found.family in ("parquet", "arrow"):
         from tokenmill.sources.columnar import describe_columnar
 
-        facts = describe_columnar(found, file)
+        fields = describe_columnar(found, file)
     else:
-        facts = _index(found, file, shelf, repair)
+        fields = _index(found, file, index_cache, repair)
     file.check()
-    entry = FileEntry(path=found.path, location=found.location, **_state(file), **facts)
-    if entry.settled:
-        remember(found, file, shelf, entry)
+    entry = FileEntry(path=found.path, location=found.location, **_state(file), **fields)
+    if entry.is_stable:
+        write_note(found, file, index_cache, entry)
     return entry
 
 
-def remember(found: Found, file: LocalFile | RemoteFile, shelf: Shelf, entry: FileEntry) -> None:
+def write_note(
+    found: Found, file: LocalFile | RemoteFile, index_cache: IndexCache, entry: FileEntry
+) -> None:
     """Write the note of a file whose signature proves its content."""
     note = msgspec.to_builtins(entry)
-    del note["path"], note["location"]  # another caller may name it differently
-    shelf.write_note(_note_key(found, file), note)
+    del note["path"], note["location"]  # another caller may use another path
+    index_cache.write_note(_note_key(found, file), note)
 
 
 def _index(
-    found: Found, file: LocalFile | RemoteFile, shelf: Shelf, repair: bool
+    found: Found, file: LocalFile | RemoteFile, index_cache: IndexCache, repair: bool
 ) -> dict[str, Any]:
     content: SourceBytes = file
     copy = ""
     if found.compression or found.family == "json":
         from tokenmill.sources.copy import CopyFile, array_lines, decompressed, write_copy
-    if not found.compression and (misnamed := _other_format(file)):
-        raise SourceError(f"its name says {found.family}, but it holds {misnamed}", path=file.path)
+    if not found.compression and (actual := _other_format(file)):
+        message = f"the file is named {found.family}, but contains {actual}; rename it"
+        raise SourceError(message, path=file.path)
     pieces = decompressed(file, found.compression) if found.compression else _pieces(file)
     is_array = False
     if found.family == "json":
         is_array, pieces = _peek(pieces, found.path)
     if found.compression or is_array:
         pieces = array_lines(pieces, found.path) if is_array else pieces
-        copy = write_copy(pieces, shelf, repair=repair)
-        content = CopyFile(shelf.place(copy), found.path)
-    document = write_index(shelf, LineScan(content), repair=repair)
+        copy = write_copy(pieces, index_cache, repair=repair)
+        content = CopyFile(index_cache.path(copy), found.path)
+    document = write_index(index_cache, LineScan(content), repair=repair)
     return {
         "kind": "array" if is_array else "lines",
         "rows": document.rows,
@@ -272,7 +283,7 @@ def _pieces(file: SourceBytes) -> Iterator[bytes]:
 
 
 def _peek(pieces: Iterator[bytes], path: str) -> tuple[bool, Iterator[bytes]]:
-    """Whether the content of a .json file is an array, else lines; and all pieces again."""
+    """Return whether a .json file contains an array (else lines), and all pieces again."""
     head = text = b""
     for piece in pieces:
         head += piece
@@ -281,8 +292,8 @@ def _peek(pieces: Iterator[bytes], path: str) -> tuple[bool, Iterator[bytes]]:
             break
     if text.split(b"\n", 1)[0].strip() == b"{":
         raise SourceError(
-            "one object spread over several lines; a .json source is an array of rows, or one "
-            "object per line",
+            "the file contains one object over several lines; a .json source must be an array of "
+            "rows, or one object per line",
             path=path,
         )
     return text.startswith(b"["), chain([head], pieces)
@@ -292,16 +303,16 @@ def _peek(pieces: Iterator[bytes], path: str) -> tuple[bool, Iterator[bytes]]:
 
 
 class Listing(msgspec.Struct, frozen=True):
-    files: list[tuple[FileEntry, str]]  # with the cache directory that holds the index
+    files: list[tuple[FileEntry, str]]  # with the cache directory of the index
     parts: list[Part]  # in the order of the source
 
 
 class Concatenation:
-    def __init__(self, listing: Listing, shelf: Shelf) -> None:
+    def __init__(self, listing: Listing, index_cache: IndexCache) -> None:
         self._listing = listing
-        self._shelf = shelf
+        self._index_cache = index_cache
         self.readers = [
-            _reader(entry, Shelf(Path(root)), number)
+            _reader(entry, IndexCache(Path(root)), number)
             for number, (entry, root) in enumerate(listing.files)
         ]
         self.parts = listing.parts
@@ -313,11 +324,11 @@ class Concatenation:
             return _embedded, (data,)
         name = _list_key(data)
         try:
-            root = _publish(self._shelf, name, data)
+            root = _publish(self._index_cache, name, data)
         except CacheError as error:
             if not is_forbidden(error):
                 raise
-            root = _publish(private_shelf(), name, data)
+            root = _publish(private_index_cache(), name, data)
         return _published, (str(root), name)
 
     def at(self, position: int) -> tuple[Reader, int]:
@@ -326,7 +337,7 @@ class Concatenation:
         return self.readers[part.file], part.first + position - self.starts[number]
 
     def runs(self, first: int, last: int) -> Iterator[tuple[int, Part]]:
-        """The parts of a contiguous range, with the position at which each begins."""
+        """Yield the parts of a contiguous range, each with its first position."""
         number = bisect_right(self.starts, first) - 1
         while first < last:
             part = self.parts[number]
@@ -338,12 +349,12 @@ class Concatenation:
             number += 1
 
 
-def _reader(entry: FileEntry, shelf: Shelf, number: int) -> Reader:
+def _reader(entry: FileEntry, index_cache: IndexCache, number: int) -> Reader:
     if entry.kind in ("parquet", "arrow"):
         from tokenmill.sources.columnar import ColumnReader
 
-        return ColumnReader(entry, shelf, number)
-    return LineReader(entry, shelf, number)
+        return ColumnReader(entry, index_cache, number)
+    return LineReader(entry, index_cache, number)
 
 
 def _list_key(data: bytes) -> str:
@@ -351,47 +362,50 @@ def _list_key(data: bytes) -> str:
     return key({"what": "files", "format": INDEX_FORMAT, "list": listed})
 
 
-def _publish(shelf: Shelf, name: str, data: bytes) -> Path:
-    if not shelf.has(name):
-        publish_files(shelf.root, shelf.place(name), {_LIST: data})
-    return shelf.root
+def _publish(index_cache: IndexCache, name: str, data: bytes) -> Path:
+    if not index_cache.has(name):
+        publish_files(index_cache.root, index_cache.path(name), {_LIST: data})
+    return index_cache.root
 
 
 def _embedded(data: bytes) -> Concatenation:
     listing = msgspec.json.decode(data, type=Listing)
-    return Concatenation(listing, Shelf(Path(listing.files[0][1])))
+    return Concatenation(listing, IndexCache(Path(listing.files[0][1])))
 
 
 def _published(root: str, name: str) -> Concatenation:
-    shelf = Shelf(Path(root))
-    require_inside(shelf.place(name) / _LIST, shelf.root)
+    index_cache = IndexCache(Path(root))
+    require_inside(index_cache.path(name) / _LIST, index_cache.root)
     try:
-        data = (shelf.place(name) / _LIST).read_bytes()
+        data = (index_cache.path(name) / _LIST).read_bytes()
     except OSError as error:
         raise SourceError(
-            f"the list of files of a pickled view is gone: {error.strerror}", path=error.filename
+            f"cannot read the list of files of a pickled view: {error.strerror}",
+            path=error.filename,
         ) from error
     if _list_key(data) != name:
-        raise SourceError("the list of files of a pickled view is damaged", path=shelf.place(name))
-    return Concatenation(msgspec.json.decode(data, type=Listing), shelf)
+        raise SourceError(
+            "the list of files of a pickled view is damaged", path=index_cache.path(name)
+        )
+    return Concatenation(msgspec.json.decode(data, type=Listing), index_cache)
 
 
 class Rows(Sequence[dict[str, Any]]):
-    """A lazy sequence of rows: those at some places of a concatenation, all by default."""
+    """A lazy sequence of the rows of a concatenation, at ``positions`` or all."""
 
-    def __init__(self, whole: Concatenation, places: range | None = None) -> None:
+    def __init__(self, whole: Concatenation, positions: range | None = None) -> None:
         self._whole = whole
-        self._places = range(whole.starts[-1]) if places is None else places
-        # A contiguous run of rows of one file, the usual case, needs no search.
+        self._positions = range(whole.starts[-1]) if positions is None else positions
+        # Contiguous rows of a single file, the usual case, need no search.
         self._only = whole.readers[whole.parts[0].file] if len(whole.parts) == 1 else None
         self._shift = whole.parts[0].first if self._only is not None else 0
-        simple = self._only is not None and self._places.step == 1
-        self._plain = len(self._places) if simple else 0
-        self._base = self._places.start + self._shift
+        simple = self._only is not None and self._positions.step == 1
+        self._plain = len(self._positions) if simple else 0
+        self._base = self._positions.start + self._shift
         self._fast: LineHandle | None = None
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._positions)
 
     @overload
     def __getitem__(self, index: int) -> dict[str, Any]: ...
@@ -400,7 +414,7 @@ class Rows(Sequence[dict[str, Any]]):
     def __getitem__(self, index: int | slice) -> dict[str, Any] | Rows:
         fast = self._fast
         if fast is not None and index.__class__ is int and 0 <= index < self._plain:
-            # `LineReader.value` for short rows, inlined: the calls cost a third of the row.
+            # `LineReader.value` inlined for short rows: the calls would take a third of the time.
             row = index + self._base
             if fast.checked[row >> PAGE_SHIFT]:
                 start = fast.starts[row]
@@ -414,7 +428,7 @@ class Rows(Sequence[dict[str, Any]]):
 
     def _slow_path(self, index: int | slice) -> dict[str, Any] | Rows:
         if isinstance(index, slice):
-            return Rows(self._whole, self._places[index])
+            return Rows(self._whole, self._positions[index])
         reader, row = self._at(index)
         if self._plain and self._fast is None and isinstance(reader, LineReader):
             handle = reader.open()
@@ -423,25 +437,25 @@ class Rows(Sequence[dict[str, Any]]):
 
     def _at(self, index: int) -> tuple[Reader, int]:
         try:
-            return self._whole.at(self._places[index])
+            return self._whole.at(self._positions[index])
         except IndexError:
-            raise IndexError(f"row {index} of {len(self)}") from None
+            raise IndexError(f"row {index} is out of range: there are {len(self)}") from None
 
     def raw(self, index: int) -> bytes:
-        """The bytes of a row; for Parquet and Arrow its compact JSON."""
+        """Return the bytes of a row; for Parquet and Arrow its compact JSON."""
         reader, row = self._at(index)
         return reader.raw(row)
 
     def origin(self, index: int, value: dict[str, Any] | None = None) -> Origin:
-        """Where a row is; a columnar row given as ``value`` is not read again."""
+        """Return the origin of a row. Pass a columnar row as ``value`` to avoid a second read."""
         reader, row = self._at(index)
         return reader.origin(row, value)
 
     def batch(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Rows in the given order, neighbouring ones read together.
+        """Return rows in the given order; neighbouring rows are read together.
 
         Raises:
-            RowError: The first bad row among them.
+            RowError: A row is bad; the first error is raised.
         """
         values = self._values(indices)
         for value in values:
@@ -452,7 +466,7 @@ class Rows(Sequence[dict[str, Any]]):
     def _values(self, indices: Sequence[int]) -> list[dict[str, Any] | RowError]:
         if self._only is not None:
             try:
-                return self._only.values([self._places[n] + self._shift for n in indices])
+                return self._only.values([self._positions[n] + self._shift for n in indices])
             except IndexError:
                 pass  # raised below, with the index
         by_reader: dict[int, tuple[Reader, list[int], list[int]]] = {}
@@ -468,17 +482,17 @@ class Rows(Sequence[dict[str, Any]]):
         return values
 
     def scan(self) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
-        """Every row in order with its index: a dict, or the RowError it would raise."""
-        if self._places.step != 1:
+        """Yield every row in order with its index: a dict, or the `RowError` of a bad row."""
+        if self._positions.step != 1:
             for first in range(0, len(self), _BATCH):
-                chosen = range(first, min(first + _BATCH, len(self)))
-                yield from zip(chosen, self._values(chosen), strict=True)
+                indices = range(first, min(first + _BATCH, len(self)))
+                yield from zip(indices, self._values(indices), strict=True)
             return
-        begin = self._places.start
-        for place, part in self._whole.runs(begin, self._places.stop):
+        begin = self._positions.start
+        for position, part in self._whole.runs(begin, self._positions.stop):
             reader = self._whole.readers[part.file]
             for first, values in reader.stream(part.first, part.last):
-                yield from enumerate(values, place - begin + first - part.first)
+                yield from enumerate(values, position - begin + first - part.first)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for _, value in self.scan():
@@ -492,14 +506,14 @@ class Rows(Sequence[dict[str, Any]]):
         return [reader.source_file() for reader in self._whole.readers]
 
     def blocks(self) -> Iterator[Block]:
-        """The view as blocks, the first and last cut down to its rows.
+        """Yield the blocks of the view; the first and last are cut to its rows.
 
         Raises:
             UsageError: The view has a step.
         """
-        if self._places.step != 1:
-            raise UsageError("blocks need a contiguous view, not one with a step")
-        for _, part in self._whole.runs(self._places.start, self._places.stop):
+        if self._positions.step != 1:
+            raise UsageError("a view with a step has no blocks; use a contiguous slice")
+        for _, part in self._whole.runs(self._positions.start, self._positions.stop):
             yield from self._whole.readers[part.file].blocks(part)
 
     def __repr__(self) -> str:
@@ -509,4 +523,4 @@ class Rows(Sequence[dict[str, Any]]):
         return f"<Rows {len(self)} of {names}>"
 
     def __reduce__(self) -> Any:
-        return Rows, (self._whole, self._places)
+        return Rows, (self._whole, self._positions)

@@ -1,9 +1,9 @@
-"""Parquet and Arrow files: their record batches, and rows as the dicts that JSON would have given.
+"""Read Parquet and Arrow files: record batches, and rows as the dicts of equivalent JSON.
 
-Null members of structs are dropped, at every level: Arrow fills up ragged records, JSON does not.
-Nulls inside lists stay. Maps with text keys become objects, binary base64, dates and times ISO
-8601, durations seconds, decimals text. What has no JSON form (NaN, infinities, other keys, text
-that is not UTF-8) makes the row bad.
+Null members of structs are dropped at every level, because Arrow adds them to ragged records. Nulls
+inside lists stay. Maps with string keys become objects, binary becomes base64, dates and times
+ISO 8601, durations seconds, decimals strings. A row with a value without JSON form (NaN,
+infinities, other keys, invalid UTF-8) is bad.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ READ_BYTES = 256 << 10  # bytes of a column of a local Parquet file read at once
 STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 ARROW_FILE = b"ARROW1"
 Convert = Callable[[Any], Any]
-_SUSPECT = MAX_ROW // 6  # decoded bytes: an escape of JSON makes at most six bytes of one
+_CANDIDATE = MAX_ROW // 6  # decoded bytes; JSON escapes turn one byte into at most six
 
 
 class RowGroup(NamedTuple):
@@ -51,9 +51,10 @@ class RowGroup(NamedTuple):
 def plan_ranges(
     groups: Sequence[RowGroup], target: int = COLUMNAR_BLOCK
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield (first row, behind the last row, decoded bytes) of ranges of about the target size.
+    """Yield (first row, end row, decoded bytes) of ranges of about the target size.
 
-    A range lies within one group, or consists of whole small ones. It depends on group sizes alone.
+    A range is part of one group or consists of complete small groups. Ranges depend on the sizes of
+    groups alone.
     """
     first = row = size = 0
     for group in groups:
@@ -83,7 +84,7 @@ def arrow_errors(path: str) -> Iterator[None]:
             raise
         text = str(error).strip().splitlines()
         raise SourceError(
-            f"cannot be read, it may be truncated or damaged: {text[0] if text else error!r}",
+            f"cannot be read; it may be truncated or damaged: {text[0] if text else error!r}",
             path=path,
         ) from error
 
@@ -121,7 +122,7 @@ class ParquetTable(Table):
 
     def _file(self, footer: Any) -> Any:
         if isinstance(self.location, str):
-            # Page by page: a row group may be the whole file, and only its beginning be read.
+            # Read page by page: a row group may be the whole file, and only its start be needed.
             return pq.ParquetFile(
                 self.location, metadata=footer, buffer_size=READ_BYTES, pre_buffer=False
             )
@@ -129,7 +130,7 @@ class ParquetTable(Table):
 
     def group_batches(self, group: int) -> Iterator[Any]:
         with arrow_errors(self.path):
-            # Threads must not share a reader; opening one is cheap.
+            # Threads must not share a reader, and opening one is cheap.
             yield from self._file(self._footer).iter_batches(
                 batch_size=BATCH_ROWS, row_groups=[group], use_threads=False
             )
@@ -148,7 +149,7 @@ class ArrowTable(Table):
                     file.seek(max(0, os.fstat(file.fileno()).st_size - len(STREAM_END)))
                     if file.read() != STREAM_END:
                         raise SourceError(
-                            "the stream has no end mark: the file is truncated", path=path
+                            "the stream has no end marker; the file is truncated", path=path
                         )
             with self._reader() as reader:
                 self.schema = reader.schema
@@ -157,7 +158,7 @@ class ArrowTable(Table):
         self._spare: list[tuple[int, int, Any]] = []  # (process, next batch, reader)
 
     def _reader(self) -> Any:
-        # Mapped, so that skipping costs nothing, except where a map can end the process.
+        # Mapped, so that skipping costs nothing, except where a map can crash the process.
         if is_network(self.location):
             source = pa.OSFile(self.location)
         else:
@@ -185,7 +186,7 @@ class ArrowTable(Table):
             process, position, reader = self._spare.pop()  # another thread opens its own
         except IndexError:
             process, position, reader = 0, 0, None
-        # A reader from before a fork may share its file position with the parent's.
+        # A reader opened before a fork may share its file position with the parent.
         if process != os.getpid() or position > group:
             position, reader = 0, self._reader()
         try:
@@ -194,7 +195,7 @@ class ArrowTable(Table):
                 position += 1
             batch = reader.read_next_batch()
         except StopIteration:
-            raise SourceError(f"ends before its batch {group}", path=self.path) from None
+            raise SourceError(f"the file ends before batch {group}", path=self.path) from None
         self._spare[:] = [(os.getpid(), group + 1, reader)]
         return batch
 
@@ -202,14 +203,14 @@ class ArrowTable(Table):
 def walk_spans(file: RemoteFile) -> tuple[Span, ...]:
     """Find the schema and the batches of an Arrow file or stream by reading it once.
 
-    A worker then fetches the bytes of its batches alone.
+    Workers then fetch only the bytes of their batches.
     """
     stream = RangedStream(file)
     with arrow_errors(file.path):
         is_file = file.pread(len(ARROW_FILE), 0) == ARROW_FILE
         mark = ARROW_FILE if is_file else STREAM_END
         if file.pread(len(mark), max(0, file.size - len(mark))) != mark:
-            raise SourceError("has no end mark: the file is truncated", path=file.path)
+            raise SourceError("the stream has no end marker; the file is truncated", path=file.path)
         start = stream.seek(8 if is_file else 0)
         source = pa.PythonFile(stream, mode="r")
         schema = pa.ipc.read_schema(pa.ipc.read_message(source))
@@ -226,18 +227,18 @@ def walk_spans(file: RemoteFile) -> tuple[Span, ...]:
 
 
 def _refuse_dictionaries(schema: Any, path: str) -> None:
-    # A batch alone is incomplete: its dictionaries may be anywhere before it.
+    # The dictionaries of a batch may be anywhere before it in the file.
     for field in schema:
         if pa.types.is_dictionary(field.type):
             raise SourceError(
-                f"column {field.name!r} is dictionary-encoded, which is not read by ranges; copy "
-                "the file here, or save it as Parquet",
+                f"column {field.name!r} is dictionary-encoded, which is not supported in remote "
+                "Arrow files; download the file, or save it as Parquet",
                 path=path,
             )
 
 
 class SpannedTable(Table):
-    """Record batches of a remote Arrow file, by their spans; the first begins at ``first_row``."""
+    """Record batches of a remote Arrow file, read by span; the first starts at ``first_row``."""
 
     def __init__(
         self, file: RemoteFile, path: str, spans: Sequence[Span], first_row: int = 0
@@ -258,7 +259,7 @@ class SpannedTable(Table):
             message = pa.ipc.read_message(pa.py_buffer(data))
             batch = pa.ipc.read_record_batch(message, self.schema)
             for start in range(0, batch.num_rows, BATCH_ROWS):
-                # A copy: one slice that is kept would keep the whole batch in memory.
+                # Copied, because a slice would keep the whole batch in memory.
                 part = batch.slice(start, BATCH_ROWS).serialize()
                 yield pa.ipc.read_record_batch(part, self.schema)
 
@@ -269,17 +270,17 @@ encode = msgspec.json.Encoder().encode  # the raw form of a row: compact, in the
 
 
 class _NoFormError(Exception):
-    """A value that JSON cannot represent."""
+    """A value has no JSON form."""
 
 
-_PROBLEMS = (_NoFormError, ValueError, pa.ArrowException)  # of a conversion
+_PROBLEMS = (_NoFormError, ValueError, pa.ArrowException)  # exceptions of a conversion
 
 
 class CheckedBatch(NamedTuple):
     """A record batch after validation, which costs as much for one row as for all."""
 
-    batch: Any  # its columns, in types that Python has values for, if it is valid
-    is_valid: bool  # else each row is validated by itself
+    batch: Any  # if valid, cast to types that have Python values
+    is_valid: bool  # if not, each row is validated separately
     is_large: bool  # a row may be over the limit
 
     def slice(self, first: int, count: int) -> CheckedBatch:
@@ -300,14 +301,14 @@ class RowForm:
         self._casts = self._target.types != schema.types
 
     def checked(self, batch: Any) -> CheckedBatch:
-        is_large = batch.nbytes > _SUSPECT
+        is_large = batch.nbytes > _CANDIDATE
         try:
             return CheckedBatch(self._validated(batch), True, is_large)
         except _PROBLEMS:
             return CheckedBatch(batch, False, is_large)
 
     def rows(self, checked: CheckedBatch, first_row: int) -> list[Value]:
-        """The rows of a batch; one that has no JSON form is a RowError."""
+        """Return the rows of a batch, with a `RowError` for a row without JSON form."""
         batch, is_valid, is_large = checked
         if batch.num_rows > 1 and is_valid and not is_large:
             with contextlib.suppress(*_PROBLEMS):
@@ -325,23 +326,23 @@ class RowForm:
             bad = RowError(message, reason="bad_json", path=self._path, row=first_row)
             bad.__cause__ = error
             return [bad]
-        if is_large and batch.nbytes > _SUSPECT and (length := len(encode(value))) > MAX_ROW:
+        if is_large and batch.nbytes > _CANDIDATE and (length := len(encode(value))) > MAX_ROW:
             return [RowError(over_limit(length), reason="limit", path=self._path, row=first_row)]
         return [value]
 
     def _validated(self, batch: Any) -> Any:
-        # Bytes from outside: an offset that points nowhere must be an error, not a crash.
+        # The bytes are untrusted: an invalid offset must be an error, not a crash.
         batch.validate(full=True)
         if not self._casts:
             return batch
-        # Column by column: batches as a whole are cast only from pyarrow 16 on.
+        # Column by column, because casting a batch needs pyarrow 16.
         columns = zip(batch.columns, self._target.types, strict=True)
         cast = [column.cast(kind, safe=True) for column, kind in columns]
         return pa.RecordBatch.from_arrays(cast, schema=self._target)
 
 
 def _members(fields: list[tuple[str, Convert | None]]) -> Convert:
-    """The converter of a struct: null members are dropped, the others converted."""
+    """Return the converter of a struct, which drops null members."""
     if all(convert is None for _, convert in fields):
         return _without_nulls
     converters = dict(fields)
@@ -362,7 +363,7 @@ def _without_nulls(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _converter(kind: Any, depth: int) -> Convert | None:
-    """The converter of non-null values of an Arrow type; None where nothing is to do."""
+    """Return the converter of non-null values of an Arrow type; None for the identity."""
     if depth > MAX_NESTING:
         raise UsageError(f"the schema is nested more than {MAX_NESTING} levels deep")
     types = pa.types
@@ -407,7 +408,7 @@ def _object(convert: Convert | None) -> Convert:
         result = {}
         for name, value in pairs:
             if not isinstance(name, str):
-                raise _NoFormError(f"a map has the key {name!r}, which is not text")
+                raise _NoFormError(f"a map has the key {name!r}, which is not a string")
             if value is not None:
                 result[name] = value if convert is None else convert(value)
         return result
@@ -427,7 +428,7 @@ def _base64(value: bytes) -> str:
 
 
 def _in_microseconds(kind: Any) -> Any:
-    """The same type with nanoseconds as microseconds, the finest that Python represents."""
+    """Return the type with nanoseconds replaced by microseconds, the precision of Python."""
     types = pa.types
     if types.is_timestamp(kind) and kind.unit == "ns":
         return pa.timestamp("us", tz=kind.tz)
@@ -446,7 +447,7 @@ def _in_microseconds(kind: Any) -> Any:
 
 # --- decoded rows ----------------------------------------------------------------------------
 
-_MAX_DECODERS = 8  # suspended half-way through a group, in this process; each has buffers
+_MAX_DECODERS = 8  # suspended in the middle of a group, per process; each has buffers
 # Serial number of a `DecodedRows` → process, group, next row, the batches from there.
 _decoders: OrderedDict[int, tuple[int, int, int, Iterator[Any]]] = OrderedDict()
 _serials = itertools.count()
@@ -456,12 +457,12 @@ _decoded = RecentValues(DECODED_BYTES)  # of all readers of this process
 class DecodedRows:
     """The rows of a table; a group is decoded once while its batches are kept.
 
-    A row group can only be decoded from its beginning. Reading a row decodes up to it, keeps the
-    batches, and continues from there for a later row. Batches over the bound of ``kept`` are
-    dropped, the longest unused first; by default all readers of the process share one bound.
+    A row group can only be decoded from its start. Reading a row decodes up to it, caches the
+    batches, and continues from there for a later row. ``kept`` is a bounded LRU cache of batches;
+    by default all readers of the process share one.
 
-    Threads share batches, never a decoder: it is removed while in use, so that after an exception,
-    a Ctrl-C too, the next reader starts from the beginning.
+    Threads share batches but not decoders: a decoder is removed while in use, so that after an
+    exception, including Ctrl-C, the next reader starts from the beginning.
     """
 
     def __init__(self, table: Table, form: RowForm, kept: RecentValues | None = None) -> None:
@@ -484,7 +485,7 @@ class DecodedRows:
             first = stop
 
     def _batch_of(self, row: int) -> tuple[int, CheckedBatch]:
-        """The first row of the batch that contains a row, and the batch."""
+        """Return the batch that contains a row, and its first row."""
         starts = self.table.starts
         group = bisect_right(starts, row) - 1
         bounds = self._bounds.get(group, (starts[group],))
@@ -502,18 +503,20 @@ class DecodedRows:
         while True:
             batch = next(coming, None)
             if batch is None:
-                raise SourceError(f"ends at row {at}, before row {row}", path=self.table.path)
+                raise SourceError(
+                    f"the file ends at row {at}, before row {row}", path=self.table.path
+                )
             checked = self.form.checked(batch)
             self._kept.put((self._serial, at), checked, batch.nbytes)
             first, at = at, at + batch.num_rows
-            # Replaced whole: another thread may be decoding the same group.
+            # Replaced, not mutated: another thread may be decoding the same group.
             bounds = self._bounds.get(group, (first,))
             if first == bounds[-1]:
                 self._bounds[group] = (*bounds, at)
             if row < at:
                 _decoders[self._serial] = (os.getpid(), group, at, coming)
                 while len(_decoders) > _MAX_DECODERS:
-                    with contextlib.suppress(KeyError):  # another thread was quicker
+                    with contextlib.suppress(KeyError):  # another thread removed it first
                         _decoders.popitem(last=False)
                 return first, checked
 
@@ -525,7 +528,7 @@ def open_table(
     spans: Sequence[Span] = (),
     first_row: int = 0,
 ) -> Table:
-    """Open a "parquet" or "arrow" file; of a remote Arrow file the stated spans."""
+    """Open a "parquet" or "arrow" file; of a remote Arrow file only the ``spans``."""
     if kind == "parquet":
         return ParquetTable(location, path)
     if isinstance(location, str):

@@ -14,16 +14,17 @@ from pathlib import Path
 
 import xxhash
 
-from tokenmill._core import sealed
+from tokenmill._core import artifact
 from tokenmill._core.remote_path import RemotePath, as_remote
 from tokenmill.errors import CorruptionError
 from tokenmill.store.layout import SIDECAR_VALUES
 from tokenmill.store.record import BLOCK_BYTES, FileRecord
 
-PIECE_BYTES = 8 << 20  # read at once from a file that is read whole
+PIECE_BYTES = 8 << 20  # bytes per read of a whole file
 
 REMEDY = "`tokenmill prepare --force-recache` rebuilds it"
-ATTACH_AGAIN = "attach the same values again: the damaged ones then go to quarantine"
+REBUILD_SLICE = "`tokenmill prepare` rebuilds slices that `cache gc` removed"
+ATTACH_AGAIN = "attach the same values again, which quarantines the damaged ones"
 
 
 def remedy(path: Path | RemotePath) -> str:
@@ -33,8 +34,9 @@ def remedy(path: Path | RemotePath) -> str:
 
 
 def reading_errors(path: Path | RemotePath) -> AbstractContextManager[None]:
-    """Translate an OSError met while reading a file of a store or slice."""
-    return sealed.reading_errors(path, remedy(path))
+    """Translate an OSError while reading a file of a store or slice."""
+    in_slices = as_remote(path) is None and path.parent.parent.name == "slices"
+    return artifact.reading_errors(path, remedy(path), REBUILD_SLICE if in_slices else None)
 
 
 class ByteFile:
@@ -53,7 +55,7 @@ class ByteFile:
                 self._descriptor = -1
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        # Bound early: at the interpreter's end this module may be emptied before its last file.
+        # `os.close` is bound early: at exit, Python may clear this module before its last file.
         if self._descriptor >= 0:
             close(self._descriptor)
 
@@ -75,17 +77,17 @@ class ByteFile:
 
 
 def require_size(path: Path | RemotePath, actual: int, expected: int) -> None:
-    sealed.require_size(path, actual, expected, remedy(path))
+    artifact.require_size(path, actual, expected, remedy(path))
 
 
 def require_checksum(path: Path | RemotePath, actual: str, expected: str) -> None:
-    sealed.require_checksum(path, actual, expected, remedy(path))
+    artifact.require_checksum(path, actual, expected, remedy(path))
 
 
-class GuardedFile:
-    """A published file whose blocks are checked on first touch, unless ``check`` is false.
+class ChecksummedFile:
+    """A published file whose blocks are checked on first access, unless ``check`` is false.
 
-    `clean` is true once every block was checked; then `view` checks nothing.
+    `verified` is true once every block was checked; then `view` checks nothing.
     """
 
     def __init__(self, path: Path, record: FileRecord, *, mapped: bool, check: bool) -> None:
@@ -95,18 +97,18 @@ class GuardedFile:
         require_size(path, self._bytes.size, record.size)
         blocks = self._require_checksums()
         self._unchecked = bytearray(b"\1" * blocks) if check else bytearray()
-        self.clean = not any(self._unchecked)
+        self.verified = not any(self._unchecked)
 
     def _require_checksums(self) -> int:
-        stated, blocks = len(self.record.blocks), -(-self.record.size // BLOCK_BYTES)
-        if stated != blocks:
+        recorded, blocks = len(self.record.blocks), -(-self.record.size // BLOCK_BYTES)
+        if recorded != blocks:
             raise CorruptionError(
-                f"record has {stated} block checksums, expected {blocks}", path=self.path
+                f"record has {recorded} block checksums, expected {blocks}", path=self.path
             )
         return blocks
 
     def view(self, start: int, length: int) -> memoryview:
-        if not self.clean:
+        if not self.verified:
             self.check(start, length)
         return self._bytes.view(start, length)
 
@@ -114,7 +116,7 @@ class GuardedFile:
         return self._bytes.view(start, stop - start)
 
     def read_blocks(self, start: int, length: int) -> memoryview:
-        """Bytes of a range; whole blocks are read at once and checked."""
+        """Return the bytes of a range; read whole blocks and check them."""
         if length <= 0:
             return memoryview(b"")
         first, last = start // BLOCK_BYTES, (start + length - 1) // BLOCK_BYTES
@@ -126,25 +128,25 @@ class GuardedFile:
         return data[start - begin : start - begin + length]
 
     def buffer(self, name: str) -> tuple[int, int]:
-        """Position and size of a named buffer."""
+        """Return position and size of a buffer."""
         try:
             start, length = self.record.buffers[name]
         except KeyError:
-            raise CorruptionError(f"record knows no buffer {name!r}", path=self.path) from None
+            raise CorruptionError(f"record has no buffer {name!r}", path=self.path) from None
         if start < 0 or length < 0 or start + length > self.record.size:
             raise CorruptionError(
-                f"buffer {name!r} lies at {start}+{length}, outside of {self.record.size} bytes",
+                f"buffer {name!r} is at {start}+{length}, the file has {self.record.size} bytes",
                 path=self.path,
             )
         return start, length
 
     def unchecked_view(self, start: int, length: int) -> memoryview:
-        """Bytes of a range; the caller uses `check` before reading them."""
+        """Return the bytes of a range; the caller must `check` them first."""
         return self._bytes.view(start, length)
 
     def check(self, start: int, length: int) -> None:
-        """Check the blocks of a range that were not checked before."""
-        if self.clean or length <= 0:
+        """Check the unchecked blocks of a range."""
+        if self.verified or length <= 0:
             return
         for block in range(start // BLOCK_BYTES, (start + length - 1) // BLOCK_BYTES + 1):
             if self._unchecked[block]:
@@ -152,7 +154,7 @@ class GuardedFile:
                 size = min(BLOCK_BYTES, self.record.size - at)
                 self.require_block(block, self._bytes.view(at, size))
                 self._unchecked[block] = 0
-                self.clean = not any(self._unchecked)
+                self.verified = not any(self._unchecked)
 
     def require_block(self, block: int, data: memoryview) -> None:
         actual, expected = xxhash.xxh3_64_hexdigest(data), self.record.blocks[block]
@@ -164,7 +166,7 @@ class GuardedFile:
             )
 
     def pieces(self) -> Iterator[memoryview]:
-        """Read the whole file; every block is checked, again if need be."""
+        """Yield the whole file; check every block, also those checked before."""
         for start in range(0, self.record.size, PIECE_BYTES):
             yield self.read_blocks(start, min(PIECE_BYTES, self.record.size - start))
 
@@ -172,10 +174,12 @@ class GuardedFile:
         return sum(map(len, self.pieces()))
 
 
-def open_guarded(path: Path, record: FileRecord, *, mapped: bool, check: bool) -> GuardedFile:
+def open_checksummed(
+    path: Path, record: FileRecord, *, mapped: bool, check: bool
+) -> ChecksummedFile:
     remote = as_remote(path)
     if remote is None:
-        return GuardedFile(path, record, mapped=mapped, check=check)
-    from tokenmill.store.remote import RemoteGuardedFile
+        return ChecksummedFile(path, record, mapped=mapped, check=check)
+    from tokenmill.store.remote import RemoteChecksummedFile
 
-    return RemoteGuardedFile(remote, record, check=check)
+    return RemoteChecksummedFile(remote, record, check=check)

@@ -1,12 +1,12 @@
-"""List a cache, and remove what no store needs.
+"""List a cache, and remove unused files from it.
 
-`collect` first *marks* (a list of names with the time, under ``gc/``); a later call *removes* what
-was marked at least ``grace_s`` ago and is still not needed. So a reader that has a store open can
-finish, and a builder that takes up a marked slice makes it needed again.
+`collect` works in two calls: the first marks unused paths (with the time, under ``gc/``), a later
+one removes those that were marked at least ``grace_s`` ago and are still unused. Readers of an
+open store can finish meanwhile, and a builder that uses a marked slice keeps it.
 
-Not needed are stores that are old or named by the caller, slices and sidecars of no other store,
-parts of complete sidecars, unused files of rollouts, staging directories of dead processes, and
-quarantined files. A mistake costs a rebuild, never a wrong row.
+Unused are: stores that are old or named by the caller, slices and sidecars of no other store,
+parts of complete sidecars, files of rollouts without a store, staging directories of dead
+processes, and quarantined files. A mistake costs a rebuild, never a wrong row.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from tokenmill.store.manifest import load_table, read_manifest
 from tokenmill.store.store import Store
 
 PARTS = (
-    "slices", "stores", "sidecars", "tokenizers", "processors", "pictures", "rollouts", "rows",
-    "blocks", "staging", "quarantine",
+    "slices", "notes", "stores", "sidecars", "tokenizers", "processors", "images", "rollouts",
+    "rows", "blocks", "staging", "quarantine",
 )  # fmt: skip
 
 MARKS = "gc/marks.json"
-GRACE_S = 24 * 3600.0  # longer than an epoch's reader keeps a slice unopened
+GRACE_S = 24 * 3600.0  # a running job opens every slice of its store within this time
 
 
 @dataclass
@@ -53,7 +53,7 @@ def survey(root: Path) -> dict[str, Any]:
     """Return the object that ``tokenmill cache list --json`` prints."""
     layout = CacheLayout(root)
     entries = []
-    for path in _directories(layout.stores):
+    for path in _directories(layout.stores):  # another process may remove one at any time
         entry: dict[str, Any] = {"key": path.name, "path": str(path), "bytes": _size(path)}
         try:
             manifest = read_manifest(layout.store(path.name))
@@ -61,10 +61,12 @@ def survey(root: Path) -> dict[str, Any]:
             entry |= {name: totals[name] for name in ("rows", "tokens", "trained_tokens", "slices")}
             entry["made"] = path.stat().st_mtime
             entry["sidecars"] = [
-                {"name": one.name, "made_by": one.made_by, "per": one.per, "bytes": one.bytes}
+                {"name": one.name, "producer": one.producer, "per": one.per, "bytes": one.bytes}
                 for one in Store(path, "off").sidecars
             ]
-        except TokenmillError as error:
+        except (TokenmillError, FileNotFoundError) as error:
+            if not path.exists():
+                continue
             entry["error"] = str(error)
         entries.append(entry)
     entries.sort(key=lambda entry: entry.get("made", 0.0))
@@ -81,42 +83,42 @@ def collect(
     dry_run: bool = False,
     now: float | None = None,
 ) -> Collection:
-    """Mark what no store needs, and remove what was marked at least ``grace_s`` ago.
+    """Mark unused paths, and remove those that were marked at least ``grace_s`` ago.
 
-    Stores made more than ``older_than_s`` ago, and those named by ``stores``, are not needed.
+    Stores built more than ``older_than_s`` ago, and those in ``stores``, count as unused.
     """
     layout = CacheLayout(root)
     now = time.time() if now is None else now
     expired = _expired_stores(layout, older_than_s, set(stores), now)
     needed = _needed_slices(layout, expired)
-    unneeded = {f"stores/{key}" for key in expired}
+    unused = {f"stores/{key}" for key in expired}
     for directory in _directories(layout.slices):
-        keys = {path.name.partition(".")[0] for path in directory.iterdir()}
-        unneeded |= {f"slices/{key}" for key in keys - needed.in_directory(directory.name)}
-    unneeded |= set(_unneeded_sidecars(layout, expired))
-    unneeded |= set(_unneeded_rollouts(layout, expired, now - grace_s))
-    unneeded |= {f"staging/{path.name}" for path in _dead_staging(root)}
-    unneeded |= {f"quarantine/{path.name}" for path in _entries(layout.quarantine)}
+        keys = {path.name.partition(".")[0] for path in _entries(directory)}
+        unused |= {f"slices/{key}" for key in keys - needed.in_directory(directory.name)}
+    unused |= set(_unused_sidecars(layout, expired))
+    unused |= set(_unused_rollouts(layout, expired, now - grace_s))
+    unused |= {f"staging/{path.name}" for path in _dead_staging(root)}
+    unused |= {f"quarantine/{path.name}" for path in _entries(layout.quarantine)}
     marks = _read_marks(root)
     done = Collection()
-    due = sorted(name for name in unneeded if name in marks and now - marks[name] >= grace_s)
-    done.marked = sorted(unneeded - set(marks))
+    due = sorted(name for name in unused if name in marks and now - marks[name] >= grace_s)
+    done.marked = sorted(unused - set(marks))
     sizes = {name: sum(_size(path) for path in _paths(layout, name)) for name in due}
-    taken_up = set() if dry_run else _hide_slices(layout, due, expired)
-    done.removed = [name for name in due if name not in taken_up]
+    reused = set() if dry_run else _hide_slices(layout, due, expired)
+    done.removed = [name for name in due if name not in reused]
     done.freed_bytes = sum(sizes[name] for name in done.removed)
     if not dry_run:
         for name in done.removed:
             _remove(layout, name)
-        kept = {name: at for name, at in marks.items() if name in unneeded and name not in due}
-        _write_marks(root, kept | dict.fromkeys(done.marked, now))
+        waiting = {name: at for name, at in marks.items() if name in unused and name not in due}
+        _write_marks(root, waiting | dict.fromkeys(done.marked, now))
     return done
 
 
 def _expired_stores(
     layout: CacheLayout, older_than_s: float | None, named: set[str], now: float
 ) -> set[str]:
-    present = {path.name: path.stat().st_mtime for path in _directories(layout.stores)}
+    present = {path.name: made for path, made in _mtimes(layout.stores)}
     unknown = named - set(present)
     if unknown:
         raise UsageError(f"no such store: {', '.join(sorted(unknown))}", path=layout.stores)
@@ -126,7 +128,7 @@ def _expired_stores(
 
 
 class _Needed:
-    """Keys of slices, twenty bytes each; those of one directory at a time as a set of names."""
+    """Slice keys as arrays of 20 bytes each; one directory at a time is made a set of names."""
 
     def __init__(self, keys: NDArray[np.uint8]) -> None:
         self._keys = keys[np.argsort(keys[:, 0], kind="stable")]
@@ -137,26 +139,28 @@ class _Needed:
             number = bytes.fromhex(name)[0]
         except (ValueError, IndexError):
             return set()
-        mine = self._keys[self._bounds[number] : self._bounds[number + 1]]
-        return {key.tobytes().hex() for key in mine}
+        keys = self._keys[self._bounds[number] : self._bounds[number + 1]]
+        return {key.tobytes().hex() for key in keys}
 
 
 def _needed_slices(layout: CacheLayout, expired: set[str]) -> _Needed:
     stores = [path for path in _directories(layout.stores) if path.name not in expired]
-    # A store whose table cannot be read stops the collection: its slices are unknown.
-    keys = [load_table(ByteFile(path / TABLE, mapped=False))["key"].copy() for path in stores]
+    # An unreadable table stops the collection, because that store's slices are unknown.
+    keys = []
+    for path in stores:
+        with _unless_removed(path):
+            keys.append(load_table(ByteFile(path / TABLE, mapped=False))["key"].copy())
     return _Needed(np.concatenate([np.empty((0, 20), np.uint8), *keys]))
 
 
-def _unneeded_sidecars(layout: CacheLayout, expired: set[str]) -> Iterator[str]:
-    """Sidecars of stores that are gone or expired, and parts of complete sidecars."""
+def _unused_sidecars(layout: CacheLayout, expired: set[str]) -> Iterator[str]:
     others = layout.sidecars / OTHER_STORES
     for store in [*_directories(layout.sidecars), *_directories(others)]:
         if store == others:
             continue
         in_cache = store.parent == layout.sidecars
         name = store.relative_to(layout.root).as_posix()
-        # Whether a store outside of the cache still exists is not known.
+        # Sidecars of stores outside the cache stay: those stores may still exist.
         if in_cache and (store.name in expired or not layout.store(store.name).directory.is_dir()):
             yield name
             continue
@@ -166,14 +170,17 @@ def _unneeded_sidecars(layout: CacheLayout, expired: set[str]) -> Iterator[str]:
                 yield f"{name}/{parts.name}"
 
 
-def _unneeded_rollouts(layout: CacheLayout, expired: set[str], since: float) -> Iterator[str]:
-    """Old files of rollouts that are no store's source; a directory is named by its content."""
-    made = [path for path in _directories(layout.rollouts) if path.stat().st_mtime < since]
+def _unused_rollouts(layout: CacheLayout, expired: set[str], since: float) -> Iterator[str]:
+    """Old files of rollouts that are no store's source."""
+    made = [path for path, at in _mtimes(layout.rollouts) if at < since]
     if not made:
         return
     stores = [path for path in _directories(layout.stores) if path.name not in expired]
-    sources = (source for path in stores for source in Store(path, "off").sources)
-    needed = {Path(source).parent.name for source in sources if source is not None}
+    needed = set()
+    for path in stores:
+        with _unless_removed(path):
+            sources = Store(path, "off").sources
+            needed |= {Path(source).parent.name for source in sources if source is not None}
     yield from (f"rollouts/{path.name}" for path in made if path.name not in needed)
 
 
@@ -188,20 +195,20 @@ def _dead_staging(root: Path) -> Iterator[Path]:
 def _hide_slices(layout: CacheLayout, due: list[str], expired: set[str]) -> set[str]:
     """Hide the records of slices; restore and return those that a new store uses.
 
-    A builder publishes a store and then looks for its slices; here slices are hidden and then
-    stores are read: one of the two sees the other.
+    A builder publishes a store and then checks its slices. This function hides slices and then
+    reads all stores. So at least one of the two notices the other.
     """
     keys = [name.partition("/")[2] for name in due if name.startswith("slices/")]
     with Staging(layout.root) as staging:
         for key in keys:
-            # In this order: what is gone already is no error, and must not become one first.
+            # `suppress` is inside, so that a missing file is not translated to an error first.
             with writing_errors(layout.slices), contextlib.suppress(FileNotFoundError):
                 os.rename(layout.slice(key).record, staging.path / key)
         needed: set[str] = set()
         if keys:
             of_stores = _needed_slices(layout, expired)
-            for digits, mine in groupby(sorted(keys), key=lambda key: key[:2]):
-                needed |= of_stores.in_directory(digits).intersection(mine)
+            for digits, group in groupby(sorted(keys), key=lambda key: key[:2]):
+                needed |= of_stores.in_directory(digits).intersection(group)
         for key in needed:
             if (staging.path / key).exists():
                 staging.publish(staging.path / key, layout.slice(key).record)
@@ -213,13 +220,13 @@ def _paths(layout: CacheLayout, name: str) -> list[Path]:
     if kind != "slices":
         return [layout.root / kind / rest]
     files = layout.slice(rest)
-    return [files.record, files.tokens, files.meta]
+    return [files.record, files.tokens, files.meta, layout.notes(rest)]
 
 
 def _remove(layout: CacheLayout, name: str) -> None:
     paths = _paths(layout, name)
     if name.startswith("slices/") and paths[0].exists():
-        return  # its record was hidden a moment ago, so somebody has just built it again
+        return  # the record was hidden, so another process has built the slice again
     for path in paths:
         with writing_errors(path):
             if path.is_dir() and not path.is_symlink():
@@ -229,7 +236,7 @@ def _remove(layout: CacheLayout, name: str) -> None:
 
 
 def _remove_directory(root: Path, path: Path) -> None:
-    """Rename it away, then remove it: nobody opens half a store."""
+    """Rename a directory, then remove it, so that no reader opens half a store."""
     with Staging(root) as staging:
         with contextlib.suppress(FileNotFoundError):
             os.rename(path, staging.path / "gone")
@@ -250,7 +257,23 @@ def _write_marks(root: Path, marks: dict[str, float]) -> None:
         staged = staging.write("marks.json", msgspec.json.encode(marks))
         with writing_errors(path):
             make_directory(path.parent, root)
-            os.replace(staged, path)  # marks are not published data: the newest list counts
+            os.replace(staged, path)  # unlike published data, marks may be overwritten
+
+
+@contextlib.contextmanager
+def _unless_removed(store: Path) -> Iterator[None]:
+    """Ignore errors of reading a store that another process removed meanwhile."""
+    try:
+        yield
+    except (TokenmillError, FileNotFoundError):
+        if store.exists():
+            raise
+
+
+def _mtimes(path: Path) -> Iterator[tuple[Path, float]]:
+    for directory in _directories(path):
+        with contextlib.suppress(FileNotFoundError):
+            yield directory, directory.stat().st_mtime
 
 
 def _directories(path: Path) -> list[Path]:
@@ -266,7 +289,7 @@ def _entries(path: Path) -> list[Path]:
 
 def _size(path: Path) -> int:
     if path.is_dir() and not path.is_symlink():
-        return sum(_size(Path(entry.path)) for entry in os.scandir(path))
+        return sum(map(_size, _entries(path)))
     try:
         return path.lstat().st_size
     except OSError:

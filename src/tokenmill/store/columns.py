@@ -1,7 +1,7 @@
 """The rows of a slice in memory (`SliceColumns`), and masks and weights as runs.
 
-A mask changes at a few tokens of a row: first into a trained run, then out of it, and so on. Stores
-hold these places, so a rank counts the trained tokens of a global batch without opening its rows.
+A mask changes at few positions of a row: into a trained run, out of it, and so on. Stores contain
+these positions, so a rank counts the trained tokens of a global batch without opening rows.
 """
 
 from __future__ import annotations
@@ -28,25 +28,34 @@ Int64 = NDArray[np.int64]
 
 
 def row_numbers(indices: Iterable[SupportsIndex], size: int, noun: str = "row") -> Int64:
-    """Return indices as numbers from 0; IndexError for one that is out of range."""
-    if isinstance(indices, np.ndarray) and indices.dtype.kind in "iu":
-        numbers = indices.astype(np.int64)
+    """Return indices as non-negative numbers; raise IndexError if one is out of range."""
+    if isinstance(indices, np.ndarray) and indices.ndim == 1 and indices.dtype.kind in "iu":
+        given = indices
     else:
-        numbers = np.asarray([operator.index(index) for index in indices], dtype=np.int64)
-    wrong = (numbers < -size) | (numbers >= size)
+        # As objects, because an integer may exceed 64 bits.
+        given = np.asarray([row_number(index, noun) for index in indices], dtype=object)
+    wrong = np.asarray((given < -size) | (given >= size), dtype=np.bool_)
     if wrong.any():
-        raise IndexError(f"{noun} {int(numbers[wrong][0])} of {size}")
+        raise IndexError(f"{noun} {int(given[wrong][0])} is out of range: there are {size}")
+    numbers = given.astype(np.int64)
     return np.where(numbers < 0, numbers + size, numbers)
 
 
+def row_number(index: SupportsIndex, noun: str = "row") -> int:
+    try:
+        return operator.index(index)
+    except TypeError as error:
+        raise TypeError(f"the number of a {noun} must be an integer, got {index!r}") from error
+
+
 def runs_of(mask: NDArray[Any], starts: NDArray[Any]) -> tuple[Int32, Int64]:
-    """Return the places within each row at which its mask changes, and where each row's begin."""
+    """Return the positions in each row where its mask changes, and each row's first index."""
     starts = np.asarray(starts, np.int64)
     return _within(_changes(mask, starts), starts)
 
 
 def _changes(values: NDArray[Any], starts: Int64) -> NDArray[np.bool_]:
-    """Whether each value differs from the one before it in its row; every row begins with 0."""
+    """Return whether each value differs from the previous one of its row (0 before the first)."""
     changes = np.empty(len(values), bool)
     np.not_equal(values[1:], values[:-1], out=changes[1:])
     firsts = starts[:-1][starts[:-1] < len(values)]
@@ -55,9 +64,9 @@ def _changes(values: NDArray[Any], starts: Int64) -> NDArray[np.bool_]:
 
 
 def _within(changes: NDArray[np.bool_], starts: Int64) -> tuple[Int32, Int64]:
-    places = np.flatnonzero(changes)
-    bounds = np.searchsorted(places, starts)
-    within = places - np.repeat(starts[:-1], np.diff(bounds))
+    positions = np.flatnonzero(changes)
+    bounds = np.searchsorted(positions, starts)
+    within = positions - np.repeat(starts[:-1], np.diff(bounds))
     return within.astype(np.int32), bounds.astype(np.int64)
 
 
@@ -71,14 +80,14 @@ def firsts_of(runs: Int32, bounds: Int64) -> NDArray[np.uint8]:
 def count_within(runs: Int32, first: Int64, last: Int64, starts: Int64, stops: Int64) -> Int64:
     """Count trained tokens in ``start:stop`` of some rows.
 
-    ``first`` and ``last`` are where the places of each row begin and end in ``runs``.
+    ``first`` and ``last`` delimit each row's positions in ``runs``.
     """
     sizes = last - first
     ends = np.cumsum(sizes)
     number = np.arange(int(ends[-1]) if ends.size else 0, dtype=np.int64)
     number -= np.repeat(ends - sizes, sizes)  # of a change among those of its row
     change = runs[np.repeat(first, sizes) + number].astype(np.int64)
-    # Behind a change every token counts, until the next change takes its share off again.
+    # Add all tokens after a change into a run, and subtract those after the change out of it.
     covered = np.maximum(np.repeat(stops, sizes) - change, 0)
     covered -= np.maximum(np.repeat(starts, sizes) - change, 0)
     covered[number % 2 == 1] *= -1
@@ -87,77 +96,77 @@ def count_within(runs: Int32, first: Int64, last: Int64, starts: Int64, stops: I
 
 
 class WeightRuns(NamedTuple):
-    """Loss weights of rows as runs; a row in which every trained token weighs 1 has none."""
+    """Loss weights of rows as runs; a row without weights other than 0 and 1 has none."""
 
-    places: Int32  # at which each row's weight changes, all rows one after another
-    weights: NDArray[np.float32]  # from each of them on; before the first it is 0
-    bounds: Int64  # where each row's places begin, and one more
+    positions: Int32  # where each row's weight changes, all rows concatenated
+    weights: NDArray[np.float32]  # from each position on; 0 before the first
+    bounds: Int64  # index of each row's first position, and one more
 
 
 def weight_runs_of(weights: NDArray[np.float32], starts: NDArray[Any]) -> WeightRuns:
     starts = np.asarray(starts, np.int64)
-    said = np.concatenate(([0], np.cumsum((weights != 0) & (weights != 1))))
+    weighted = np.concatenate(([0], np.cumsum((weights != 0) & (weights != 1))))
     changes = _changes(weights, starts)
-    changes &= np.repeat(said[starts[1:]] > said[starts[:-1]], np.diff(starts))
+    changes &= np.repeat(weighted[starts[1:]] > weighted[starts[:-1]], np.diff(starts))
     within, bounds = _within(changes, starts)
     return WeightRuns(within, weights[changes], bounds)
 
 
 def weights_along(
-    places: Int32, weights: NDArray[np.float32], mask: NDArray[np.uint8]
+    positions: Int32, weights: NDArray[np.float32], mask: NDArray[np.uint8]
 ) -> NDArray[np.float32]:
     """Return the weight of every token of one row.
 
-    A token that is trained though it was stored as untrained weighs 1.
+    Tokens that `map` made trained have weight 1.
     """
-    if not len(places):
+    if not len(positions):
         return mask.astype(np.float32)
     stored = np.repeat(
         np.concatenate((np.zeros(1, np.float32), weights)),
-        np.diff(np.concatenate(([0], places, [len(mask)]))),
+        np.diff(np.concatenate(([0], positions, [len(mask)]))),
     )
     return np.where(mask > 0, np.where(stored > 0, stored, np.float32(1)), np.float32(0))
 
 
 def trained_within(store: Store, rows: Int64, starts: Int64, stops: Int64) -> Int64:
-    """Trained tokens in ``start:stop`` of each row, without opening rows."""
+    """Count trained tokens in ``start:stop`` of each row, without opening rows."""
     lengths = store.lengths[rows].astype(np.int64)
-    found = store.trained[rows].astype(np.int64)
-    partly = (found > 0) & (found < lengths)
-    found = np.where(partly, 0, np.where(found > 0, np.maximum(stops - starts, 0), 0))
+    counts = store.trained[rows].astype(np.int64)
+    partly = (counts > 0) & (counts < lengths)
+    counts = np.where(partly, 0, np.where(counts > 0, np.maximum(stops - starts, 0), 0))
     if not partly.any():
-        return found
+        return counts
     tail = partly & (starts == 1) & (stops == lengths)
-    found[tail] = store.trained[rows[tail]] - store.own_array(names.FIRST_TRAINED)[rows[tail]]
+    counts[tail] = store.trained[rows[tail]] - store.own_array(names.FIRST_TRAINED)[rows[tail]]
     cut = np.flatnonzero(partly & ~tail)
     if cut.size:
         ends = store.own_array(names.MASK_RUN_ENDS)
         before = np.where(rows[cut] > 0, ends[np.maximum(rows[cut] - 1, 0)], 0)
         runs = store.own_array(names.MASK_RUNS)
-        found[cut] = count_within(runs, before, ends[rows[cut]], starts[cut], stops[cut])
-    return found
+        counts[cut] = count_within(runs, before, ends[rows[cut]], starts[cut], stops[cut])
+    return counts
 
 
 def weighed_within(store: Store, rows: Int64, starts: Int64, stops: Int64) -> NDArray[np.float64]:
-    """Sum of the loss weights in ``start:stop`` of each row, without opening rows."""
-    found = trained_within(store, rows, starts, stops).astype(np.float64)
+    """Sum the loss weights in ``start:stop`` of each row, without opening rows."""
+    sums = trained_within(store, rows, starts, stops).astype(np.float64)
     if not store.has_weights:
-        return found
+        return sums
     ends = store.own_array(names.WEIGHT_RUN_ENDS)
-    places, weights = store.own_array(names.WEIGHT_RUNS), store.own_array(names.RUN_WEIGHTS)
+    positions, weights = store.own_array(names.WEIGHT_RUNS), store.own_array(names.RUN_WEIGHTS)
     first = np.where(rows > 0, ends[np.maximum(rows - 1, 0)], 0)
     last = ends[rows]
     for number in np.flatnonzero(first < last).tolist():
         own = slice(int(first[number]), int(last[number]))
-        bounds = np.append(places[own], store.lengths[rows[number]]).astype(np.int64)
+        bounds = np.append(positions[own], store.lengths[rows[number]]).astype(np.int64)
         inside = np.diff(np.clip(bounds, starts[number], max(starts[number], stops[number])))
-        found[number] = float(inside @ weights[own].astype(np.float64))
-    return found
+        sums[number] = float(inside @ weights[own].astype(np.float64))
+    return sums
 
 
 @dataclass(frozen=True)
 class GroupColumns:
-    """Further columns of a slice with groups; the rows of a group are adjacent."""
+    """Additional columns of a slice with groups; the rows of a group are adjacent."""
 
     label: NDArray[np.int8]  # 1 preferred, 0 not preferred, -1 not known
     score: NDArray[np.float64]  # of the answer, or NaN
@@ -168,9 +177,9 @@ class GroupColumns:
         return GroupColumns(**{name: getattr(self, name)[rows] for name in GROUP_COLUMNS})
 
     def counts(self, part: Int32) -> dict[str, int]:
-        """Count groups as `GROUP_COUNTS` says; each begins with part 0."""
+        """Return the `GROUP_COUNTS`; each group begins with part 0."""
         first = part == 0
-        alone = np.ones(len(part), bool)  # a group of one is followed by the next, or by nothing
+        alone = np.ones(len(part), bool)  # groups of one row: the next row starts a group
         alone[:-1] = first[1:]
         alone = alone[first]
         labelled = (self.label >= 0)[first]
@@ -186,22 +195,22 @@ class GroupColumns:
 
 @dataclass(frozen=True)
 class MediaColumns:
-    told: Sequence[str]  # JSON text of each row's images; see `tokenmill.store.record.Media`
-    pictures: Int32
+    detail: Sequence[str]  # JSON text of each row's images; see `tokenmill.store.record.Media`
+    images: Int32
     patches: Int32
 
     def take(self, rows: NDArray[np.bool_]) -> MediaColumns | None:
-        """The columns of some rows; None where none of them has an image."""
-        if not self.pictures[rows].any():
+        """Return the columns of some rows; None if none of them has an image."""
+        if not self.images[rows].any():
             return None
-        told = [text for text, kept in zip(self.told, rows.tolist(), strict=True) if kept]
-        return MediaColumns(told, self.pictures[rows], self.patches[rows])
+        detail = [text for text, keep in zip(self.detail, rows.tolist(), strict=True) if keep]
+        return MediaColumns(detail, self.images[rows], self.patches[rows])
 
 
 def weights_or_none(
     weights: NDArray[np.float32], mask: NDArray[np.uint8]
 ) -> NDArray[np.float32] | None:
-    """Return the weights, or None where they equal the mask."""
+    """Return the weights, or None if they equal the mask."""
     return None if np.array_equal(weights, mask) else weights
 
 
@@ -225,7 +234,7 @@ class SliceColumns:
     source_rows: int
     rows_in: int  # rows after expansion, or groups: served plus rejected
     rejected: Sequence[RejectedRow] = ()
-    carried: Mapping[str, Sequence[str]] = field(default_factory=dict)  # JSON text of each row
+    extra: Mapping[str, Sequence[str]] = field(default_factory=dict)  # JSON text of each row
     groups: GroupColumns | None = None
     weights: NDArray[np.float32] | None = None  # of each token, 0 untrained; None: as the mask
     media: MediaColumns | None = None
@@ -238,7 +247,7 @@ class SliceColumns:
         if self.rows_in != units + len(self.rejected):
             raise AssertionError(f"{self.rows_in} rows in, {units} + {len(self.rejected)} out")
         if self.weights is not None and not np.array_equal(self.weights > 0, self.mask > 0):
-            raise AssertionError("trained tokens weigh something, others nothing")
+            raise AssertionError("exactly the trained tokens must have weights above 0")
 
     @cached_property
     def lengths(self) -> Int32:
@@ -251,7 +260,7 @@ class SliceColumns:
     @cached_property
     def trained(self) -> Int32:
         counts = np.zeros(len(self.row), np.int32)
-        some = self.starts[:-1] < self.starts[1:]  # an empty row has no place to add from
+        some = self.starts[:-1] < self.starts[1:]  # `reduceat` cannot add up empty rows
         if some.any():
             counts[some] = np.add.reduceat(self.mask, self.starts[:-1][some], dtype=np.int32)
         return counts
@@ -265,7 +274,7 @@ class SliceColumns:
         return None if self.weights is None else weight_runs_of(self.weights, self.starts)
 
     def content(self) -> str:
-        """Digest of the values, independent of how a library lays them out in a file.
+        """Return a digest of the values, independent of the Arrow version that writes them.
 
         Derived values (lengths, trained counts, runs of the mask) are not part of it.
         """
@@ -288,9 +297,9 @@ class SliceColumns:
             "roles": self.roles,
             "source_rows": self.source_rows,
             "rows_in": self.rows_in,
-            "carried": {name: list(texts) for name, texts in self.carried.items()},
+            "extra": {name: list(texts) for name, texts in self.extra.items()},
             "rejected": list(self.rejected),
-            **({} if self.media is None else {"media": list(self.media.told)}),
+            **({} if self.media is None else {"media": list(self.media.detail)}),
         }
         hasher.update(canonical(rest))
         return hasher.hexdigest()

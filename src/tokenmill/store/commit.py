@@ -1,7 +1,7 @@
-"""Commit a store: published slices become one directory, by one rename.
+"""Commit a store: publish a directory that lists published slices, with one rename.
 
-Counts of slices are read, tokens are not. A published store of the same key is compared, and moved
-to quarantine if it is damaged.
+Only the counts of slices are read. If a store of the same key exists, it is compared, and moved to
+quarantine if it is damaged.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from tokenmill._core.artifact import quarantine
 from tokenmill._core.fingerprint import key as fingerprint_key
 from tokenmill._core.publish import NewFile, Staging, write_file, writing_errors
-from tokenmill._core.sealed import quarantine
 from tokenmill.errors import CorruptionError, NonDeterminismError, UsageError
 from tokenmill.store import layout as names
-from tokenmill.store.ahead import ahead
 from tokenmill.store.layout import CacheLayout, StoreLayout
 from tokenmill.store.manifest import (
     PACKED_ROW,
@@ -33,16 +32,17 @@ from tokenmill.store.manifest import (
     encode_manifest,
     header,
     make_manifest,
+    read_batches,
     read_manifest,
-    read_stretches,
 )
+from tokenmill.store.prefetch import prefetch_map
 from tokenmill.store.record import CommitRecord
 from tokenmill.store.slices import SliceCounts, read_counts, read_record
 
 _PIECE = 1 << 20  # bytes of a file read at once
-_TOGETHER = 4  # slices read by one task: of very short rows each holds a hundred thousand
+_SLICES_PER_TASK = 4  # a slice of very short rows has a hundred thousand of them
 
-MOST_SHARDS = 50_000  # that state.json lists: `datasets` maps each, and a process has 65,000 maps
+MAX_SHARDS = 50_000  # in state.json: `datasets` maps each, and Linux allows 65,000 maps
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,11 @@ class _Tally:
             slices=1,
             runs=len(counts.columns[names.MASK_RUNS]),
             weight_runs=len(counts.columns[names.WEIGHT_RUNS]),
-            pictures=int(counts.columns[names.PICTURES].sum()) if record.has_media else 0,
+            images=int(counts.columns[names.IMAGES].sum()) if record.has_media else 0,
             ungrouped=record.rows if record.groups is None else 0,
         )
         self.rejected.update(row.reason for row in record.rejected)
-        self.groups.update(record.groups or {})  # zeros, too: then there are groups
+        self.groups.update(record.groups or {})  # zeros are added too: they mean "has groups"
 
     def totals(self) -> Document:
         numbers = ("source_rows", "rows_in", "rows", "tokens", "trained_tokens", "slices")
@@ -87,8 +87,8 @@ class _Tally:
         if self.groups:
             single = self.groups["single"] + self["ungrouped"]
             totals["groups"] = {**self.groups, "single": single}
-        if self["pictures"]:
-            totals["pictures"] = self["pictures"]
+        if self["images"]:
+            totals["images"] = self["images"]
         return totals
 
 
@@ -99,10 +99,10 @@ def commit_store(
     tokenizer: Mapping[str, Any],
     proof: Mapping[str, Any],
 ) -> StoreLayout:
-    """Make a store of published slices and return the visible one, ours or an equal one.
+    """Publish a store of published slices; return it, or an equal one that was there before.
 
     Args:
-        cache: The cache that holds the slices.
+        cache: The cache that contains the slices.
         document: The key document; its fingerprint is the store's key.
         placements: Every slice of the plan, in order.
         tokenizer: For the manifest: identity, pad and eos ids.
@@ -114,44 +114,45 @@ def commit_store(
         staging.write("store/" + names.PROOF, json.dumps(proof, indent=1).encode() + b"\n")
         tally, files = _write_columns(cache, placements, staged)
         state = state_json(staged / names.TABLE, store.directory.name)
-        files[names.STATE] = _stated(write_file(staged / names.STATE, state))
-        files[names.DATASET_INFO] = _stated(write_file(staged / names.DATASET_INFO, _DATASET_INFO))
+        files[names.STATE] = _file_entry(write_file(staged / names.STATE, state))
+        files[names.DATASET_INFO] = _file_entry(
+            write_file(staged / names.DATASET_INFO, _DATASET_INFO)
+        )
         manifest = make_manifest(document, tally.totals(), dict(tokenizer), files)
         staging.write("store/" + names.MANIFEST, encode_manifest(manifest))
         for _ in range(2):
-            if staging.publish(staged, store.directory) or _agrees(cache, store, manifest):
+            if staging.publish(staged, store.directory) or _is_equal(cache, store, manifest):
                 return store
             quarantine(cache.root, store.directory)
-    raise CorruptionError("corrupt again as soon as it was replaced", path=store.manifest)
+    raise CorruptionError("corrupt again right after it was replaced", path=store.manifest)
 
 
-def _agrees(cache: CacheLayout, store: StoreLayout, ours: Document) -> bool:
-    """Whether the published store is ours; False when it is damaged.
+def _is_equal(cache: CacheLayout, store: StoreLayout, ours: Document) -> bool:
+    """Return whether the published store equals ours; False if it is damaged.
 
-    It is damaged, too, when its table names other slices than those published: none of its rows
-    could be read.
+    A store whose table does not match the published slices counts as damaged.
     """
     try:
         published = read_manifest(store)
-        for name, stated in published["files"].items():
-            check_file(store.file(name), stated, content=True)
+        for name, entry in published["files"].items():
+            check_file(store.file(name), entry, content=True)
         if published["digest"] == ours["digest"]:
             return True
-        # A slice of it may have been replaced, or lost and built again by another version: then
-        # nobody can read the published store any more.
+        # A slice may have been replaced, or lost and rebuilt by another version. Then the
+        # published store cannot be read any more.
         for row in _table_rows(store.file(names.TABLE)):
             files = cache.slice(row["key"].tobytes().hex())
             read_record(files, row["record"].tobytes().hex())
-    except (CorruptionError, UsageError):  # the latter: it has no manifest
+    except (CorruptionError, UsageError):  # UsageError: there is no manifest
         return False
     raise NonDeterminismError(
         f"the published manifest has digest {published['digest']}, this build made "
-        f"{ours['digest']} from the same inputs; what is published stays",
+        f"{ours['digest']} from the same inputs; the published store is unchanged",
         path=store.manifest,
     )
 
 
-def _stated(file: NewFile) -> Document:
+def _file_entry(file: NewFile) -> Document:
     return {"size": file.size, "checksum": file.checksum}
 
 
@@ -166,7 +167,7 @@ def _write_columns(
         def read(placement: Placement) -> tuple[Placement, SliceCounts]:
             return placement, read_counts(cache.slice(placement.key))
 
-        for placement, counts in ahead(read, placements, batch=_TOGETHER):
+        for placement, counts in prefetch_map(read, placements, batch=_SLICES_PER_TASK):
             arrays = counts.columns_after(tally["rows"], tally["runs"], tally["weight_runs"])
             for name, values in arrays.items():
                 if len(values):
@@ -177,14 +178,14 @@ def _write_columns(
         pieces = chain([header(tally["slices"])], iter(lambda: rows.read(_PIECE), b""))
         columns[names.TABLE] = write_file(staged / names.TABLE, pieces)
     body.unlink()
-    # Without groups, weights or images there is nothing to state.
+    # Stores without groups, weights or images have no files for them.
     unneeded = [] if tally.groups else list(names.GROUP_FILES)
     unneeded += [] if tally["weight_runs"] else names.WEIGHT_FILES
-    unneeded += [] if tally["pictures"] else names.MEDIA_FILES
+    unneeded += [] if tally["images"] else names.MEDIA_FILES
     for name in unneeded:
         del columns[name]
         (staged / name).unlink()
-    return tally, {name: _stated(column) for name, column in columns.items()}
+    return tally, {name: _file_entry(column) for name, column in columns.items()}
 
 
 def _table_row(placement: Placement, record: CommitRecord, digest: str, first_row: int) -> bytes:
@@ -203,23 +204,23 @@ def _table_row(placement: Placement, record: CommitRecord, digest: str, first_ro
     )
 
 
-# Without features, `datasets` takes the types from the Arrow schema: right in every version.
+# Without features, every version of `datasets` takes the types from the Arrow schema.
 _DATASET_INFO = b"{}\n"
 
 
 def _table_rows(table_path: Path) -> Iterator[np.void]:
-    pieces = read_stretches(table_path)
+    pieces = read_batches(table_path)
     next(pieces)  # the header
     for piece in pieces:
         yield from np.frombuffer(piece, SLICE_ROW)
 
 
 def state_json(table_path: Path, key: str, slices: str = "../../slices") -> Iterator[bytes]:
-    """Yield ``state.json`` for `datasets.load_from_disk`: it may be long."""
+    """Yield ``state.json`` for `datasets.load_from_disk`, in pieces because it may be long."""
     count = count_rows(table_path.stat().st_size)
     yield b'{"_data_files": ['
-    if count > MOST_SHARDS:
-        # Opening this file fails with an error that contains the name.
+    if count > MAX_SHARDS:
+        # `datasets` fails to open this file name and shows it.
         advice = f"{count} slices are too many for load_from_disk - use tokenmill export"
         yield json.dumps({"filename": advice}).encode()
     else:

@@ -1,4 +1,4 @@
-"""Groups of adjacent rows, such as the answers to one prompt, by integer."""
+"""Groups of adjacent rows, such as the answers to one prompt, by number."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Group:
 
     @property
     def labels(self) -> tuple[bool, ...] | None:
-        """Whether each row is wanted: (True, False) of a pair, KTO's label; None of ranked ones."""
-        found = [row.label for row in self.rows]
-        return None if None in found else tuple(bool(label) for label in found)
+        """Whether each row is preferred: (True, False) for a pair; None for ranked rows."""
+        labels = [row.label for row in self.rows]
+        return None if None in labels else tuple(bool(label) for label in labels)
 
     @property
     def scores(self) -> tuple[float, ...] | None:
-        found = [row.score for row in self.rows]
-        return None if None in found else tuple(score for score in found if score is not None)
+        scores = [row.score for row in self.rows]
+        return None if None in scores else tuple(score for score in scores if score is not None)
 
     @property
     def margin(self) -> float | None:
@@ -42,10 +42,9 @@ class Group:
 
     @property
     def prompt_tokens(self) -> int | None:
-        """Tokens that all rows begin with and none trains.
+        """Number of untrained tokens that all rows begin with.
 
-        None where the template writes the prompt differently for different answers: then each row
-        has to be taken whole.
+        None if the template renders the prompt differently for different answers.
         """
         return self.rows[0].prompt_tokens
 
@@ -55,18 +54,18 @@ class Group:
 
 
 class Groups(Sequence[Group]):
-    """The groups of a store or a view; none where its rows stand for themselves."""
+    """The groups of a store or a view; empty if it has none."""
 
-    def __init__(self, whole: Store | View) -> None:
-        self._whole = whole
+    def __init__(self, data: Store | View) -> None:
+        self._data = data
 
     def __len__(self) -> int:
-        return self._whole.group_count if self._whole.has_groups else 0
+        return self._data.group_count if self._data.has_groups else 0
 
     @property
     def rows(self) -> Store | View:
-        """The store or the view that the groups are of: what a loader takes."""
-        return self._whole
+        """The store or view that contains the groups; pass it to a loader."""
+        return self._data
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> Group: ...
@@ -76,12 +75,12 @@ class Groups(Sequence[Group]):
         if isinstance(index, slice):
             return Groups(self.select(range(len(self))[index]))
         first, stop = self._bounds([index])
-        return Group(tuple(self._whole.batch(range(int(first[0]), int(stop[0])))))
+        return Group(tuple(self._data.batch(range(int(first[0]), int(stop[0])))))
 
     def select(self, groups: Iterable[SupportsIndex]) -> View:
-        """A view of the rows of groups by number, in the given order."""
+        """Return a view of the rows of some groups, in this order."""
         firsts, stops = self._bounds(groups)
-        return self._whole.select(
+        return self._data.select(
             row
             for first, stop in zip(firsts.tolist(), stops.tolist(), strict=True)
             for row in range(first, stop)
@@ -91,7 +90,7 @@ class Groups(Sequence[Group]):
         self, groups: Iterable[SupportsIndex]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         numbers = row_numbers(groups, len(self), "group")
-        return self._whole.group_starts(numbers), self._whole.group_starts(numbers + 1)
+        return self._data.group_starts(numbers), self._data.group_starts(numbers + 1)
 
     def __repr__(self) -> str:
         return f"Groups({len(self):,})"

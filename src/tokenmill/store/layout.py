@@ -1,7 +1,7 @@
 """All paths of a cache and of a store.
 
-A store finds its slices beside it in the same cache (``../../slices``) or, when it is
-self-contained (``--out``), beneath itself.
+The slices of a store are in the same cache (``../../slices``) or, if the store is self-contained
+(``--out``), below its own directory.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ GROUP_ENDS = "group_ends.bin"
 WEIGHT_RUNS = "weight_runs.bin"
 RUN_WEIGHTS = "run_weights.bin"
 WEIGHT_RUN_ENDS = "weight_run_ends.bin"
-PICTURES = "pictures.bin"
+IMAGES = "images.bin"
 PATCHES = "patches.bin"
 STATE = "state.json"
 DATASET_INFO = "dataset_info.json"
 PROOF = "proof.json"
 SIDECARS = "sidecars"
 SIDECAR_VALUES = "values.f32"
-OTHER_STORES = "other"  # below `SIDECARS` of a cache: values attached to stores outside of it
+OTHER_STORES = "other"  # below `SIDECARS` of a cache: for stores outside of it
 
-# Files that are one array over rows, groups or runs: those of every store, and of some.
+# Files that contain one array over rows, groups or runs. All stores have `ROW_FILES`.
 ROW_FILES = {
     LENGTHS: "<i4", TRAINED: "<i4", FIRST_TRAINED: "<u1", MASK_RUNS: "<i4", MASK_RUN_ENDS: "<i8",
 }  # fmt: skip
 GROUP_FILES = {GROUP_ENDS: "<i8"}
 WEIGHT_FILES = {WEIGHT_RUNS: "<i4", RUN_WEIGHTS: "<f4", WEIGHT_RUN_ENDS: "<i8"}
-MEDIA_FILES = {PICTURES: "<i4", PATCHES: "<i4"}
+MEDIA_FILES = {IMAGES: "<i4", PATCHES: "<i4"}
 ARRAYS = {**ROW_FILES, **GROUP_FILES, **WEIGHT_FILES, **MEDIA_FILES}
 
 CHECKED_FILES = (TABLE, *ROW_FILES, STATE, DATASET_INFO)  # in every manifest
@@ -57,7 +57,7 @@ def is_key(name: str) -> bool:
 
 
 def check_key(key: str, path: Path) -> None:
-    """Refuse what is no key in a file: as a path it could lead out of the cache."""
+    """Raise if a key from a file is malformed, since as a path it could leave the cache."""
     if not is_key(key):
         raise CorruptionError(f"{key!r} is not a key of {KEY_HEX} hex digits", path=path)
 
@@ -74,7 +74,7 @@ class SliceFiles:
     key: str
 
     def require_inside(self) -> None:
-        """Refuse a slice whose directory is a symbolic link out of the cache or store."""
+        """Raise if the directory is a symbolic link out of the cache or store."""
         if as_remote(self.directory) is None:
             require_inside(self.directory, self.directory.parent.parent)
 
@@ -90,7 +90,7 @@ class SliceFiles:
 
     @cached_property
     def record(self) -> Path:
-        """The commit record, published last: no record, no slice."""
+        """The commit record, published last; a slice without a record does not exist."""
         return self.directory / f"{self.key}.json"
 
 
@@ -107,19 +107,23 @@ class CacheLayout:
         self.quarantine = root / "quarantine"
         self.sidecars = root / SIDECARS
 
-    def picture(self, digest: str) -> Path:
+    def image(self, digest: str) -> Path:
         """An image of a store that `pull` copied."""
-        return self.root / "pictures" / digest[:2] / digest
+        return self.root / "images" / digest[:2] / digest
 
     def processor(self, identity: str) -> Path:
         return self.root / "processors" / identity
 
     def sidecars_of_other(self, store: str) -> Path:
-        """Values attached to a store outside of this cache."""
+        """Directory of the sidecars of a store outside of this cache."""
         return self.sidecars / OTHER_STORES / store
 
     def slice(self, key: str) -> SliceFiles:
         return SliceFiles(self.slices / key[:2], key)
+
+    def notes(self, key: str) -> Path:
+        """What the pipeline counted while it built a slice; part of no digest."""
+        return self.root / "notes" / key[:2] / f"{key}.json"
 
     def store(self, key: str) -> StoreLayout:
         return StoreLayout(self.stores / key)
@@ -143,7 +147,7 @@ class StoreLayout:
 
     @property
     def cache_root(self) -> Path | None:
-        """The cache that this store is in, or that keeps its blocks; else None."""
+        """The cache that contains this store or its blocks; None if there is none."""
         remote = as_remote(self.directory)
         if remote is not None:
             return remote.blocks.root
@@ -159,15 +163,17 @@ class StoreLayout:
         """The cache around a store that is not self-contained."""
         remote = as_remote(self.directory)
         if remote is None:
-            alone = (self.directory / "slices").is_dir()
+            self_contained = (self.directory / "slices").is_dir()
         else:
-            # Only a cache that was copied as a whole has its stores in "stores"; then its own
-            # state.json says where slices are, because not every server can list.
-            alone = remote.parent.name != "stores" or b"../" not in (remote / STATE).fetch(0, 64)
-        return None if alone else CacheLayout(self.directory.parent.parent)
+            # Only a cache that was copied completely has stores in "stores". Its state.json
+            # contains the paths of slices, because not every server can list files.
+            self_contained = remote.parent.name != "stores" or b"../" not in (remote / STATE).fetch(
+                0, 64
+            )
+        return None if self_contained else CacheLayout(self.directory.parent.parent)
 
     def require_inside(self, path: Path) -> None:
-        """Refuse a local path of this store that leads out of its cache by a symbolic link."""
+        """Raise if a local path of this store leaves its cache through a symbolic link."""
         if as_remote(self.directory) is None:
             cache = self._cache
             require_inside(path, self.directory if cache is None else cache.root)
@@ -177,13 +183,13 @@ class StoreLayout:
 
     @property
     def sidecars(self) -> Path:
-        """Values attached to this store: beside it, or beneath it when it is self-contained."""
+        """Directory of the sidecars: in the cache, or below a self-contained store."""
         own, cache = self.directory, self._cache
         return own / SIDECARS if cache is None else cache.sidecars / own.name
 
-    def picture(self, digest: str) -> Path:
+    def image(self, digest: str) -> Path:
         cache = self._cache
-        return self.directory / image_name(digest) if cache is None else cache.picture(digest)
+        return self.directory / image_name(digest) if cache is None else cache.image(digest)
 
     def processor(self, identity: str) -> Path:
         cache = self._cache

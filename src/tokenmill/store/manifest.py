@@ -1,4 +1,4 @@
-"""The manifest, which names everything in a store, and ``slices.bin``, the table of its slices."""
+"""The manifest of a store, and ``slices.bin``, the table of its slices."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ import xxhash
 from numpy.typing import NDArray
 
 from tokenmill._core import fingerprint
+from tokenmill._core.artifact import require_file
+from tokenmill._core.paths import MAX_METADATA_BYTES, read_bounded
 from tokenmill._core.remote_path import as_remote
-from tokenmill._core.sealed import require_file
 from tokenmill.errors import CorruptionError, SourceMissing, UsageError
 from tokenmill.store import layout as names
 from tokenmill.store.access import REMEDY, ByteFile, reading_errors, require_checksum
@@ -26,7 +27,7 @@ from tokenmill.store.record import GROUP_COUNTS, UNREADABLE, count_groups, requi
 
 MAGIC = b"TOKMILL\0"
 VERSION = 1
-HEADER_BYTES = 64  # keeps the rows aligned for any member, with room for what a later version adds
+HEADER_BYTES = 64  # aligns the rows, and leaves space for fields of a later version
 
 SLICE_ROW = np.dtype(  # one slice of a store: 96 bytes
     [
@@ -44,7 +45,7 @@ SLICE_ROW = np.dtype(  # one slice of a store: 96 bytes
     ]
 )
 
-STRETCH = 8192  # rows read at once by whoever passes over the whole table
+BATCH = 8192  # rows per read of a whole table
 
 PACKED_ROW = struct.Struct("<20s16s3I6q")  # `SLICE_ROW`, for writing one
 
@@ -58,14 +59,14 @@ def count_rows(size: int) -> int:
     return (size - HEADER_BYTES) // SLICE_ROW.itemsize
 
 
-def read_stretches(path: Path) -> Iterator[bytes]:
-    """Yield a table's header, then its rows some thousands at a time.
+def read_batches(path: Path) -> Iterator[bytes]:
+    """Yield a table's header, then its rows in batches.
 
-    Touching a mapped table from end to end would make all of it resident.
+    Reading a mapped table completely would keep all of it in memory.
     """
     with reading_errors(path), open(path, "rb") as file:
         yield file.read(HEADER_BYTES)
-        while piece := file.read(STRETCH * SLICE_ROW.itemsize):
+        while piece := file.read(BATCH * SLICE_ROW.itemsize):
             if len(piece) % SLICE_ROW.itemsize:
                 raise CorruptionError("ends within a row", path=path)
             yield piece
@@ -77,7 +78,7 @@ def load_table(file: ByteFile) -> NDArray[np.void]:
     size = count * SLICE_ROW.itemsize
     if file.size != HEADER_BYTES + size or file.view(0, HEADER_BYTES) != header(count):
         raise CorruptionError(
-            f"not the table of {count} slices in version {VERSION} that {file.size} bytes hold",
+            f"not a table of {count} slices in version {VERSION} ({file.size} bytes)",
             path=file.path,
             offset=0,
         )
@@ -101,7 +102,7 @@ def make_manifest(
 
 
 def with_digest(manifest: Document, **changes: Any) -> Document:
-    """Return the manifest with other members, and the digest of all of them."""
+    """Return the manifest with changed fields and a new digest."""
     changed = {**manifest, **changes}
     changed.pop("digest", None)
     return {**changed, "digest": fingerprint.key_of_parsed(changed)}
@@ -109,7 +110,13 @@ def with_digest(manifest: Document, **changes: Any) -> Document:
 
 def encode_manifest(manifest: Document) -> bytes:
     """Return the canonical bytes: equal manifests are equal files."""
-    return fingerprint.canonical(manifest) + b"\n"
+    data = fingerprint.canonical(manifest) + b"\n"
+    if len(data) > MAX_METADATA_BYTES:
+        raise UsageError(
+            f"the manifest of this store would have {len(data)} bytes, more than the limit of"
+            f" {MAX_METADATA_BYTES}; prepare fewer source files at once"
+        )
+    return data
 
 
 def read_manifest(layout: StoreLayout) -> Document:
@@ -117,7 +124,7 @@ def read_manifest(layout: StoreLayout) -> Document:
     layout.require_inside(path)
     try:
         with reading_errors(path):
-            data = path.read_bytes()
+            data = read_bounded(path)
     except CorruptionError as error:
         if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
             raise _not_a_store(layout.directory) from error
@@ -130,26 +137,26 @@ def read_manifest(layout: StoreLayout) -> Document:
     _check_digest(manifest, path)
     _check_members(manifest, path)
     if data != fingerprint.canonical_of_parsed(manifest) + b"\n":
-        raise CorruptionError("the right members, but not the bytes that were written", path=path)
+        raise CorruptionError("has valid fields, but not the bytes that were written", path=path)
     return manifest
 
 
 def _not_a_store(directory: Path) -> UsageError | SourceMissing:
     if as_remote(directory) is not None or not os.path.lexists(directory):
         return SourceMissing(
-            "no such store; `tokenmill prepare` makes one and prints its path", path=directory
+            "no such store; `tokenmill prepare` builds one and prints its path", path=directory
         )
     return UsageError(
-        "not a tokenmill store (it has no manifest.json); "
-        "give the path that `tokenmill prepare` printed",
+        "not a tokenmill store, because it has no manifest.json; "
+        "use the path that `tokenmill prepare` printed",
         path=directory,
     )
 
 
 def _check_digest(manifest: Document, path: Path) -> None:
-    stated, actual = manifest.get("digest"), with_digest(manifest)["digest"]
-    if stated != actual:
-        raise CorruptionError(f"digest is {actual}, expected {stated}", path=path)
+    expected, actual = manifest.get("digest"), with_digest(manifest)["digest"]
+    if expected != actual:
+        raise CorruptionError(f"digest is {actual}, expected {expected}", path=path)
     key = fingerprint.key_of_parsed(manifest.get("document"))
     if manifest.get("key") != key:
         raise CorruptionError(
@@ -160,7 +167,7 @@ def _check_digest(manifest: Document, path: Path) -> None:
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class StatedFile(msgspec.Struct, frozen=True):
+class FileEntry(msgspec.Struct, frozen=True):
     size: Count
     checksum: str
 
@@ -178,8 +185,8 @@ class _Totals(msgspec.Struct):
 
 class _Tokenizer(msgspec.Struct):
     identity: str
-    pad_id: Count | None = None
-    eos_id: Count | None = None
+    pad_token_id: Count | None = None
+    eos_token_id: Count | None = None
 
 
 class _KeyDocument(msgspec.Struct):
@@ -187,7 +194,7 @@ class _KeyDocument(msgspec.Struct):
 
 
 class _Media(msgspec.Struct):
-    pictures: Count
+    images: Count
     bytes: Count
 
 
@@ -196,35 +203,35 @@ class _Manifest(msgspec.Struct):
     document: _KeyDocument
     totals: _Totals
     tokenizer: _Tokenizer
-    files: dict[str, StatedFile]
+    files: dict[str, FileEntry]
     media: _Media | None = None
 
 
 def _check_members(manifest: Document, path: Path) -> None:
-    """The digest guards against accidents; a hand-made manifest must still be well formed."""
+    """Raise if fields are malformed, which the digest of a hand-made manifest does not show."""
     try:
-        found = msgspec.convert(manifest, _Manifest)
+        parsed = msgspec.convert(manifest, _Manifest)
     except msgspec.ValidationError as error:
         raise CorruptionError(f"not a manifest: {error}", path=path) from error
-    check_key(found.key, path)
-    check_key(found.tokenizer.identity, path)
-    groups = found.totals.groups
+    check_key(parsed.key, path)
+    check_key(parsed.tokenizer.identity, path)
+    groups = parsed.totals.groups
     if groups is not None and set(groups) != set(GROUP_COUNTS):
-        raise CorruptionError(f"must count {', '.join(GROUP_COUNTS)} of groups", path=path)
-    wanted = {*names.CHECKED_FILES, *(names.GROUP_FILES if groups is not None else ())}
-    wanted |= set(names.WEIGHT_FILES) if names.WEIGHT_RUNS in found.files else set()
-    wanted |= set(names.MEDIA_FILES) if names.PICTURES in found.files else set()
-    if set(found.files) != wanted:
-        raise CorruptionError(f"must name the files {', '.join(sorted(wanted))}", path=path)
+        raise CorruptionError(f"groups must have {', '.join(GROUP_COUNTS)}", path=path)
+    expected = {*names.CHECKED_FILES, *(names.GROUP_FILES if groups is not None else ())}
+    expected |= set(names.WEIGHT_FILES) if names.WEIGHT_RUNS in parsed.files else set()
+    expected |= set(names.MEDIA_FILES) if names.IMAGES in parsed.files else set()
+    if set(parsed.files) != expected:
+        raise CorruptionError(f"must list the files {', '.join(sorted(expected))}", path=path)
 
 
 def units_out(totals: Document) -> int:
-    """Groups where there are any, else rows."""
+    """Return the number of groups if there are any, else of rows."""
     return count_groups(totals["groups"]) if "groups" in totals else int(totals["rows"])
 
 
-def check_file(path: Path, stated: Document, *, content: bool) -> None:
-    require_file(path, stated["size"], stated["checksum"] if content else None, REMEDY)
+def check_file(path: Path, entry: Document, *, content: bool) -> None:
+    require_file(path, entry["size"], entry["checksum"] if content else None, REMEDY)
 
 
 def check_table(manifest: Document, path: Path, *, content: bool) -> None:
@@ -232,19 +239,19 @@ def check_table(manifest: Document, path: Path, *, content: bool) -> None:
     totals, hasher = manifest["totals"], xxhash.xxh3_128()
     counts: Counter[str] = Counter()
     last_source = -1
-    pieces = read_stretches(path)
+    pieces = read_batches(path)
     hasher.update(next(pieces))
     for piece in pieces:
         if content:
             hasher.update(piece)
-        stretch = np.frombuffer(piece, SLICE_ROW)
-        ends = counts["rows"] + np.cumsum(stretch["rows"], dtype=np.int64)
-        if not np.array_equal(stretch["first_row"], ends - stretch["rows"]):
-            raise CorruptionError("rows of the slices do not follow one another", path=path)
+        batch = np.frombuffer(piece, SLICE_ROW)
+        ends = counts["rows"] + np.cumsum(batch["rows"], dtype=np.int64)
+        if not np.array_equal(batch["first_row"], ends - batch["rows"]):
+            raise CorruptionError("row numbers of the slices are not consecutive", path=path)
         columns = ("rows", "tokens", "trained", "rejected")
-        counts.update({name: int(stretch[name].sum(dtype=np.int64)) for name in columns})
-        counts["slices"] += len(stretch)
-        last_source = max(last_source, int(stretch["source"].max()))
+        counts.update({name: int(batch[name].sum(dtype=np.int64)) for name in columns})
+        counts["slices"] += len(batch)
+        last_source = max(last_source, int(batch["source"].max()))
     if content:
         require_checksum(path, hasher.hexdigest(), manifest["files"][names.TABLE]["checksum"])
     expected = {
@@ -261,7 +268,9 @@ def check_table(manifest: Document, path: Path, *, content: bool) -> None:
             )
     sources = manifest["document"].get("sources", [])
     if last_source >= len(sources):
-        raise CorruptionError(f"a slice of source {last_source} of {len(sources)}", path=path)
+        raise CorruptionError(
+            f"a slice has source {last_source}, the store has {len(sources)}", path=path
+        )
 
 
 class _Proof(msgspec.Struct):
@@ -270,13 +279,11 @@ class _Proof(msgspec.Struct):
 
 
 def read_proof(path: Path) -> Document:
-    """Read the advisory proof; a damaged one is a warning and empty."""
+    """Return ``proof.json``; if it is damaged, warn and return an empty dict."""
     try:
-        document = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        document = msgspec.json.decode(read_bounded(path), type=dict[str, Any])
         msgspec.convert(document, _Proof)
-    except (OSError, *UNREADABLE) as error:
-        warnings.warn(
-            f"{path}: proof cannot be read ({error}); rows are not affected", stacklevel=4
-        )
+    except (OSError, CorruptionError, *UNREADABLE) as error:
+        warnings.warn(f"{path}: cannot be read ({error}); rows are not affected", stacklevel=4)
         return {}
     return document

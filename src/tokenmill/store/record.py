@@ -1,8 +1,8 @@
-"""The commit record: the JSON document, published last, that makes two files a slice.
+"""The commit record of a slice: a JSON document that is published after both of its files.
 
-It states the position of every buffer, so a reader never parses Arrow. It holds no path, time or
-host: two builders of one key write the same bytes. *Content* is a digest of the values, equal for
-builders whose Arrow libraries write different headers.
+It contains the position of every buffer, so readers do not parse Arrow. It contains no path, time
+or host, so two builders of one key write the same bytes. ``content`` is a digest of the values,
+equal also where two versions of Arrow write different headers.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import xxhash
 
 from tokenmill._core.fingerprint import canonical_of_parsed
 from tokenmill._core.origin import Origin
 from tokenmill.errors import CorruptionError
 from tokenmill.store.layout import FORMAT, SliceFiles
 
-BLOCK_BYTES = 1 << 20  # of one checksum: a random row checks little on first touch
+BLOCK_BYTES = 1 << 20  # per checksum; small, because a random row checks a whole block
 
-# Fixed-width columns of the meta file; -1 and NaN stand for "none".
+# Fixed-width columns of the meta file; -1 and NaN mean "none".
 META_COLUMNS = {
     "row_in_slice": "int32",
     "part": "int32",
@@ -38,20 +39,20 @@ GROUP_COLUMNS = {
     "margin": "float64",
     "prompt_tokens": "int32",
 }
-MEDIA_COLUMNS = {"pictures": "int32", "patches": "int32"}
+MEDIA_COLUMNS = {"images": "int32", "patches": "int32"}
 FIXED_COLUMNS = {**META_COLUMNS, **GROUP_COLUMNS, **MEDIA_COLUMNS}
 
 # Columns of lists or texts of the meta file.
 MASK_RUNS = "mask_runs"  # the tokens at which each row's mask changes
 WEIGHT_RUNS, RUN_WEIGHTS = "weight_runs", "run_weights"  # see `columns.WeightRuns`
 MEDIA = "media"  # JSON text of each row's images, see `Media`
-CARRIED = "carried."  # prefix of the names of extra columns
+EXTRA = "extra."  # prefix of the names of extra columns
 
-GROUP_KINDS = ("preference", "kto", "ranked", "single")  # single: an ordinary row beside groups
-GROUP_COUNTS = (*GROUP_KINDS, "scores", "margins")  # groups of each kind, and with scores, a margin
+GROUP_KINDS = ("preference", "kto", "ranked", "single")  # single: a row without a group
+GROUP_COUNTS = (*GROUP_KINDS, "scores", "margins")  # the last two: groups that have them
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What decoding foreign bytes can raise."""
+"""Exceptions of decoding untrusted bytes."""
 
 
 def count_groups(counts: dict[str, int]) -> int:
@@ -59,7 +60,7 @@ def count_groups(counts: dict[str, int]) -> int:
 
 
 def role_type(roles: int) -> str:
-    """Type of role numbers: int8, or wider where there are more roles."""
+    """Return the smallest dtype for role numbers."""
     return "int8" if roles <= 1 << 7 else "int16" if roles <= 1 << 15 else "int32"
 
 
@@ -68,14 +69,14 @@ class Media(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         kind: ``image``.
-        reference: A path, ``archive::member`` or a URL, as the row gives it, or ``#/keys/to/it``
-            within the row.
-        digest: Of its bytes.
+        reference: A path, ``archive::member`` or a URL, as in the row; ``#/keys/to/it`` for an
+            image inside the row.
+        digest: Digest of its bytes.
         width: In pixels, after the EXIF orientation.
-        height: Likewise.
+        height: In pixels, after the EXIF orientation.
         start: Its first token.
-        count: Number of tokens that stand for it.
-        grid: Frames, rows and columns of patches, where the model uses them.
+        count: Number of its tokens.
+        grid: Frames, rows and columns of patches, if the model uses them.
         origin: The source row.
     """
 
@@ -94,12 +95,12 @@ _media = msgspec.json.Decoder(list[Media])
 
 
 def decode_media(text: memoryview | bytes, origin: Origin | None) -> list[Media]:
-    """Decode the stored images of one row, which lack the origin."""
+    """Decode the images of one row and set their origin."""
     return [msgspec.structs.replace(one, origin=origin) for one in _media.decode(text)]
 
 
 class RejectedRow(msgspec.Struct, frozen=True, array_like=True):
-    """A row that is not in the token file; positions count from the slice's start."""
+    """A row that is not in the token file; positions are relative to the slice."""
 
     row: int
     part: int
@@ -117,7 +118,7 @@ class FileRecord(msgspec.Struct, frozen=True):
 
 
 class CommitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The document published last; ``groups`` counts as `GROUP_COUNTS` says."""
+    """The commit record; ``groups`` has the `GROUP_COUNTS`."""
 
     format: int
     slice: str
@@ -129,15 +130,15 @@ class CommitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     trained: int
     longest: int  # tokens of the longest row
     roles: tuple[str, ...]
-    carried: tuple[str, ...]
+    extra: tuple[str, ...]
     rejected: tuple[RejectedRow, ...]
     token_file: FileRecord
     meta_file: FileRecord
     groups: dict[str, int] | None = None
+    checksum: str = ""  # of the record without this field; `encode` computes it
 
     @property
     def has_weights(self) -> bool:
-        """Whether a trained token weighs other than 1."""
         return f"{WEIGHT_RUNS}.offsets" in self.meta_file.buffers
 
     @property
@@ -146,12 +147,14 @@ class CommitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
     @property
     def units(self) -> int:
-        """Groups where there are any, else rows."""
+        """Number of groups if there are any, else of rows."""
         return self.rows if self.groups is None else count_groups(self.groups)
 
     def encode(self) -> bytes:
-        # Its fields are typed, all of them plain: there is nothing to look for in it.
-        return canonical_of_parsed(self) + b"\n"
+        # All fields have plain types, so their values need no check.
+        bare = msgspec.structs.replace(self, checksum="")
+        checksum = xxhash.xxh3_128_hexdigest(canonical_of_parsed(bare))
+        return canonical_of_parsed(msgspec.structs.replace(bare, checksum=checksum)) + b"\n"
 
 
 _decoder = msgspec.json.Decoder(CommitRecord)
@@ -159,7 +162,7 @@ _probe = msgspec.json.Decoder(dict[str, Any])
 
 
 def decode_record(data: bytes, files: SliceFiles) -> CommitRecord:
-    """Read a commit record; refuse another format, another slice or inconsistent counts."""
+    """Decode a commit record; raise for another format, another slice or wrong counts."""
     try:
         record = _decoder.decode(data)
     except UNREADABLE as error:
@@ -172,10 +175,10 @@ def decode_record(data: bytes, files: SliceFiles) -> CommitRecord:
             f"record of slice {record.slice}, expected {files.key}", path=files.record
         )
     if record.groups is not None and set(record.groups) != set(GROUP_COUNTS):
-        raise CorruptionError(f"must count {', '.join(GROUP_COUNTS)} of groups", path=files.record)
+        raise CorruptionError(f"groups must have {', '.join(GROUP_COUNTS)}", path=files.record)
     if record.rows_in != record.units + len(record.rejected):
         raise CorruptionError(
-            f"{record.rows_in} rows in, but {record.units} kept + {len(record.rejected)} rejected",
+            f"{record.rows_in} rows in, {record.units} accepted, {len(record.rejected)} rejected",
             path=files.record,
         )
     offsets = 4 * (record.rows + 1)
@@ -191,9 +194,9 @@ def decode_record(data: bytes, files: SliceFiles) -> CommitRecord:
 
 
 def _meta_sizes(record: CommitRecord) -> dict[str, int | None]:
-    """Bytes of every buffer of the meta file; None where the record does not determine them."""
+    """Return the bytes of every buffer of the meta file; None where they vary."""
     fixed = dict(META_COLUMNS)
-    lists = [MASK_RUNS, "turn_ends", "turn_roles", *(CARRIED + name for name in record.carried)]
+    lists = [MASK_RUNS, "turn_ends", "turn_roles", *(EXTRA + name for name in record.extra)]
     if record.groups is not None:
         fixed |= GROUP_COLUMNS
     if record.has_weights:
@@ -209,20 +212,20 @@ def _meta_sizes(record: CommitRecord) -> dict[str, int | None]:
     return sizes
 
 
-def _check_buffers(stated: FileRecord, sizes: dict[str, int | None], files: SliceFiles) -> None:
-    if set(stated.buffers) != set(sizes):
-        raise CorruptionError("does not name the buffers of its files", path=files.record)
+def _check_buffers(file: FileRecord, sizes: dict[str, int | None], files: SliceFiles) -> None:
+    if set(file.buffers) != set(sizes):
+        raise CorruptionError("does not list the buffers of its files", path=files.record)
     for name, expected in sizes.items():
-        actual = stated.buffers[name][1]
+        actual = file.buffers[name][1]
         if expected is not None and actual != expected:
             raise CorruptionError(
                 f"buffer {name!r} has {actual} bytes, expected {expected}", path=files.record
             )
 
 
-def require_format(stated: Any, path: Path) -> None:
-    if stated != FORMAT:
+def require_format(version: Any, path: Path) -> None:
+    if version != FORMAT:
         raise CorruptionError(
-            f"written as format {stated!r}, this version reads format {FORMAT}; prepare it again",
+            f"written in format {version!r}, this version reads format {FORMAT}; prepare it again",
             path=path,
         )

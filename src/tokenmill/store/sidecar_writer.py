@@ -1,8 +1,8 @@
-"""Write sidecars: all values at once (`Store.attach`) or while they are computed (`attach`).
+"""Write sidecars: all at once (`Store.attach`) or in parts (`Store.attach_writer`).
 
-A `SidecarWriter` takes the values of any rows, in any number of processes, and publishes them as
-*parts*: row numbers and their values. When no row is missing, the parts are merged. Several
-processes that do so produce the same bytes. ``tokenmill cache gc`` then removes the parts.
+Any number of processes can write values of any rows. A `SidecarWriter` publishes them as *parts*:
+row numbers and their values. When no row is missing, the parts are merged; all processes that do
+so produce the same bytes. ``tokenmill cache gc`` then removes the parts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy.typing as npt
 import xxhash
 
 from tokenmill._core import fingerprint
-from tokenmill._core.sealed import Draft, SealedKind, map_array, reading_errors
+from tokenmill._core.artifact import ArtifactKind, ArtifactWriter, map_array, reading_errors
 from tokenmill.errors import CacheError, CorruptionError, NonDeterminismError, UsageError
 from tokenmill.store.columns import row_numbers
 from tokenmill.store.layout import SIDECAR_VALUES
@@ -48,26 +48,26 @@ from tokenmill.store.store import Store
 Values = npt.ArrayLike | Iterable[npt.ArrayLike]
 
 BLOCK_VALUES = BLOCK_BYTES // BYTES
-CHUNK_VALUES = 1 << 20  # of an array that are converted at once: 4 MiB
+CHUNK_VALUES = 1 << 20  # converted at once: 4 MiB
 WINDOW_ROWS = 1 << 16  # rows merged from parts at once, at most
-WINDOW_VALUES = 1 << 21  # and about this many values of them
-HELD_BYTES = 64 << 20  # that a writer holds before it publishes a part
-FLUSH_SECONDS = 60.0  # of work that a killed writer loses at most
+WINDOW_VALUES = 1 << 21  # values merged from parts at once, about
+MAX_BUFFER_BYTES = 64 << 20  # of a writer, before it publishes a part
+FLUSH_S = 60.0  # a killed writer loses at most this much work
 
 ROW_NUMBERS = "rows.bin"
-PART = SealedKind(
+PART = ArtifactKind(
     "part of a sidecar",
     "part.json",
     (ROW_NUMBERS, SIDECAR_VALUES),
-    "remove its directory: its rows are then missing and computed again",
+    "remove its directory, so that its rows are computed again",
 )
 
 
-# Values as they are given
+# Conversion of values
 
 
 class _Converter:
-    """Convert values to float32; refuse what float32 cannot hold."""
+    """Convert values to float32; raise for NaN and for values out of its range."""
 
     def __init__(self, row_of: Callable[[int], int]) -> None:
         self._row_of = row_of  # the row of the value at a position
@@ -79,11 +79,10 @@ class _Converter:
             values = array.astype(np.float32)
         wrong = np.isnan(values) | (np.isinf(values) & ~np.isinf(array))
         if wrong.any():
-            place = int(wrong.argmax())
+            first = int(wrong.argmax())
             raise UsageError(
-                f"the value of row {self._row_of(self.taken + place)} is {array[place]!r}: a "
-                "sidecar holds numbers that float32 can hold, and no NaN; leave such rows out of "
-                "the view or give them a number of your own"
+                f"the value of row {self._row_of(self.taken + first)} is {array[first]!r}; values "
+                "must be float32 numbers and not NaN: replace it by a number"
             )
         self.taken += values.size
         return values
@@ -92,16 +91,14 @@ class _Converter:
 def _as_array(given: npt.ArrayLike) -> npt.NDArray[Any]:
     try:
         array = np.asarray(given)
-    except (TypeError, ValueError, RuntimeError) as error:  # the last one: a tensor with a gradient
+    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor with gradient
         raise UsageError(
-            f"values of a sidecar are numbers in float32, not {type(given).__name__} ({error})"
+            f"values must be float32 numbers, got {type(given).__name__} ({error})"
         ) from error
     if array.dtype.kind not in "fiub":
-        raise UsageError(f"values of a sidecar are numbers in float32, not {array.dtype}")
+        raise UsageError(f"values must be float32 numbers, got {array.dtype}")
     if array.ndim > 1:
-        raise UsageError(
-            f"values of a sidecar come one behind the other, not in shape {array.shape}"
-        )
+        raise UsageError(f"values must have one dimension, got shape {array.shape}")
     return array.reshape(-1)
 
 
@@ -109,11 +106,11 @@ def _row_by_row(
     values: Sequence[npt.ArrayLike], rows: Sequence[int] | Int64, lengths: Any, convert: _Converter
 ) -> Iterator[Float32]:
     if len(values) != len(rows):
-        raise UsageError(f"{len(values)} arrays of values for {len(rows)} rows")
+        raise UsageError(f"got {len(values)} arrays of values for {len(rows)} rows")
     for row, length, given in zip(rows, lengths, values, strict=True):
         piece = convert(given)
         if piece.size != length:
-            raise UsageError(f"{piece.size} values for row {row}, which has {length} tokens")
+            raise UsageError(f"got {piece.size} values for row {row}, which has {length} tokens")
         yield piece
 
 
@@ -129,12 +126,14 @@ def _in_order(values: Values, per: Per, store: Store) -> Iterator[Float32]:
             values = _as_array(values)
     is_array = hasattr(values, "ndim") and hasattr(values, "shape")
     if is_array:
-        whole: Any = values  # also a memory map or a tensor: sliced, so that it stays there
-        if whole.ndim != 1:
-            whole = _as_array(whole)  # a single value; refused otherwise
-        values = (whole[at : at + CHUNK_VALUES] for at in range(0, len(whole), CHUNK_VALUES))
+        array: Any = values  # sliced, because it may be a memory map or on a device
+        if array.ndim != 1:
+            array = _as_array(array)  # accepts a single value
+        values = (array[at : at + CHUNK_VALUES] for at in range(0, len(array), CHUNK_VALUES))
     elif not isinstance(values, Iterable) or isinstance(values, str | bytes | dict):
-        raise UsageError(f"values are arrays or an iterable of them, not {type(values).__name__}")
+        raise UsageError(
+            f"values must be arrays or an iterable of them, got {type(values).__name__}"
+        )
     pieces: Iterable[Any] = values
     for given in pieces:
         piece = convert(given)
@@ -145,8 +144,8 @@ def _in_order(values: Values, per: Per, store: Store) -> Iterator[Float32]:
             row = starts.row_at(end)
             if starts.start(row) != end:
                 raise UsageError(
-                    f"an array of {piece.size} values ends at token {end}, within row {row}: "
-                    "give whole rows"
+                    f"an array of {piece.size} values ends at token {end}, inside row {row}: "
+                    "pass the values of whole rows"
                 )
         yield piece
     if convert.taken != expected:
@@ -154,7 +153,7 @@ def _in_order(values: Values, per: Per, store: Store) -> Iterator[Float32]:
 
 
 def _wrong_count(given: int, expected: int, per: Per, suffix: str = "") -> UsageError:
-    return UsageError(f"{given}{suffix} values for a store of {expected} {per}s")
+    return UsageError(f"got {given}{suffix} values for a store of {expected} {per}s")
 
 
 # A whole sidecar
@@ -184,75 +183,75 @@ def _record(identity: Identity, per: Per, rows: int, values: Float32, checksum: 
     )
 
 
-def attach_values(store: Store, name: str, values: Values, *, made_by: str, per: str) -> Sidecar:
-    identity, kind = Identity(store.key, name, made_by), check_per(per)
+def attach_values(store: Store, name: str, values: Values, *, producer: str, per: str) -> Sidecar:
+    identity, kind = Identity(store.key, name, producer), check_per(per)
     return _publish_values(store, identity, kind, _in_order(values, kind, store))
 
 
 def _publish_values(
     store: Store, identity: Identity, per: Per, pieces: Iterable[Float32]
 ) -> Sidecar:
-    """Publish values in row order; an intact published sidecar must have the same ones."""
-    found = _intact(store, identity)
-    if found is not None:
-        if found.per != per or not _are_values_of(found, pieces):
-            raise _other_values(found)
-        return found
-    with _staged(store, KIND, identity.key) as (place, draft):
-        path = draft.write(SIDECAR_VALUES, (piece.astype("<f4").data for piece in pieces))
-        checksum = draft.checksums[SIDECAR_VALUES]
-        ours = _record(identity, per, len(store), map_array(path, "<f4"), checksum)
-        draft.publish(place, ours, is_whole=lambda: _intact(store, identity) is not None)
+    """Publish values in row order; return an existing sidecar if it has the same values."""
+    existing = _intact(store, identity)
+    if existing is not None:
+        if existing.per != per or not _has_values(existing, pieces):
+            raise _conflict(existing)
+        return existing
+    with _staged(store, KIND, identity.key) as (target, writer):
+        path = writer.write(SIDECAR_VALUES, (piece.astype("<f4").data for piece in pieces))
+        checksum = writer.checksums[SIDECAR_VALUES]
+        record = _record(identity, per, len(store), map_array(path, "<f4"), checksum)
+        writer.publish(target, record, is_intact=lambda: _intact(store, identity) is not None)
     published = find(store, identity)
     if published is None:
-        raise CacheError("was removed as soon as it was attached", path=place)
+        raise CacheError("was removed right after it was attached", path=target)
     if (published.per, published.record.checksum) != (per, checksum):
-        raise _other_values(published)
+        raise _conflict(published)
     return published
 
 
 def _intact(store: Store, identity: Identity) -> Sidecar | None:
     try:
-        found = find(store, identity)
-        if found is not None:
-            found.check_all()
+        sidecar = find(store, identity)
+        if sidecar is not None:
+            sidecar.check_all()
     except CorruptionError:
         return None
-    return found
+    return sidecar
 
 
-def _are_values_of(found: Sidecar, pieces: Iterable[Float32]) -> bool:
+def _has_values(sidecar: Sidecar, pieces: Iterable[Float32]) -> bool:
     first, same = 0, True
-    for piece in pieces:  # to the end, because one that cannot be a value is another error
-        same = same and found.stretch(first, piece.size).tobytes() == piece.tobytes()
+    for piece in pieces:  # also after a difference, because an invalid value is another error
+        same = same and sidecar.read(first, piece.size).tobytes() == piece.tobytes()
         first += piece.size
     return same
 
 
-def _other_values(found: Sidecar) -> NonDeterminismError:
+def _conflict(sidecar: Sidecar) -> NonDeterminismError:
     return NonDeterminismError(
-        f"{found.name!r} made by {found.made_by!r} is attached per {found.per} with other values; "
-        "what is there stays: say in made_by what is different",
-        path=found.path,
+        f"{sidecar.name!r} by {sidecar.producer!r} is attached per {sidecar.per} with other values,"
+        " which are unchanged; use another producer",
+        path=sidecar.path,
     )
 
 
 @contextlib.contextmanager
-def _staged(store: Store, kind: SealedKind, name: str) -> Iterator[tuple[Path, Draft]]:
-    refusal: CacheError | None = None
+def _staged(store: Store, kind: ArtifactKind, name: str) -> Iterator[tuple[Path, ArtifactWriter]]:
+    first_error: CacheError | None = None
     with contextlib.ExitStack() as stack:
-        for home in sidecar_dirs(store):
-            place = home.directory / name
-            beside = None if home.in_cache else place
+        for location in sidecar_dirs(store):
+            target = location.directory / name
+            beside = None if location.in_cache else target
             try:
-                draft = stack.enter_context(kind.stage(home.root, beside=beside))
+                writer = stack.enter_context(kind.stage(location.root, beside=beside))
             except CacheError as error:
-                refusal = refusal or error
+                first_error = first_error or error
                 continue
-            yield place, draft
+            yield target, writer
             return
-    assert refusal is not None
-    raise refusal
+    assert first_error is not None
+    raise first_error
 
 
 # Values of some rows, and parts
@@ -267,7 +266,7 @@ class _PartRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class _RowValues:
-    """Values of some rows, those of one row after those of the other."""
+    """Values of some rows, concatenated."""
 
     rows: Int64
     lengths: Int64
@@ -278,20 +277,20 @@ class _RowValues:
         starts: Int64 = np.cumsum(self.lengths) - self.lengths
         return starts
 
-    def take(self, places: Int64) -> _RowValues:
-        lengths = self.lengths[places]
+    def take(self, indices: Int64) -> _RowValues:
+        lengths = self.lengths[indices]
         begin = np.cumsum(lengths) - lengths
-        taken = np.repeat(self.starts[places] - begin, lengths) + np.arange(lengths.sum())
-        return _RowValues(self.rows[places], lengths, self.values[taken])
+        taken = np.repeat(self.starts[indices] - begin, lengths) + np.arange(lengths.sum())
+        return _RowValues(self.rows[indices], lengths, self.values[taken])
 
 
 class _Part:
-    """A published part; its row numbers ascend."""
+    """A published part; its row numbers are sorted."""
 
-    def __init__(self, place: Path, home: SidecarDir, document: dict[str, Any]) -> None:
-        self.sealed = PART.admit(place, home.root)
-        self.record = self.sealed.convert(_PartRecord)
-        self.sealed.require_document(document)
+    def __init__(self, path: Path, location: SidecarDir, document: dict[str, Any]) -> None:
+        self.artifact = PART.open(path, location.root)
+        self.record = self.artifact.convert(_PartRecord)
+        self.artifact.require_document(document)
 
     def rows(self) -> Int64:
         return self._array(ROW_NUMBERS, "<i8", self.record.rows)
@@ -300,94 +299,90 @@ class _Part:
         return self._array(SIDECAR_VALUES, "<f4", self.record.values)
 
     def _array(self, name: str, dtype: str, count: int) -> npt.NDArray[Any]:
-        return self.sealed.array(name, dtype, count, self.record.checksums.get(name, ""))
+        return self.artifact.array(name, dtype, count, self.record.checksums.get(name, ""))
 
     def read(self, first: int, count: int) -> Float32:
-        """Some of its values, unchecked; no file stays open, because there may be many parts."""
-        path = self.sealed.directory / SIDECAR_VALUES
+        """Read values unchecked; no file stays open, because there may be many parts."""
+        path = self.artifact.directory / SIDECAR_VALUES
         with reading_errors(path, PART.remedy):
             return np.fromfile(path, "<f4", count, offset=first * BYTES)
 
 
 class SidecarWriter:
-    """Takes values of rows in any order; leaving it publishes them, see `attach`.
+    """Writes values of rows in any order; see `Store.attach_writer`.
 
     Attributes:
         sidecar: The published sidecar; None while rows are missing.
     """
 
-    def __init__(
-        self, store: Store, name: str, *, made_by: str, per: str, flush_seconds: float
-    ) -> None:
+    def __init__(self, store: Store, name: str, *, producer: str, per: str = "row") -> None:
         self._store = store
-        self.identity = Identity(store.key, name, made_by)
+        self.identity = Identity(store.key, name, producer)
         self.per = check_per(per)
         self._document = {**self.identity.document, "per": self.per}
         self._parts_name = f"{self.identity.key}.parts"
-        self._flush_seconds = flush_seconds
         self._parts: dict[Path, _Part] = {}
         self._written = np.zeros(len(store), dtype=np.bool_)  # in a published part
-        self._held: list[_RowValues] = []
-        self._held_bytes = 0
+        self._buffer: list[_RowValues] = []
+        self._buffer_bytes = 0
         self._flushed = time.monotonic()
         self.sidecar: Sidecar | None = None
-        self._look()
+        self._refresh()
 
     @property
     def missing(self) -> Int64:
-        """Numbers of the rows that no process has written, ascending."""
-        self._look()
+        """Sorted numbers of the rows that no process has written."""
+        self._refresh()
         if self.sidecar is not None:
             return np.zeros(0, dtype=np.int64)
         written = self._written.copy()
-        for held in self._held:
-            written[held.rows] = True
+        for values in self._buffer:
+            written[values.rows] = True
         return np.flatnonzero(~written)
 
     def share(self, rank: int, world_size: int) -> Int64:
-        """The missing rows of one of several processes, whenever each of them looks."""
+        """Return the missing rows that this rank shall compute; those of two ranks are disjoint."""
         if not 0 <= rank < world_size:
-            raise UsageError(f"rank is {rank}; it is from 0 to {world_size - 1}")
+            raise UsageError(f"rank must be from 0 to {world_size - 1}, got {rank}")
         missing = self.missing
-        mine: Int64 = missing[missing % world_size == rank]
-        return mine
+        own: Int64 = missing[missing % world_size == rank]
+        return own
 
     def write(self, rows: SupportsIndex | slice | Iterable[SupportsIndex], values: Values) -> None:
-        """Take the values of some rows, given by number, slice or numbers in any order.
+        """Write the values of some rows: a number, a slice, or numbers in any order.
 
-        Per token, several rows have a list with one array for each, or all values one after the
-        other.
+        Per token, ``values`` is a list with one array for each row, or all values concatenated.
         """
-        held = self._converted(self._numbers(rows), values)
-        self._held.append(held)
-        self._held_bytes += held.rows.nbytes + held.values.nbytes
-        due = time.monotonic() - self._flushed >= self._flush_seconds
-        if due or self._held_bytes >= HELD_BYTES:
+        converted = self._converted(self._numbers(rows), values)
+        self._buffer.append(converted)
+        self._buffer_bytes += converted.rows.nbytes + converted.values.nbytes
+        due = time.monotonic() - self._flushed >= FLUSH_S
+        if due or self._buffer_bytes >= MAX_BUFFER_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        """Publish what was taken as a part; a row written before must have the same values."""
-        held, self._held, self._held_bytes = self._held, [], 0
+        """Publish buffered values as a part; raise if a row was written with other values."""
+        buffer, self._buffer, self._buffer_bytes = self._buffer, [], 0
         self._flushed = time.monotonic()
-        if not held:
+        if not buffer:
             return
-        self._look()
+        self._refresh()
         rows, values = (
-            np.concatenate([getattr(one, name) for one in held]) for name in ("rows", "values")
+            np.concatenate([getattr(one, name) for one in buffer]) for name in ("rows", "values")
         )
-        fresh = self._unwritten(self._ascending(self._of(rows, values)))
+        fresh = self._unwritten(self._sorted(self._of(rows, values)))
         if fresh.rows.size:
             self._publish_part(fresh)
-            self._look()
+            self._refresh()
 
     def publish(self) -> Sidecar:
-        """Merge all parts and publish the sidecar; no row may be missing."""
+        """Merge all parts and publish the sidecar; raise if a row is missing."""
         self.flush()
         missing = self.missing
         if missing.size:
             raise UsageError(
-                f"{missing.size} of {len(self._store)} rows are missing, the first is row "
-                f"{missing[0]}: write them first"
+                f"{missing.size} of {len(self._store)} rows are missing, first row {missing[0]}; "
+                "write them before publish()"
             )
         if self.sidecar is None:
             self.sidecar = _publish_values(self._store, self.identity, self.per, self._merged())
@@ -397,7 +392,7 @@ class SidecarWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.flush()  # also after an error: what was computed is right
+        self.flush()  # also after an error, to keep the computed values
         if kind is None and not self.missing.size:
             self.publish()
 
@@ -408,7 +403,7 @@ class SidecarWriter:
         try:
             return row_numbers(rows if isinstance(rows, Iterable) else [rows], size)
         except IndexError as error:
-            raise UsageError(f"no {error} rows") from error
+            raise UsageError(str(error)) from error
 
     def _lengths(self, rows: Int64) -> Int64:
         if self.per == "row":
@@ -421,20 +416,20 @@ class SidecarWriter:
     def _converted(self, rows: Int64, values: Values) -> _RowValues:
         lengths = self._lengths(rows)
         convert = _Converter(
-            lambda place: rows[np.searchsorted(np.cumsum(lengths), place, side="right")]
+            lambda number: rows[np.searchsorted(np.cumsum(lengths), number, side="right")]
         )
         if not isinstance(values, list | tuple) or not any(map(np.ndim, values)):
-            found = convert(values)  # type: ignore[arg-type]
-            if found.size != lengths.sum():
+            converted = convert(values)  # type: ignore[arg-type]
+            if converted.size != lengths.sum():
                 raise UsageError(
-                    f"{found.size} values for {rows.size} rows, which have {lengths.sum()} "
+                    f"got {converted.size} values for {rows.size} rows, which have {lengths.sum()} "
                     f"{self.per}s"
                 )
-            return _RowValues(rows, lengths, found)
+            return _RowValues(rows, lengths, converted)
         pieces = list(_row_by_row(values, rows, lengths, convert))
         return _RowValues(rows, lengths, np.concatenate(pieces))
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         if self.sidecar is not None:
             return
         self.sidecar = find(self._store, self.identity)
@@ -444,32 +439,32 @@ class SidecarWriter:
                     f"attached per {self.sidecar.per}, not per {self.per}", path=self.sidecar.path
                 )
             return
-        for home in sidecar_dirs(self._store):
-            for place in listed(home.directory / self._parts_name):
-                if place not in self._parts:
-                    part = _Part(place, home, self._document)
+        for location in sidecar_dirs(self._store):
+            for path in listed(location.directory / self._parts_name):
+                if path not in self._parts:
+                    part = _Part(path, location, self._document)
                     self._written[self._rows_of(part)] = True
-                    self._parts[place] = part
+                    self._parts[path] = part
 
     def _rows_of(self, part: _Part) -> Int64:
         rows = part.rows()
         inside = not rows.size or (rows[0] >= 0 and rows[-1] < len(self._store))
         fits = inside and bool((np.diff(rows) > 0).all())
         if not fits or self._lengths(rows).sum() != part.record.values:
-            raise part.sealed.refusal("its rows are not rows of this store", ROW_NUMBERS)
+            raise part.artifact.refusal("its rows are not rows of this store", ROW_NUMBERS)
         return rows
 
-    def _ascending(self, given: _RowValues) -> _RowValues:
-        order = np.argsort(given.rows, kind="stable")
-        again = np.flatnonzero(np.diff(given.rows[order]) == 0)
-        self._require_equal(given.take(order[again]), given.take(order[again + 1]))
-        return given.take(np.delete(order, again))
+    def _sorted(self, values: _RowValues) -> _RowValues:
+        order = np.argsort(values.rows, kind="stable")
+        repeated = np.flatnonzero(np.diff(values.rows[order]) == 0)
+        self._require_equal(values.take(order[repeated]), values.take(order[repeated + 1]))
+        return values.take(np.delete(order, repeated))
 
     def _unwritten(self, given: _RowValues) -> _RowValues:
-        """Without the rows that are published; the values given for those must be the same."""
+        """Return the rows that are not published; raise if values of the others differ."""
         if self.sidecar is not None:
-            found = self.sidecar.batch(given.rows.tolist())
-            known = found if isinstance(found, np.ndarray) else np.concatenate(found)
+            published = self.sidecar.batch(given.rows.tolist())
+            known = published if isinstance(published, np.ndarray) else np.concatenate(published)
             self._require_equal(_RowValues(given.rows, given.lengths, known), given)
             return given.take(np.zeros(0, dtype=np.int64))
         written = self._written[given.rows]
@@ -477,37 +472,37 @@ class SidecarWriter:
             rows = part.rows()
             common = np.flatnonzero(np.isin(given.rows, rows, assume_unique=True))
             if common.size:
-                places = np.searchsorted(rows, given.rows[common])
-                known_rows = self._of(rows, part.values()).take(places)
+                indices = np.searchsorted(rows, given.rows[common])
+                known_rows = self._of(rows, part.values()).take(indices)
                 self._require_equal(known_rows, given.take(common))
         return given.take(np.flatnonzero(~written))
 
     def _require_equal(self, known: _RowValues, given: _RowValues) -> None:
         unequal = np.flatnonzero(known.values.view("<u4") != given.values.view("<u4"))
         if unequal.size:
-            place = int(unequal[0])
-            row = np.searchsorted(known.starts + known.lengths, place, side="right")
+            first = int(unequal[0])
+            row = np.searchsorted(known.starts + known.lengths, first, side="right")
             raise NonDeterminismError(
                 f"row {known.rows[row]} was written before with other values "
-                f"({known.values[place]}, now {given.values[place]}); what is there stays: compute "
-                "only the missing rows, or say in made_by what is different",
+                f"({known.values[first]}, now {given.values[first]}), which are unchanged; compute "
+                "only the missing rows, or use another producer",
                 path=sidecar_dirs(self._store)[0].directory / self._parts_name,
             )
 
     def _publish_part(self, part: _RowValues) -> None:
         data = (part.rows.astype("<i8").tobytes(), part.values.astype("<f4").tobytes())
-        name = fingerprint.key_of_pieces(data)  # of its content: equal parts are one
-        with _staged(self._store, PART, f"{self._parts_name}/{name}") as (place, draft):
-            draft.write(ROW_NUMBERS, data[0])
-            draft.write(SIDECAR_VALUES, data[1])
-            record = _PartRecord(self._document, part.rows.size, part.values.size, draft.checksums)
-            draft.publish(place, record)
+        name = fingerprint.key_of_pieces(data)
+        with _staged(self._store, PART, f"{self._parts_name}/{name}") as (target, writer):
+            writer.write(ROW_NUMBERS, data[0])
+            writer.write(SIDECAR_VALUES, data[1])
+            record = _PartRecord(self._document, part.rows.size, part.values.size, writer.checksums)
+            writer.publish(target, record)
 
     def _merged(self) -> Iterator[Float32]:
         parts = [(part, np.array(part.rows())) for part in self._parts.values()]
         next_values = [0] * len(parts)
         for part, _ in parts:
-            part.values()  # compares the checksum, once
+            part.values()  # checks the checksum
         first = 0
         while first < len(self._store):
             rows = np.arange(first, min(first + WINDOW_ROWS, len(self._store)))
@@ -520,12 +515,12 @@ class SidecarWriter:
                 count = int(self._lengths(own).sum())
                 given = self._of(own, part.read(next_values[number], count))
                 next_values[number] += count
-                places = own - first
-                # Two that wrote a row at the same time did not see each other's part.
-                twice = np.flatnonzero(written[places])
-                self._require_equal(window.take(places[twice]), given.take(twice))
-                written[places] = True
-                spread = np.repeat(window.starts[places] - given.starts, given.lengths)
+                indices = own - first
+                # Two processes may have written a row at the same time.
+                repeated = np.flatnonzero(written[indices])
+                self._require_equal(window.take(indices[repeated]), given.take(repeated))
+                written[indices] = True
+                spread = np.repeat(window.starts[indices] - given.starts, given.lengths)
                 window.values[spread + np.arange(count)] = given.values
             assert written.all()
             yield window.values
@@ -533,40 +528,11 @@ class SidecarWriter:
 
 
 def unfinished(store: Store) -> Iterator[SidecarWriter]:
-    """A writer for every sidecar of which there are parts, but not all rows."""
-    for home in sidecar_dirs(store):
-        for parts in listed(home.directory, suffix=".parts"):
-            for place in listed(parts)[:1]:
-                document = PART.admit(place, home.root).convert(_PartRecord).document
-                name, made_by, per = (document.get(it, "") for it in ("name", "made_by", "per"))
-                if find(store, Identity(store.key, name, made_by)) is None:
-                    yield attach(store, name, made_by=made_by, per=per)
-
-
-def attach(
-    store: Store,
-    name: str,
-    *,
-    made_by: str,
-    per: str = "row",
-    flush_seconds: float = FLUSH_SECONDS,
-) -> SidecarWriter:
-    """Attach numbers to rows while they are computed: in any order, by any number of processes.
-
-        with tm.attach(store, "ref_logps", made_by=digest, per="token") as writer:
-            for row in writer.share(rank, world_size):
-                writer.write(row, log_probabilities(store[row].input_ids))
-
-    A run that was killed is simply started again: what it had flushed is no longer missing. Where
-    the sidecar is published already nothing is missing, so nothing is computed.
-
-    Args:
-        store: An open store.
-        name: What batches and filters will call the values.
-        made_by: What computes them: a digest of the model, or a text.
-        per: ``row`` or ``token``.
-        flush_seconds: How often what was written is published as a part.
-    """
-    if not isinstance(store, Store):
-        raise UsageError(f"values are attached to a store, not to a {type(store).__name__}")
-    return SidecarWriter(store, name, made_by=made_by, per=per, flush_seconds=flush_seconds)
+    """Yield a writer for every sidecar that has parts, but not all rows."""
+    for location in sidecar_dirs(store):
+        for parts in listed(location.directory, suffix=".parts"):
+            for path in listed(parts)[:1]:
+                document = PART.open(path, location.root).convert(_PartRecord).document
+                name, producer, per = (document.get(it, "") for it in ("name", "producer", "per"))
+                if find(store, Identity(store.key, name, producer)) is None:
+                    yield SidecarWriter(store, name, producer=producer, per=per)

@@ -1,9 +1,8 @@
-"""Write slices: columns to Arrow bytes, Arrow bytes to published files.
+"""Write slices: encode columns as Arrow and publish the files.
 
-Two builders of one slice both succeed: the second finds equal bytes, or equal content under another
-Arrow header, and then adopts the published bytes. Different content for one key is a
-`NonDeterminismError`. Only a damaged file, or one that `replace_slice` shows to be wrong, goes to
-quarantine.
+Two builders of one slice both succeed: the second adopts the published files if their bytes, or
+their values under another Arrow header, are equal. Other values for one key raise
+`NonDeterminismError`. Damaged files, and those that `replace_slice` replaces, go to quarantine.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
 
+from tokenmill._core.artifact import quarantine
 from tokenmill._core.fingerprint import block_checksums
 from tokenmill._core.publish import Staging
-from tokenmill._core.sealed import quarantine
 from tokenmill.errors import NonDeterminismError
 from tokenmill.store.access import reading_errors
 from tokenmill.store.columns import SliceColumns
 from tokenmill.store.layout import FORMAT, CacheLayout
 from tokenmill.store.record import (
     BLOCK_BYTES,
-    CARRIED,
+    EXTRA,
     GROUP_COLUMNS,
     MASK_RUNS,
     MEDIA,
@@ -69,7 +68,7 @@ def encode_slice(key: str, columns: SliceColumns) -> EncodedSlice:
         trained=int(columns.trained.sum(dtype=np.int64)),
         longest=columns.longest,
         roles=columns.roles,
-        carried=tuple(columns.carried),
+        extra=tuple(columns.extra),
         rejected=tuple(columns.rejected),
         token_file=token_record,
         meta_file=meta_record,
@@ -79,7 +78,7 @@ def encode_slice(key: str, columns: SliceColumns) -> EncodedSlice:
 
 
 def _plain(values: np.ndarray[Any, Any], kind: pa.DataType) -> pa.Array:
-    """An Arrow array over numbers; `pa.array` would import pandas, a quarter second per worker."""
+    # `pa.array` would import pandas, which takes a quarter second per worker.
     numbers = np.ascontiguousarray(values, number_type(kind))
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
 
@@ -91,7 +90,7 @@ def _lists(
 
 
 def number_type(kind: pa.DataType) -> np.dtype[Any]:
-    """Return the numpy type; `to_pandas_dtype` imports pandas in older versions."""
+    # `to_pandas_dtype` imports pandas in older versions of pyarrow.
     letter = (
         "f" if pa.types.is_floating(kind) else "u" if pa.types.is_unsigned_integer(kind) else "i"
     )
@@ -118,7 +117,7 @@ def _meta_batch(columns: SliceColumns) -> dict[str, pa.Array]:
     if columns.media is not None:
         for name, kind in MEDIA_COLUMNS.items():
             batch[name] = _plain(getattr(columns.media, name), pa.type_for_alias(kind))
-        batch[MEDIA] = pa.array(columns.media.told, pa.string())
+        batch[MEDIA] = pa.array(columns.media.detail, pa.string())
     runs, run_starts = columns.mask_runs
     batch[MASK_RUNS] = _lists(run_starts, runs, pa.int32())
     if columns.weight_runs is not None:
@@ -128,8 +127,8 @@ def _meta_batch(columns: SliceColumns) -> dict[str, pa.Array]:
     role_kind = pa.type_for_alias(columns.turn_roles.dtype.name)
     batch["turn_ends"] = _lists(columns.turn_starts, columns.turn_ends, pa.int32())
     batch["turn_roles"] = _lists(columns.turn_starts, columns.turn_roles, role_kind)
-    for name, texts in columns.carried.items():
-        batch[CARRIED + name] = pa.array(texts, pa.string())
+    for name, texts in columns.extra.items():
+        batch[EXTRA + name] = pa.array(texts, pa.string())
     return batch
 
 
@@ -142,7 +141,7 @@ def _encode(batch: dict[str, pa.Array], key: str, content: str) -> tuple[pa.Buff
     rows = pa.record_batch(list(batch.values()), schema=schema)
     size = pa.MockOutputStream()
     _write_stream(size, rows)
-    data = pa.allocate_buffer(size.size())  # a buffer that grows would be copied as it does
+    data = pa.allocate_buffer(size.size())  # a growing buffer would be copied
     _write_stream(pa.FixedSizeBufferWriter(data), rows)
     return data, _described(data)
 
@@ -168,7 +167,7 @@ def _positions(data: pa.Buffer) -> dict[str, tuple[int, int]]:
 
 
 def _buffers(column: pa.Array) -> list[tuple[str, pa.Buffer | None, int]]:
-    """Name suffix, buffer and exact size (Arrow pads) of what a reader needs of a column."""
+    """Return name suffix, buffer and size without padding of a column's buffers."""
     rows = len(column)
     first = column.buffers()[1]
     if pa.types.is_list(column.type):
@@ -183,13 +182,13 @@ def _buffers(column: pa.Array) -> list[tuple[str, pa.Buffer | None, int]]:
 
 
 def publish_slice(layout: CacheLayout, encoded: EncodedSlice) -> CommitRecord:
-    """Publish a slice; return the commit record in force."""
+    """Publish a slice; return its published commit record."""
     files = layout.slice(encoded.record.slice)
     record = encoded.record
     adopted: list[FileRecord] = []
     with Staging(layout.root) as staging:
         tokens = staging.write("tokens", memoryview(encoded.tokens))
-        # Both names lie in one directory: syncing it after the second makes both durable.
+        # Both files are in one directory: syncing it after the second makes both durable.
         if not staging.publish(tokens, files.tokens, durable=False):
             adopted.append(_adopt(layout, files.tokens, encoded, encoded.tokens, staging, tokens))
             record = replace(record, token_file=adopted[-1])
@@ -203,24 +202,24 @@ def publish_slice(layout: CacheLayout, encoded: EncodedSlice) -> CommitRecord:
             if published.content == record.content:
                 return published
             if len(adopted) < 2:
-                raise _disagreement(files.record, published.content, record.content)
-            quarantine(layout.root, files.record)  # both files beside it are what we made
+                raise _conflict(files.record, published.content, record.content)
+            quarantine(layout.root, files.record)  # both published files equal ours
             staging.publish(data, files.record)
     return record
 
 
 def replace_slice(layout: CacheLayout, encoded: EncodedSlice) -> tuple[CommitRecord, bool]:
-    """Publish a slice; what is published under its key with other content goes to quarantine.
+    """Publish a slice; quarantine a published slice of this key with other content.
 
-    Only for a builder that has shown the other content to be wrong. Returns the commit record in
-    force, and whether another was replaced.
+    Use it only if the other content was shown to be wrong. Returns the published commit record,
+    and whether another was replaced.
     """
     try:
         return publish_slice(layout, encoded), False
     except NonDeterminismError:
         files = layout.slice(encoded.record.slice)
-        # The record last: after a crash, files without one would block a rebuild of the slice; a
-        # record without its files is repaired.
+        # The record is last: after a crash, a record without files is repaired, but files without
+        # a record would block a rebuild.
         for path in (files.tokens, files.meta, files.record):
             quarantine(layout.root, path)
         return publish_slice(layout, encoded), True
@@ -239,20 +238,20 @@ def _adopt(
         data = pa.py_buffer(published.read_bytes())
     if data.equals(ours):
         return _described(data)
-    stated = _stated_content(data)
+    content = _content_in_header(data)
     same_values = _same_values(data, ours)
-    if stated == encoded.record.content and same_values:
+    if content == encoded.record.content and same_values:
         return _described(data)
-    if stated is not None and stated != encoded.record.content and not same_values:
-        raise _disagreement(published, stated, encoded.record.content)
-    # What it says of itself and its values do not agree: it is broken.
+    if content is not None and content != encoded.record.content and not same_values:
+        raise _conflict(published, content, encoded.record.content)
+    # Header and values contradict each other, so the published file is damaged.
     quarantine(layout.root, published)
     if not staging.publish(staged, published):
         return _adopt(layout, published, encoded, ours, staging, staged)
     return _described(ours)
 
 
-def _stated_content(data: pa.Buffer) -> str | None:
+def _content_in_header(data: pa.Buffer) -> str | None:
     try:
         own = pa.ipc.open_stream(data).schema.metadata[_OWN_METADATA]
         return str(own, "ascii").split('"content":"')[1].split('"')[0]
@@ -262,16 +261,16 @@ def _stated_content(data: pa.Buffer) -> str | None:
 
 def _same_values(data: pa.Buffer, ours: pa.Buffer) -> bool:
     try:
-        theirs = pa.ipc.open_stream(data).read_all()
-        theirs.validate(full=True)
+        published = pa.ipc.open_stream(data).read_all()
+        published.validate(full=True)
     except (pa.ArrowInvalid, OSError):
         return False
-    return bool(theirs.equals(pa.ipc.open_stream(ours).read_all()))
+    return bool(published.equals(pa.ipc.open_stream(ours).read_all()))
 
 
-def _disagreement(path: Path, published: str, ours: str) -> NonDeterminismError:
+def _conflict(path: Path, published: str, ours: str) -> NonDeterminismError:
     return NonDeterminismError(
         f"the published content is {published}, this build made {ours} from the same inputs; "
-        "what is published stays. Please report this with the recipe",
+        "the published slice is unchanged. Please report this with the recipe",
         path=path,
     )

@@ -1,7 +1,7 @@
-"""Read slices: arrays placed on the buffers of mapped files.
+"""Read slices: numpy arrays over the buffers of mapped files.
 
 Opening a slice checks the digest of its commit record and the sizes of both files. The checksum of
-a block is checked before the first row that touches it is returned.
+a block is checked before the first row in it is returned.
 """
 
 from __future__ import annotations
@@ -18,16 +18,23 @@ import numpy.typing as npt
 import xxhash
 from numpy.typing import NDArray
 
+from tokenmill._core.artifact import quarantine
 from tokenmill._core.origin import Origin
+from tokenmill._core.paths import require_bounded
 from tokenmill._core.remote_path import as_remote
-from tokenmill._core.sealed import quarantine
 from tokenmill.errors import CorruptionError
 from tokenmill.store import layout as names
-from tokenmill.store.access import ByteFile, GuardedFile, open_guarded, reading_errors, require_size
+from tokenmill.store.access import (
+    ByteFile,
+    ChecksummedFile,
+    open_checksummed,
+    reading_errors,
+    require_size,
+)
 from tokenmill.store.columns import GroupColumns, MediaColumns, count_within, firsts_of
 from tokenmill.store.layout import CacheLayout, SliceFiles
 from tokenmill.store.record import (
-    CARRIED,
+    EXTRA,
     FIXED_COLUMNS,
     GROUP_COLUMNS,
     MASK_RUNS,
@@ -50,10 +57,11 @@ def read_record(files: SliceFiles, expected: str | None = None) -> tuple[CommitR
     remote = as_remote(files.record)
     if remote is None:
         file = ByteFile(files.record, mapped=False)
+        require_bounded(files.record, file.size)
         data = bytes(file.view(0, file.size))
     else:
         with reading_errors(files.record):
-            data = remote.read_kept(
+            data = remote.read_cached(
                 f"{expected}.record", lambda found: xxhash.xxh3_128_hexdigest(found) == expected
             )
     digest = xxhash.xxh3_128_hexdigest(data)
@@ -62,10 +70,11 @@ def read_record(files: SliceFiles, expected: str | None = None) -> tuple[CommitR
             f"commit record has digest {digest}, the store expects {expected}", path=files.record
         )
     record = decode_record(data, files)
-    # A store's table vouches for the bytes; without one they must be those that were written.
+    # Without a digest from a store's table, the bytes must be the canonical encoding, which
+    # contains their checksum.
     if expected is None and record.encode() != data:
         raise CorruptionError(
-            "the right members, but not the bytes that were written", path=files.record
+            "has valid fields, but not the bytes that were written", path=files.record
         )
     return record, digest
 
@@ -76,7 +85,7 @@ class SliceCounts(NamedTuple):
     columns: dict[str, NDArray[Any]]  # of `layout.ARRAYS`; ends count from the slice's beginning
 
     def columns_after(self, rows: int, runs: int, weight_runs: int) -> dict[str, NDArray[Any]]:
-        """The columns in a store, after so many rows and runs of other slices."""
+        """Return the columns in a store, after rows and runs of other slices."""
         return {
             **self.columns,
             names.GROUP_ENDS: self.columns[names.GROUP_ENDS] + rows,
@@ -86,28 +95,28 @@ class SliceCounts(NamedTuple):
 
 
 def read_counts(files: SliceFiles, expected: str | None = None) -> SliceCounts:
-    """Read the counts of a slice's rows and check them against its record; no token is read."""
+    """Read the counts of a slice's rows and check them against its record, without tokens."""
     record, digest = read_record(files, expected)
     _check_size(files.tokens, record.token_file.size)
-    meta = open_guarded(files.meta, record.meta_file, mapped=False, check=True)
+    meta = open_checksummed(files.meta, record.meta_file, mapped=False, check=True)
     rows = record.rows
-    wanted = ["length", "trained", f"{MASK_RUNS}.offsets", f"{MASK_RUNS}.values"]
+    buffers = ["length", "trained", f"{MASK_RUNS}.offsets", f"{MASK_RUNS}.values"]
     if record.groups is not None:
-        wanted.append("part")
+        buffers.append("part")
     if record.has_weights:
-        wanted += [f"{WEIGHT_RUNS}.offsets", f"{WEIGHT_RUNS}.values", f"{RUN_WEIGHTS}.values"]
+        buffers += [f"{WEIGHT_RUNS}.offsets", f"{WEIGHT_RUNS}.values", f"{RUN_WEIGHTS}.values"]
     if record.has_media:
-        wanted += MEDIA_COLUMNS
-    places = {name: meta.buffer(name) for name in wanted}
-    # One read for all of them: they are neighbours.
-    begin = min((at for at, size in places.values() if size), default=0)
-    end = max(at + size for at, size in places.values())
+        buffers += MEDIA_COLUMNS
+    positions = {name: meta.buffer(name) for name in buffers}
+    # The buffers are adjacent, so one read is enough.
+    begin = min((at for at, size in positions.values() if size), default=0)
+    end = max(at + size for at, size in positions.values())
     data = meta.read_blocks(begin, end - begin)
 
     def values(name: str, kind: str = "<i4") -> NDArray[Any]:
-        if name not in places:
+        if name not in positions:
             return np.zeros(rows if name in MEDIA_COLUMNS else 0, kind)
-        at, size = places[name]
+        at, size = positions[name]
         at = max(at - begin, 0)
         return np.frombuffer(data[at : at + size], kind)
 
@@ -123,12 +132,12 @@ def read_counts(files: SliceFiles, expected: str | None = None) -> SliceCounts:
         names.WEIGHT_RUNS: values(f"{WEIGHT_RUNS}.values"),
         names.RUN_WEIGHTS: values(f"{RUN_WEIGHTS}.values", "<f4"),
         names.WEIGHT_RUN_ENDS: weight_starts[1:].astype(np.int64),
-        names.PICTURES: values("pictures"),
+        names.IMAGES: values("images"),
         names.PATCHES: values("patches"),
     }
     fault = _fault(record, columns, run_starts.astype(np.int64), weight_starts)
     if fault:
-        raise CorruptionError(f"{fault} are not those of its rows", path=files.meta)
+        raise CorruptionError(f"{fault} do not match its rows", path=files.meta)
     columns[names.FIRST_TRAINED] = firsts_of(columns[names.MASK_RUNS], run_starts)
     return SliceCounts(record, digest, columns)
 
@@ -148,7 +157,7 @@ def _fault(
     run_starts: NDArray[np.int64],
     weight_starts: NDArray[np.int32],
 ) -> str:
-    """Return what contradicts the record or the rows; empty if nothing does."""
+    """Return what contradicts the record; empty if nothing does."""
     lengths, trained = (columns[name].astype(np.int64) for name in (names.LENGTHS, names.TRAINED))
     counts = lengths.sum(), trained.sum()
     if counts != (record.tokens, record.trained):
@@ -172,7 +181,7 @@ def _are_bounds(starts: NDArray[Any], count: int) -> bool:
 
 
 class SliceReader:
-    """One open slice; ``expected`` is the digest of its commit record, None takes any."""
+    """One open slice; ``expected`` is the digest of its commit record, or None."""
 
     def __init__(
         self, files: SliceFiles, expected: str | None, *, mapped: bool, check: bool
@@ -181,13 +190,15 @@ class SliceReader:
         self.record, self.record_digest = read_record(files, expected)
         self._check = check
         self._mapped = mapped
-        self.tokens = open_guarded(files.tokens, self.record.token_file, mapped=mapped, check=check)
-        # The meta file is opened on demand, but a slice with a missing half is no slice.
+        self.tokens = open_checksummed(
+            files.tokens, self.record.token_file, mapped=mapped, check=check
+        )
+        # The meta file is opened on demand, but a slice needs both files.
         _check_size(files.meta, self.record.meta_file.size)
         rows = self.record.rows
         at, size = self.tokens.buffer("input_ids.offsets")
         self.starts = self.tokens.view(at, size).cast("i")
-        """Where each row starts among the slice's tokens, as plain integers."""
+        """First token of each row in the slice."""
         self._ids_at, ids_size = self.tokens.buffer("input_ids.values")
         self._mask_at, mask_size = self.tokens.buffer("loss_mask.values")
         self.ids: NDArray[np.int32] | None = None
@@ -206,7 +217,7 @@ class SliceReader:
 
     def row(self, number: int) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
         start, stop = self.starts[number], self.starts[number + 1]
-        if not self.tokens.clean:
+        if not self.tokens.verified:
             self.tokens.check(self._ids_at + 4 * start, 4 * (stop - start))
             self.tokens.check(self._mask_at + start, stop - start)
         if self.ids is not None and self.mask is not None:
@@ -216,14 +227,14 @@ class SliceReader:
         return np.frombuffer(ids, np.int32), np.frombuffer(mask, np.uint8)
 
     def all_tokens(self) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-        """Ids and mask of all rows, one after another, checked."""
+        """Return ids and mask of all rows, concatenated and checked."""
         ids = self.tokens.view(self._ids_at, 4 * self.record.tokens)
         mask = self.tokens.view(self._mask_at, self.record.tokens)
         return np.frombuffer(ids, np.int32), np.frombuffer(mask, np.uint8)
 
     @cached_property
-    def meta(self) -> GuardedFile:
-        return open_guarded(
+    def meta(self) -> ChecksummedFile:
+        return open_checksummed(
             self.files.meta, self.record.meta_file, mapped=self._mapped, check=self._check
         )
 
@@ -244,13 +255,13 @@ class SliceReader:
     def turns(self, number: int) -> list[tuple[str, int, int]]:
         ends = self._of_row("turn_ends", "<i4", number).tolist()
         roles = self._of_row("turn_roles", role_type(len(self.record.roles)), number).tolist()
-        speakers = (self.record.roles[role] for role in roles)
-        return list(zip(speakers, [0, *ends[:-1]], ends, strict=True)) if ends else []
+        names = (self.record.roles[role] for role in roles)
+        return list(zip(names, [0, *ends[:-1]], ends, strict=True)) if ends else []
 
     def all_turns(
         self,
     ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.signedinteger[Any]]]:
-        """All rows' turn ends, where each row's begin (one more than rows), and role numbers."""
+        """Return turn ends of all rows, the index of each row's first, and role numbers."""
         return (
             self._buffer("turn_ends.values", "<i4"),
             self._buffer("turn_ends.offsets", "<i4"),
@@ -258,11 +269,11 @@ class SliceReader:
         )
 
     def weight_runs(self, number: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """One row's `WeightRuns`, without bounds."""
+        """Return positions and weights of one row's `WeightRuns`."""
         if not self.record.has_weights:
             return np.zeros(0, np.int32), np.zeros(0, np.float32)
-        places = self._of_row(WEIGHT_RUNS, "<i4", number)
-        return places, self._of_row(RUN_WEIGHTS, "<f4", number)
+        positions = self._of_row(WEIGHT_RUNS, "<i4", number)
+        return positions, self._of_row(RUN_WEIGHTS, "<f4", number)
 
     def media(self, number: int, origin: Origin | None) -> list[Media]:
         if not self.record.has_media:
@@ -273,14 +284,13 @@ class SliceReader:
     def media_columns(self) -> MediaColumns | None:
         if not self.record.has_media:
             return None
-        return MediaColumns(self._texts(MEDIA), self.column("pictures"), self.column("patches"))
+        return MediaColumns(self._texts(MEDIA), self.column("images"), self.column("patches"))
 
-    def carried(self, number: int) -> dict[str, Any]:
-        """The extra columns of one row, decoded."""
-        with self._decoding("carried"):
+    def extra(self, number: int) -> dict[str, Any]:
+        with self._decoding("extra"):
             return {
-                name: msgspec.json.decode(self._text(CARRIED + name, number))
-                for name in self.record.carried
+                name: msgspec.json.decode(self._text(EXTRA + name, number))
+                for name in self.record.extra
             }
 
     @contextlib.contextmanager
@@ -291,13 +301,11 @@ class SliceReader:
             message = f"the JSON in its {columns} columns cannot be read: {error}"
             raise CorruptionError(message, path=self.files.meta) from error
 
-    def carried_json(self, number: int) -> dict[str, str]:
-        return {
-            name: str(self._text(CARRIED + name, number), "utf-8") for name in self.record.carried
-        }
+    def extra_json(self, number: int) -> dict[str, str]:
+        return {name: str(self._text(EXTRA + name, number), "utf-8") for name in self.record.extra}
 
-    def carried_texts(self, name: str) -> list[str]:
-        return self._texts(CARRIED + name)
+    def extra_texts(self, name: str) -> list[str]:
+        return self._texts(EXTRA + name)
 
     def _texts(self, name: str) -> list[str]:
         return [str(self._text(name, row), "utf-8") for row in range(self.record.rows)]
@@ -306,7 +314,7 @@ class SliceReader:
         return self._of_row(name, "u1", number).data
 
     def _of_row(self, name: str, kind: str, number: int) -> NDArray[Any]:
-        """One row's values in a column of lists or texts."""
+        """Return one row's values of a column of lists or texts."""
         bounds = self.meta.view(*self.meta.buffer(f"{name}.offsets")).cast("i")
         first, last, width = bounds[number], bounds[number + 1], np.dtype(kind).itemsize
         at, _ = self.meta.buffer(f"{name}.values")
@@ -318,7 +326,7 @@ class SliceReader:
 
 def _check_size(path: Path, expected: int) -> None:
     if as_remote(path) is not None:
-        return  # a request of its own; whoever reads the file meets its size
+        return  # that would be another request; reading the file checks its size
     with reading_errors(path):
         actual = path.stat().st_size
     require_size(path, actual, expected)
@@ -326,16 +334,16 @@ def _check_size(path: Path, expected: int) -> None:
 
 def quarantine_slice(layout: CacheLayout, key: str) -> None:
     files = layout.slice(key)
-    # The record first: without it the slice is gone for everybody, whatever happens next.
+    # The record is first: without it, no reader finds the slice.
     for path in (files.record, files.tokens, files.meta):
         quarantine(layout.root, path)
 
 
-def quarantine_of(layout: CacheLayout, broken: str | None) -> bool:
-    """Move away what a damaged file belongs to; False when it cannot be rebuilt."""
-    if broken is None:
+def quarantine_of(layout: CacheLayout, damaged: str | None) -> bool:
+    """Quarantine the slice or tokenizer of a damaged file; return False for other files."""
+    if damaged is None:
         return False
-    path = Path(broken)
+    path = Path(damaged)
     if layout.slices in path.parents:
         quarantine_slice(layout, path.name.partition(".")[0])
         return True

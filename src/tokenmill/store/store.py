@@ -1,7 +1,7 @@
-"""Stores as readers see them: rows by integer.
+"""Read stores: rows by number.
 
-Stores are immutable, picklable as their path, and usable from threads and after a fork. Nothing
-here imports pyarrow, a tokenizer or a template engine.
+Stores are immutable, pickled as their path and key, and usable from threads and after a fork. This
+module imports no pyarrow, tokenizer or template engine.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import resource
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
@@ -30,7 +31,7 @@ from tokenmill._core.remote_path import as_remote
 from tokenmill.errors import CorruptionError, UsageError, check_one_of
 from tokenmill.store import layout as names
 from tokenmill.store.access import ByteFile, reading_errors, require_checksum, require_size
-from tokenmill.store.columns import trained_within, weighed_within, weights_along
+from tokenmill.store.columns import row_number, trained_within, weighed_within, weights_along
 from tokenmill.store.groups import Groups
 from tokenmill.store.layout import StoreLayout
 from tokenmill.store.manifest import (
@@ -42,28 +43,26 @@ from tokenmill.store.manifest import (
     read_proof,
     units_out,
 )
-from tokenmill.store.record import CARRIED, FIXED_COLUMNS, Media
+from tokenmill.store.record import EXTRA, FIXED_COLUMNS, Media
 from tokenmill.store.sidecars import COLUMN, Sidecar, attached, choose, sidecar_checks, sidecar_of
 from tokenmill.store.slices import SliceReader, read_counts
-from tokenmill.store.views import ViewMethods, pictures_of
+from tokenmill.store.views import ViewMethods, images_of, tokenizer_of
 
 if TYPE_CHECKING:
-    from tokenmill.data.pictures import StoredPictures
+    from tokenmill.data.images import StoredImages
     from tokenmill.data.view import View
+    from tokenmill.store.sidecar_writer import SidecarWriter
 
 VERIFY = ("lazy", "open", "off")
-CHECKED_AT_OPEN_BYTES = 256 << 20  # of a file: about 0.1 s; larger ones are checked on first use
-LISTED_FIRST_ROWS = 1 << 14  # slices; a longer column is searched in the mapped table
-MOST_OPEN_SLICES = 4096  # each holds a descriptor, so the process's limit may lower it
+MAX_CHECKED_AT_OPEN_BYTES = 256 << 20  # per file, about 0.1 s; larger files: on first use
+MAX_LISTED_SLICES = 1 << 14  # of more slices, first rows are searched in the mapped table
+MAX_OPEN_SLICES = 4096  # the limit of file descriptors may lower it
 
 
 class Row(msgspec.Struct, eq=False, gc=False):
-    """One training row: views of token ids and loss mask.
+    """One training row. Arrays are views of the store; the rest is read on access."""
 
-    Origin, turns and extra columns are read from the slice's meta file on access.
-    """
-
-    # A struct is created in half the time of an ordinary object; it is part of no cycle.
+    # Creating a struct takes half the time of an ordinary object. It is part of no cycle.
 
     _store: Store
     _slice: int
@@ -75,12 +74,36 @@ class Row(msgspec.Struct, eq=False, gc=False):
         return len(self.input_ids)
 
     @property
+    def labels(self) -> NDArray[np.int32]:
+        """The token ids, -100 where a token is not trained."""
+        return np.where(self.loss_mask > 0, self.input_ids, np.int32(-100))
+
+    @property
+    def text(self) -> str:
+        """The decoded tokens."""
+        return self._decode(0, len(self))
+
+    def show(self) -> None:
+        """Print origin and text; trained tokens are between ⟦ and ⟧."""
+        print(self)
+        edges = np.flatnonzero(np.diff(self.loss_mask, prepend=0, append=0)).tolist()
+        bounds = [0, *edges, len(self)]
+        for number, (start, stop) in enumerate(pairwise(bounds)):
+            text = self._decode(start, stop)
+            print(f"⟦{text}⟧" if number % 2 else text, end="")
+        print()
+
+    def _decode(self, start: int, stop: int) -> str:
+        pieces = self._store.tokenizer.pieces(self.input_ids[start:stop].tolist())
+        return b"".join(pieces).decode("utf-8", "replace")
+
+    @property
     def origin(self) -> Origin:
         return self._store.origin_in(self._slice, self._number)
 
     @property
     def turns(self) -> list[tuple[str, int, int]]:
-        """``(role, start, end)`` over tokens; turns follow one another without a gap."""
+        """``(role, start, end)`` of every turn, in tokens, without gaps."""
         return self._store.slice_at(self._slice).turns(self._number)
 
     @property
@@ -91,17 +114,17 @@ class Row(msgspec.Struct, eq=False, gc=False):
 
     @property
     def media(self) -> list[Media]:
-        """Its images in order, with the tokens that stand for them."""
+        """Its images in order, each with its token span."""
         reader = self._store.slice_at(self._slice)
         return reader.media(self._number, self.origin if reader.record.has_media else None)
 
-    def picture(self, number: int = 0) -> bytes:
-        """Return the bytes of one of its images; see `Store.picture`."""
-        return self._store.picture(self.media[number])
+    def image(self, number: int = 0) -> bytes:
+        """Return the bytes of one of its images; see `Store.image`."""
+        return self._store.image(self.media[number])
 
     @property
     def part(self) -> int:
-        """Number within its group, or of its (first) turn under ``expand``, else 0."""
+        """Number of the row in its group; with ``expand``, of its first turn; else 0."""
         return int(self._column("part"))
 
     def _column(self, name: str) -> Any:
@@ -109,7 +132,7 @@ class Row(msgspec.Struct, eq=False, gc=False):
 
     @property
     def label(self) -> bool | None:
-        """Whether this answer of a group is preferred; None where that is not known."""
+        """Whether this answer of a group is preferred; None if unknown."""
         label = int(self._column("label"))
         return None if label < 0 else bool(label)
 
@@ -131,13 +154,13 @@ class Row(msgspec.Struct, eq=False, gc=False):
         return None if count < 0 else count
 
     @property
-    def carried(self) -> dict[str, Any]:
+    def extra(self) -> dict[str, Any]:
         """The extra columns, decoded."""
-        return self._store.slice_at(self._slice).carried(self._number)
+        return self._store.slice_at(self._slice).extra(self._number)
 
     @property
-    def carried_json(self) -> dict[str, str]:
-        return self._store.slice_at(self._slice).carried_json(self._number)
+    def extra_json(self) -> dict[str, str]:
+        return self._store.slice_at(self._slice).extra_json(self._number)
 
     def with_tokens(self, input_ids: NDArray[np.int32], loss_mask: NDArray[np.uint8]) -> Row:
         return Row(self._store, self._slice, self._number, input_ids, loss_mask)
@@ -148,7 +171,7 @@ class Row(msgspec.Struct, eq=False, gc=False):
 
 
 class Store(ViewMethods, Sequence[Row]):
-    """Rows by integer; open one with `open_store`, which describes the arguments.
+    """The rows of a finished store by number; open one with `open_store`.
 
     ``paths`` are the source files in the manifest's order; None: those in ``proof.json``.
     """
@@ -176,7 +199,7 @@ class Store(ViewMethods, Sequence[Row]):
         self.key: str = self.manifest["key"]
         self.cache_root = self.layout.cache_root  # None when the store is self-contained
         self.media_urls = media_urls
-        self.has_media = names.PICTURES in self.manifest["files"]
+        self.has_media = names.IMAGES in self.manifest["files"]
         self.has_weights = names.WEIGHT_RUNS in self.manifest["files"]  # any other than 1
         self.has_groups = "groups" in self.manifest["totals"]
         self.group_count = units_out(self.manifest["totals"])  # of rows without groups
@@ -184,16 +207,16 @@ class Store(ViewMethods, Sequence[Row]):
         self._open: dict[int, SliceReader] = {}
         self._arrays: dict[str, NDArray[Any]] = {}
         self._sidecars: dict[tuple[str, str], Sidecar] = {}
-        self._most_open = _most_open()
+        self._max_open = _max_open_slices()
         self.private_directory: Any = None  # removed with this store (``disable_cache``)
         self._check_own_files()
         table = self._own_file(names.TABLE)
         self.table = load_table(ByteFile(table, mapped=self._maps_own))
         check_table(self.manifest, table, content=self.checks_blocks)
         firsts = self.table["first_row"]
-        # Plain integers, of a list or a memory view, are searched much faster than numpy's.
+        # Searching plain integers (a list or a memory view) is much faster than numpy's.
         self._first_rows: Sequence[int]
-        if len(firsts) <= LISTED_FIRST_ROWS:
+        if len(firsts) <= MAX_LISTED_SLICES:
             self._first_rows = firsts.tolist()
         else:
             self._first_rows = (firsts if self._maps_own else np.ascontiguousarray(firsts)).data
@@ -202,27 +225,27 @@ class Store(ViewMethods, Sequence[Row]):
             self.verify()
 
     def _locate(self, path: str | os.PathLike[str]) -> Path:
-        """Return the directory; set whether slices and the store's own files are mapped."""
+        """Return the directory; set whether slices and the store's files are memory-mapped."""
         if is_remote(path):
-            raise UsageError("open a remote store with open_store", path=path)
+            raise UsageError("Store() opens local stores; use open_store for a URL", path=path)
         self._mapped = self._maps_own = not is_network(path)
         return Path(path)
 
     def _own_file(self, name: str) -> Path:
         return self.layout.file(name)
 
-    def _check_own(self, name: str, stated: Document) -> int:
-        check_file(self.layout.file(name), stated, content=True)
-        return int(stated["size"])
+    def _check_own(self, name: str, expected_file: Document) -> int:
+        check_file(self.layout.file(name), expected_file, content=True)
+        return int(expected_file["size"])
 
     def _check_own_files(self) -> None:
         for name in (*self.manifest["files"], names.PROOF):
             self.layout.require_inside(self.layout.file(name))
-        for name, stated in self.manifest["files"].items():
-            large = stated["size"] > CHECKED_AT_OPEN_BYTES
-            # The table's content is compared while its totals are recounted.
+        for name, expected_file in self.manifest["files"].items():
+            large = expected_file["size"] > MAX_CHECKED_AT_OPEN_BYTES
+            # `check_table` hashes the table while it recounts the totals.
             content = self.checks_blocks and not large and name != names.TABLE
-            check_file(self.layout.file(name), stated, content=content)
+            check_file(self.layout.file(name), expected_file, content=content)
 
     # Rows
 
@@ -239,19 +262,19 @@ class Store(ViewMethods, Sequence[Row]):
         elif isinstance(index, slice):
             return self._range(range(self._rows)[index])
         else:
-            i = index.__index__()
+            i = row_number(index)
         if not 0 <= i < self._rows:
             if not -self._rows <= i < 0:
-                raise IndexError(f"row {index} of {self._rows}")
+                raise IndexError(f"row {index} is out of range: there are {self._rows}")
             i += self._rows
         first_rows = self._first_rows
         at = bisect_right(first_rows, i) - 1
         reader = self._open.get(at) or self.slice_at(at)
         number = i - first_rows[at]
         ids, mask, starts = reader.ids, reader.mask, reader.starts
-        if ids is None or mask is None or not reader.tokens.clean:
+        if ids is None or mask is None or not reader.tokens.verified:
             return Row(self, at, number, *reader.row(number))
-        # The way of nearly every row, without another call: this is a trainer's inner loop.
+        # Inlined, because nearly every row takes this path in a trainer's inner loop.
         start, stop = starts[number], starts[number + 1]
         return Row(self, at, number, ids[start:stop], mask[start:stop])
 
@@ -280,7 +303,7 @@ class Store(ViewMethods, Sequence[Row]):
                 path=files.record,
             )
         with self._lock:
-            while len(self._open) >= self._most_open:
+            while len(self._open) >= self._max_open:
                 self._open.pop(next(iter(self._open)))
             self._open[at] = reader
         return reader
@@ -300,12 +323,12 @@ class Store(ViewMethods, Sequence[Row]):
     trained_within = trained_within
     weighed_within = weighed_within
 
-    # Pictures
+    # Images
 
     @property
-    def pictures(self) -> NDArray[np.int32]:
+    def images(self) -> NDArray[np.int32]:
         """Number of images of every row."""
-        return self._of_media(names.PICTURES)
+        return self._of_media(names.IMAGES)
 
     @property
     def patches(self) -> NDArray[np.int32]:
@@ -317,33 +340,33 @@ class Store(ViewMethods, Sequence[Row]):
 
     @property
     def media_root(self) -> str | None:
-        """Directory that image paths start from: as given, else as first seen."""
+        """Base directory of relative image paths: the given one, else that of the first build."""
         known = self._options["media_root"] or self.proof.get("media_root")
         return known if isinstance(known, str) else None
 
-    def picture(self, media: Media) -> bytes:
-        """Return the bytes of an image, which are those that the row was prepared from.
+    def image(self, media: Media) -> bytes:
+        """Return the bytes of an image, the same that the row was prepared with.
 
         Raises:
-            SourceMissing: It is not where it was.
+            SourceMissing: The image is gone.
             SourceChanged: Its bytes changed.
         """
-        return self._pictures.read(media)
+        return self._images.read(media)
 
     @cached_property
-    def _pictures(self) -> StoredPictures:
-        return pictures_of(self)
+    def _images(self) -> StoredImages:
+        return images_of(self)
 
-    def embedded_picture(self, digest: str) -> bytes | None:
-        """The copy of a picture in this store or its cache; None where there is none.
+    def embedded_image(self, digest: str) -> bytes | None:
+        """Return the copy of an image in this store or its cache, or None.
 
         Raises:
             CorruptionError: It is damaged, or missing though the manifest counts it.
         """
         if not re.fullmatch(r"[0-9a-f]{32}", digest):
-            raise CorruptionError(f"{digest!r} is not the digest of a picture", path=self.path)
+            raise CorruptionError(f"{digest!r} is not the digest of an image", path=self.path)
         embedded = "media" in self.manifest
-        path = self.layout.picture(digest)
+        path = self.layout.image(digest)
         remote = as_remote(path)
         if not embedded and (remote is not None or not path.exists()):
             return None
@@ -352,8 +375,8 @@ class Store(ViewMethods, Sequence[Row]):
             if remote is None:
                 data = path.read_bytes()
             else:
-                data = remote.read_kept(
-                    f"{digest}.picture", lambda found: fingerprint.checksum(found) == digest
+                data = remote.read_cached(
+                    f"{digest}.image", lambda found: fingerprint.checksum(found) == digest
                 )
         require_checksum(path, fingerprint.checksum(data), digest)
         return data
@@ -370,7 +393,7 @@ class Store(ViewMethods, Sequence[Row]):
 
     @property
     def processor_path(self) -> Path | None:
-        """The copy of the processor this store was made with, if any."""
+        """Path of the store's copy of its processor, if any."""
         if not self.processor_key:
             return None
         path = self.layout.processor(self.processor_key)
@@ -383,14 +406,14 @@ class Store(ViewMethods, Sequence[Row]):
         return "" if identity is None else fingerprint.key_of_parsed(identity)
 
     def own_array(self, name: str) -> NDArray[Any]:
-        """One of the arrays that `layout` names; a large one is checked now."""
+        """Return an array of `layout.ARRAYS`; a large file is checked now."""
         array = self._arrays.get(name)
         if array is None:
-            stated, path = self.manifest["files"][name], self._own_file(name)
-            if self._verify == "lazy" and stated["size"] > CHECKED_AT_OPEN_BYTES:
-                check_file(path, stated, content=True)
+            expected_file, path = self.manifest["files"][name], self._own_file(name)
+            if self._verify == "lazy" and expected_file["size"] > MAX_CHECKED_AT_OPEN_BYTES:
+                check_file(path, expected_file, content=True)
             count = self._rows
-            if name == names.MASK_RUNS and count:  # as many as the last row's end says
+            if name == names.MASK_RUNS and count:  # up to the end of the last row's
                 count = int(self.own_array(names.MASK_RUN_ENDS)[-1])
             elif name in (names.WEIGHT_RUNS, names.RUN_WEIGHTS):
                 count = int(self.own_array(names.WEIGHT_RUN_ENDS)[-1])
@@ -409,21 +432,21 @@ class Store(ViewMethods, Sequence[Row]):
         return Groups(self)
 
     def group_starts(self, groups: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The first row of groups by number; the number of groups gives the number of rows."""
+        """Return the first row of each group; for `group_count`, the number of rows."""
         if not self.has_groups:
             return groups
         ends = self.own_array(names.GROUP_ENDS)
         starts = np.where(groups > 0, ends[np.maximum(groups, 1) - 1], 0)
         if starts.size and int(starts.max()) > self._rows:
             raise CorruptionError(
-                f"a group ends at row {int(starts.max())} of {self._rows}",
+                f"a group ends at row {int(starts.max())}, the store has {self._rows} rows",
                 path=self.layout.file(names.GROUP_ENDS),
             )
         return starts.astype(np.int64)
 
     @property
     def group_size(self) -> int | None:
-        """Rows of every group; None where they differ."""
+        """Rows per group; None if that differs."""
         if not self.has_groups:
             return 1
         counts = self.manifest["totals"]["groups"]
@@ -433,23 +456,24 @@ class Store(ViewMethods, Sequence[Row]):
         sizes |= {1} if counts["kto"] or counts["single"] else set()
         return sizes.pop() if len(sizes) == 1 else None
 
-    def columns(self, wanted: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    def columns(self, column_names: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
         """Read meta columns slice by slice, for filters and splits.
 
         Args:
-            wanted: Names of fixed columns (``digest``, ``length``, …), ``source`` (index of the
-                source file), ``carried.<name>`` (JSON texts), or what `column_of` gives for a
-                sidecar.
+            column_names: Fixed columns (``digest``, ``length``, …), ``source`` (index of the source
+                file), ``extra.<name>`` (JSON texts), or a sidecar's `column_of`.
 
         Yields:
             Number of the first row, and each column over the slice's rows.
         """
-        wanted = list(wanted)
-        sidecars = {name: sidecar_of(self, name) for name in wanted if name.startswith(COLUMN)}
+        column_names = list(column_names)
+        sidecars = {
+            name: sidecar_of(self, name) for name in column_names if name.startswith(COLUMN)
+        }
         for at, first in enumerate(self._first_rows):
             reader = self.slice_at(at)
             columns: dict[str, Any] = {}
-            for name in wanted:
+            for name in column_names:
                 if name == "source":
                     source = int(self.table[at]["source"])
                     columns[name] = np.full(reader.record.rows, source, np.int32)
@@ -458,66 +482,84 @@ class Store(ViewMethods, Sequence[Row]):
                     columns[name] = sidecars[name].batch(rows)
                 elif name in FIXED_COLUMNS:
                     columns[name] = reader.column(name)
-                elif name in (carried := [CARRIED + one for one in reader.record.carried]):
-                    columns[name] = reader.carried_texts(name.removeprefix(CARRIED))
+                elif name in (extra := [EXTRA + one for one in reader.record.extra]):
+                    columns[name] = reader.extra_texts(name.removeprefix(EXTRA))
                 else:
-                    known = [*FIXED_COLUMNS, "source", *carried]
-                    raise UsageError(f"no column {name!r}; there are {', '.join(known)}")
+                    known = [*FIXED_COLUMNS, "source", *extra]
+                    raise UsageError(f"no column {name!r}; choose from {', '.join(known)}")
             yield first, columns
 
-    # Sidecars: what was attached to rows later
+    # Sidecars
 
     def attach(
         self,
         name: str,
         values: npt.ArrayLike | Iterable[npt.ArrayLike],
         *,
-        made_by: str,
+        producer: str,
         per: str = "row",
     ) -> Sidecar:
-        """Attach one float32 per row or per token: written whole, beside the store.
+        """Attach one float32 per row or per token to the store.
 
         Args:
-            name: What batches and filters will call the values.
-            values: An array, mapped or not; per token also a list with one array for each row; or
-                an iterable of arrays that follow one another, per token each of whole rows.
-            made_by: What computed them: a digest of the model, or a text. Name and made_by have one
-                content; values of another made_by are kept beside these.
+            name: Name of the values in batches and filters.
+            values: An array; or an iterable of consecutive arrays, per token each of whole rows.
+                Per token also a list with one array for each row.
+            producer: What computed them: a digest of the model, or a text. One name may have
+                values of several producers.
             per: ``row`` or ``token``.
 
         Raises:
             UsageError: The number of values is wrong, or one is not a number.
-            NonDeterminismError: Other values with this name and made_by are attached.
+            NonDeterminismError: Other values with this name and producer are attached.
         """
         from tokenmill.store.sidecar_writer import attach_values
 
-        return attach_values(self, name, values, made_by=made_by, per=per)
+        return attach_values(self, name, values, producer=producer, per=per)
 
-    def sidecar(self, name: str, made_by: str | None = None) -> Sidecar:
-        """Return the values attached under a name; ``made_by`` is needed where there are several.
+    def attach_writer(self, name: str, *, producer: str, per: str = "row") -> SidecarWriter:
+        """Return a writer for values that several processes compute, in any order.
+
+            with store.attach_writer("ref_logps", producer=digest, per="token") as writer:
+                for row in writer.share(rank, world_size):
+                    writer.write(row, log_probabilities(store[row].input_ids))
+
+        After a crash, start the same program again: rows that were flushed are not in ``share``.
+
+        Args:
+            name: Name of the values in batches and filters.
+            producer: What computes them: a digest of the model, or a text.
+            per: ``row`` or ``token``.
+        """
+        from tokenmill.store.sidecar_writer import SidecarWriter
+
+        return SidecarWriter(self, name, producer=producer, per=per)
+
+    def sidecar(self, name: str, producer: str | None = None) -> Sidecar:
+        """Return the values attached under a name; ``producer`` is needed where there are several.
 
         Raises:
             UsageError: There are none, or several.
             CorruptionError: They are damaged.
         """
-        # One that was named is kept open: it can only be that one. Which ones a bare name means is
-        # looked up again, because something may have been attached meanwhile.
-        kept = None if made_by is None else self._sidecars.get((name, made_by))
-        if kept is None:
-            found = choose(self, name, made_by)
-            kept = self._sidecars.setdefault((name, found.made_by), found)
-        return kept
+        # Without a producer the name is looked up again, because another sidecar of that name may
+        # have been attached since.
+        sidecar = None if producer is None else self._sidecars.get((name, producer))
+        if sidecar is None:
+            chosen = choose(self, name, producer)
+            sidecar = self._sidecars.setdefault((name, chosen.producer), chosen)
+        return sidecar
 
     @property
     def sidecars(self) -> list[Sidecar]:
-        """All sidecars, by name and made_by."""
+        """All sidecars, by name and producer."""
         return attached(self)
 
     # Where rows come from
 
     @cached_property
     def sources(self) -> tuple[str | None, ...]:
-        """Paths of the source files: as given, else as first seen."""
+        """Paths of the source files: the given ones, else those of the first build."""
         known = self._options["paths"]
         if known is None:
             known = self.proof.get("paths", [])
@@ -559,12 +601,16 @@ class Store(ViewMethods, Sequence[Row]):
 
     @cached_property
     def proof(self) -> Document:
-        """Engine, renderer, audits, versions: advisory, empty with a warning when damaged."""
+        """How the store was built: engine, audits, versions. Empty, with a warning, if damaged."""
         return read_proof(self.layout.file(names.PROOF))
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return tokenizer_of(self)
 
     @property
     def tokenizer_path(self) -> Path:
-        """The copy of the tokenizer this store was made with."""
+        """Path of the store's copy of its tokenizer."""
         path = self.layout.tokenizer(self.manifest["tokenizer"]["identity"])
         self.layout.require_inside(path)
         return path
@@ -582,7 +628,7 @@ class Store(ViewMethods, Sequence[Row]):
         return checked
 
     def check_everything(self) -> tuple[int, list[CorruptionError]]:
-        """As `verify`, but go on after an error; return the first one of each part."""
+        """Check every checksum; return the bytes checked and the first error of each part."""
         checked, errors = 0, []
         for check in self._checks():
             try:
@@ -592,17 +638,17 @@ class Store(ViewMethods, Sequence[Row]):
         return checked, errors
 
     def _checks(self) -> Iterator[Callable[[], int]]:
-        for name, stated in self.manifest["files"].items():
-            yield partial(self._check_own, name, stated)
+        for name, expected_file in self.manifest["files"].items():
+            yield partial(self._check_own, name, expected_file)
         for at in range(len(self.table)):
             yield partial(self._check_slice, at)
         if "media" in self.manifest:
             for media in self.distinct_media():
-                yield partial(self._check_picture, media.digest)
+                yield partial(self._check_image, media.digest)
         yield from sidecar_checks(self)
 
-    def _check_picture(self, digest: str) -> int:
-        return len(self.embedded_picture(digest) or b"")
+    def _check_image(self, digest: str) -> int:
+        return len(self.embedded_image(digest) or b"")
 
     def _check_slice(self, at: int) -> int:
         reader, row = self.slice_at(at), self._first_rows[at]
@@ -630,20 +676,31 @@ class Store(ViewMethods, Sequence[Row]):
         return checked
 
     def __reduce__(self) -> Any:
-        return partial(type(self), **self._options), (str(self.path), self._verify)
+        open_again = partial(type(self), **self._options)
+        path = getattr(self.path, "url", None) or str(self.path)
+        return _reopen, (open_again, path, self._verify, self.key)
 
     def __repr__(self) -> str:
         totals = self.manifest["totals"]
         return f"Store({self.key[:12]}, {totals['rows']:,} rows, {totals['tokens']:,} tokens)"
 
 
-def _most_open() -> int:
+def _reopen(open_again: Callable[[str, str], Store], path: str, verify: str, key: str) -> Store:
+    """Open a pickled store; raise if another store is at its path now."""
+    store = open_again(path, verify)
+    if store.key != key:
+        message = f"the pickled store was {key}, this is now {store.key}; open it and start again"
+        raise CorruptionError(message, path=store.path)
+    return store
+
+
+def _max_open_slices() -> int:
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return max(16, min(MOST_OPEN_SLICES, allowed // 4))
+    return max(16, min(MAX_OPEN_SLICES, allowed // 4))
 
 
 def open_store(
-    path: str | os.PathLike[str],
+    path_or_url: str | os.PathLike[str],
     verify: str = "lazy",
     *,
     cache_dir: str | os.PathLike[str] | None = None,
@@ -653,14 +710,13 @@ def open_store(
     """Open a finished store.
 
     Args:
-        path: What ``tokenmill prepare`` printed, the directory given to ``--out``, or the URL given
-            to ``tokenmill push``.
-        verify: ``lazy`` checks every block before its first row is served, ``open`` checks all of
-            it now, ``off`` checks sizes only.
-        cache_dir: Where blocks of a remote store are kept; None: the user's own cache.
-        media_root: Directory that image paths start from; None: the one that the rows were prepared
-            with.
-        media_urls: Fetch images whose rows give a URL.
+        path_or_url: The directory that ``tokenmill prepare`` printed or wrote (``--out``), or the
+            URL of a store written by ``tokenmill push``.
+        verify: ``lazy`` checks every block before its first row is served, ``open`` checks all
+            blocks now, ``off`` checks sizes only.
+        cache_dir: Caches blocks of a remote store; None: the default cache directory.
+        media_root: Base directory of relative image paths; None: as in `prepare`.
+        media_urls: Fetch images whose rows contain a URL.
 
     Raises:
         CorruptionError: The store's own files are damaged.
@@ -668,15 +724,15 @@ def open_store(
         SourceMissing: There is no such directory.
         UsageError: The directory is not a store.
     """
-    if is_remote(path):
+    if is_remote(path_or_url):
         from tokenmill.store.remote import RemoteStore
 
         return RemoteStore(
-            os.fspath(path),
+            os.fspath(path_or_url),
             verify,
             cache_dir=cache_dir,
             media_root=media_root,
             media_urls=media_urls,
         )
-    place = local_path(os.fspath(path))
-    return Store(place, verify, media_root=media_root, media_urls=media_urls)
+    path = local_path(os.fspath(path_or_url))
+    return Store(path, verify, media_root=media_root, media_urls=media_urls)

@@ -1,7 +1,7 @@
 """Copy stores: `push` to a URL, `copy_store` to a directory (``--out``), `pull` into the cache.
 
-A portable store is a directory with its slices and tokenizer beneath it. Slices are verified while
-they are read. The manifest comes last, so readers see no store or a complete one, and an
+A portable store is a directory that contains its slices and tokenizer. Slices are verified while
+they are read. The manifest is written last, so readers see no store or a complete one. An
 interrupted copy continues where it stopped.
 """
 
@@ -17,12 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tokenmill._core.artifact import publish_files, quarantine
 from tokenmill._core.fingerprint import canonical, checksum
 from tokenmill._core.paths import default_cache_dir
 from tokenmill._core.publish import Staging, copy_or_link, publish_directory, writing_errors
-from tokenmill._core.remote import RemoteObject, filesystem, is_remote, protocol_of, shown
+from tokenmill._core.remote import RemoteObject, filesystem, is_remote, protocol_of
 from tokenmill._core.remote_path import BlockCache, RemotePath, as_remote
-from tokenmill._core.sealed import publish_files, quarantine
 from tokenmill.errors import (
     CacheError,
     CorruptionError,
@@ -33,11 +33,11 @@ from tokenmill.errors import (
     UsageError,
 )
 from tokenmill.store import layout as names
-from tokenmill.store.access import PIECE_BYTES, GuardedFile, open_guarded
-from tokenmill.store.ahead import ahead
+from tokenmill.store.access import PIECE_BYTES, ChecksummedFile, open_checksummed
 from tokenmill.store.commit import Placement, commit_store, state_json
 from tokenmill.store.layout import CacheLayout, StoreLayout, image_name
 from tokenmill.store.manifest import Document, encode_manifest, read_manifest, with_digest
+from tokenmill.store.prefetch import prefetch_map
 from tokenmill.store.record import Media
 from tokenmill.store.remote import CONTENTS, RemoteStore
 from tokenmill.store.sidecars import KIND, Sidecar
@@ -49,7 +49,7 @@ MAX_COPIES = 4  # files or slices copied at the same time
 
 @dataclass
 class TransferResult:
-    """Counts of one copy: all files of the store at the destination, and those already there."""
+    """Counts of one copy; ``skipped`` files were at the destination before."""
 
     path: str
     rows: int
@@ -66,25 +66,25 @@ class TransferResult:
 @dataclass(frozen=True)
 class StoreFile:
     name: str  # path below the store's directory
-    content: bytes | Path | GuardedFile
-    advisory: bool = False  # an existing file with other bytes is kept
+    content: bytes | Path | ChecksummedFile
+    advisory: bool = False  # an existing file is never replaced
 
     @property
     def path(self) -> Path | None:
         content = self.content
-        path = content.path if isinstance(content, GuardedFile) else content
+        path = content.path if isinstance(content, ChecksummedFile) else content
         return path if isinstance(path, Path) else None
 
     @property
     def size(self) -> int:
-        if isinstance(self.content, GuardedFile):
+        if isinstance(self.content, ChecksummedFile):
             return self.content.record.size
         return len(self.content) if isinstance(self.content, bytes) else self.content.stat().st_size
 
     def pieces(self) -> Iterator[bytes | memoryview]:
         if isinstance(self.content, bytes):
             yield self.content
-        elif isinstance(self.content, GuardedFile):
+        elif isinstance(self.content, ChecksummedFile):
             yield from self.content.pieces()
         else:
             with open(self.content, "rb") as file:
@@ -93,24 +93,24 @@ class StoreFile:
 
 Part = list[StoreFile]  # copied in this order
 Job = Callable[[], Part]
-Put = Callable[[Part], list[bool]]  # returns whether each file was there already
+Put = Callable[[Part], list[bool]]  # returns whether each file existed
 
 
 def _copy(jobs: Iterable[Job], put: Put, result: TransferResult) -> None:
     def run(job: Job) -> list[tuple[int, bool]]:
         part = job()
-        return [(file.size, there) for file, there in zip(part, put(part), strict=True)]
+        return [(file.size, existed) for file, existed in zip(part, put(part), strict=True)]
 
-    for counts in ahead(run, jobs, batch=1, threads=MAX_COPIES):
-        for size, there in counts:
-            result.add(size, skipped=there)
+    for counts in prefetch_map(run, jobs, batch=1, threads=MAX_COPIES):
+        for size, existed in counts:
+            result.add(size, skipped=existed)
 
 
-# What is copied
+# Files of a store
 
 
 def _slice_jobs(store: Store) -> Iterator[Job]:
-    # A dict, because equal runs of source rows are one slice.
+    # A dict, because a store may contain one slice several times.
     keys = {entry["key"].tobytes().hex(): entry["record"].tobytes().hex() for entry in store.table}
     return (partial(_slice_files, store, key, digest) for key, digest in keys.items())
 
@@ -118,15 +118,15 @@ def _slice_jobs(store: Store) -> Iterator[Job]:
 def _slice_files(store: Store, key: str, digest: str) -> Part:
     files = store.layout.slice(key)
     record, _ = read_record(files, digest)
-    tokens = open_guarded(files.tokens, record.token_file, mapped=False, check=True)
-    meta = open_guarded(files.meta, record.meta_file, mapped=False, check=True)
+    tokens = open_checksummed(files.tokens, record.token_file, mapped=False, check=True)
+    meta = open_checksummed(files.meta, record.meta_file, mapped=False, check=True)
     own = record.encode() if as_remote(files.record) is not None else files.record
     contents = ((files.tokens, tokens), (files.meta, meta), (files.record, own))
     return [StoreFile(f"slices/{key[:2]}/{path.name}", content) for path, content in contents]
 
 
 def _image_file(store: Store, sizes: list[int], media: Media) -> Part:
-    data = store.picture(media)
+    data = store.image(media)
     sizes.append(len(data))
     return [StoreFile(image_name(media.digest), data)]
 
@@ -148,7 +148,7 @@ def _files_below(root: Path) -> list[tuple[str, Path]]:
 
 def _portable_files(store: Store) -> tuple[Document, bytes]:
     state = b"".join(state_json(store.layout.file(names.TABLE), store.key, "slices"))
-    return {**store.manifest["files"], names.STATE: _stated(state)}, state
+    return {**store.manifest["files"], names.STATE: _file_entry(state)}, state
 
 
 def _copy_portable(
@@ -156,7 +156,7 @@ def _copy_portable(
 ) -> None:
     """Copy every file of a portable store, the manifest last.
 
-    ``list_models`` adds `CONTENTS`, for places that cannot list their files.
+    ``list_models`` adds `CONTENTS`, for servers that cannot list files.
     """
     files, state = _portable_files(store)
     embeds = embed_media or "media" in store.manifest
@@ -176,15 +176,15 @@ def _copy_portable(
     _copy(jobs(), put, result)
     if list_models:
         models = {file.name: b"".join(file.pieces()) for file in _model_files(store)}
-        stated = {name: _stated(data) for name, data in models.items()}
-        listing = canonical({"key": store.key, "files": stated}) + b"\n"
+        entries = {name: _file_entry(data) for name, data in models.items()}
+        listing = canonical({"key": store.key, "files": entries}) + b"\n"
         _copy([lambda: [StoreFile(CONTENTS, listing)]], put, result)
-    media = {"media": {"pictures": len(sizes), "bytes": sum(sizes)}} if embeds else {}
+    media = {"media": {"images": len(sizes), "bytes": sum(sizes)}} if embeds else {}
     manifest = encode_manifest(with_digest(store.manifest, files=files, **media))
     _copy([lambda: [StoreFile(names.MANIFEST, manifest)]], put, result)
 
 
-def _stated(data: bytes) -> Document:
+def _file_entry(data: bytes) -> Document:
     return {"size": len(data), "checksum": checksum(data)}
 
 
@@ -206,8 +206,8 @@ def _stage(staging: Staging, part: Part) -> list[bool]:
 def copy_store(store: Store, target: Path, *, embed_media: bool = False) -> Path:
     """Make a self-contained copy of a store and return the target.
 
-    The target does not exist, is empty, or already is a copy of this store. The copy appears by one
-    rename; sidecars follow. Images of a store that has them are always copied.
+    The target must be missing, empty, or a copy of this store. The copy is published with one
+    rename; sidecars follow. Images that the store contains are always copied.
     """
     return Path(_copy_to_directory(store, target, embed_media).path)
 
@@ -223,7 +223,7 @@ def _copy_to_directory(store: Store, target: Path, embed_media: bool) -> Transfe
         with writing_errors(target):
             target.parent.mkdir(parents=True, exist_ok=True)
         with Staging(target.parent, beside=target) as staging:
-            for name in ("slices", "tokenizer"):  # there even without files
+            for name in ("slices", "tokenizer"):  # also if they are empty
                 staging.make(staging.path / name)
             put = partial(_stage, staging)
             _copy_portable(store, put, result, embed_media=embed_media, list_models=False)
@@ -238,60 +238,61 @@ def _copy_to_directory(store: Store, target: Path, embed_media: bool) -> Transfe
 
 def _require_copy(store: Store, target: Path) -> None:
     try:
-        found = Store(target)
+        existing = Store(target)
     except TokenmillError as error:
         raise UsageError(
-            "exists and is not a copy of this store; name another directory", path=target
+            "exists and is not a copy of this store; choose another directory", path=target
         ) from error
-    if found.key != store.key:
+    if existing.key != store.key:
         raise UsageError(
-            f"holds store {found.key[:12]}, not {store.key[:12]}; name another directory",
+            f"contains store {existing.key[:12]}, not {store.key[:12]}; choose another directory",
             path=target,
         )
 
 
 def copy_sidecar(sidecar: Sidecar, store: StoreLayout) -> bool:
-    """Copy a sidecar to another copy of its store; False when it is there already."""
-    place, cache = store.sidecars / sidecar.path.name, store.cache_root
-    if place.exists():
+    """Copy a sidecar to another copy of its store; return False if it exists there."""
+    target, cache = store.sidecars / sidecar.path.name, store.cache_root
+    if target.exists():
         return False
     sidecar.check_all()
-    with Staging(cache or store.directory, beside=None if cache else place) as staging:
+    with Staging(cache or store.directory, beside=None if cache else target) as staging:
         staged = staging.path / "sidecar"
         staging.make(staged)
-        staging.make(place.parent)
-        with writing_errors(place):
+        staging.make(target.parent)
+        with writing_errors(target):
             for name in (KIND.summary, *KIND.files):
                 copy_or_link(sidecar.path / name, staged / name)
-            return publish_directory(staged, place)
+            return publish_directory(staged, target)
 
 
 # To a URL
 
 
 class _Url:
-    """The directory at a URL; one listing says which files are there.
+    """The directory at a URL, listed once.
 
-    Existing files, and those just sent, are compared by size and MD5: the one that the server
-    states, else that of the file read back. The beginning of a file, left by an interrupted upload,
-    is replaced; any other content is a `CacheError`.
+    Existing and uploaded files are compared by size and MD5: the server's, else that of the file
+    read back. A truncated file, left by an interrupted upload, is replaced. Other content raises
+    `CacheError`.
     """
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._fs, self._root = filesystem(url)
-        self._listing = RemoteObject(url).retrying(self._list, None)
+        remote = RemoteObject(url)
+        self._fs, self._root = remote.retrying(lambda: filesystem(url), None)
+        self._listing = remote.retrying(self._list, None)
 
     def _list(self) -> dict[str, dict[str, Any]]:
         self._fs.invalidate_cache()
         try:
-            found: dict[str, dict[str, Any]] = self._fs.find(self._root, detail=True)
+            infos: dict[str, dict[str, Any]] = self._fs.find(self._root, detail=True)
         except FileNotFoundError:
             return {}
-        return {name.lstrip("/"): info for name, info in found.items()}
+        return {name.lstrip("/"): info for name, info in infos.items()}
 
     def send(self, file: StoreFile) -> bool:
-        """Upload a file unless it is there; return whether it was."""
+        """Upload a file unless it exists; return whether it existed."""
         path = f"{self._root}/{file.name}"
         remote = RemoteObject(f"{self._url}/{file.name}")
         info = self._listing.get(path.lstrip("/"))
@@ -301,22 +302,22 @@ class _Url:
                 return True
             if not _is_beginning(remote, int(info["size"]), file):
                 raise CacheError(
-                    "other bytes are there under this name; name another target, or remove it",
-                    path=shown(remote.url),
+                    "exists with other bytes; choose another target, or remove it",
+                    path=remote.path,
                 )
         try:
             remote.retrying(lambda: self._put(path, file), None)
             info = remote.retrying(lambda: self._info(path), None)
         except SourceError as error:
-            if isinstance(error.__cause__, NotImplementedError):
-                raise UsageError("this place cannot be written", path=remote.path) from error
+            if isinstance(error.__context__, NotImplementedError):
+                raise UsageError("this file system is read-only", path=remote.path) from error
             raise CacheError(
                 error.message.replace("be read", "be written", 1), path=error.path
             ) from error
         if not _is_same(remote, info, file.size, md5):
             raise CacheError(
-                "what is there after writing is not what was written; push again",
-                path=shown(remote.url),
+                "contains other bytes than were written; push again",
+                path=remote.path,
             )
         return False
 
@@ -352,7 +353,7 @@ def _is_same(remote: RemoteObject, info: dict[str, Any], size: int, md5: str) ->
 
 
 def _is_beginning(remote: RemoteObject, size: int, file: StoreFile) -> bool:
-    """Whether an object is a proper prefix of the file: an upload that was cut short."""
+    """Return whether an object is a truncated copy of the file."""
     if size >= file.size:
         return False
     start = 0
@@ -375,26 +376,26 @@ def push(
     """Copy a store to any URL that fsspec can write, or to a directory.
 
     Args:
-        store: A store of this machine, or its path.
-        target: What will be the store's URL; `open_store` and `pull` take it.
+        store: A local store, or its path.
+        target: URL or directory of the copy, for `open_store` and `pull`.
         embed_media: Copy the images of its rows, each once.
 
     Raises:
-        CacheError: Something else is there, or it cannot be written.
-        NonDeterminismError: A store of the same key is there, with other bytes.
+        CacheError: The target contains something else, or cannot be written.
+        NonDeterminismError: The target contains a store of the same key with other bytes.
     """
     store = store if isinstance(store, Store) else open_store(store)
     target = os.fspath(target)
     if isinstance(store, RemoteStore):
-        raise UsageError("is a remote store: pull it first", path=store.path)
+        raise UsageError("a remote store cannot be pushed; pull it first", path=store.path)
     if not is_remote(target):
         return _copy_to_directory(store, Path(target), embed_media)
     if protocol_of(target) in ("http", "https"):
-        raise UsageError("an HTTP server cannot be pushed to", path=target)
-    place = RemotePath(target, BlockCache(default_cache_dir()))
-    _require_free(place, store)
-    result = TransferResult(str(place), len(store))
-    url = _Url(place.url)
+        raise UsageError("push cannot write to HTTP", path=target)
+    remote = RemotePath(target, BlockCache(default_cache_dir()))
+    _require_free(remote, store)
+    result = TransferResult(str(remote), len(store))
+    url = _Url(remote.url)
 
     def put(part: Part) -> list[bool]:
         return [url.send(file) for file in part]
@@ -403,27 +404,26 @@ def push(
     return result
 
 
-def _require_free(place: RemotePath, store: Store) -> None:
+def _require_free(target: RemotePath, store: Store) -> None:
     try:
-        found = read_manifest(StoreLayout(place))  # type: ignore[arg-type]
+        existing = read_manifest(StoreLayout(target))  # type: ignore[arg-type]
     except SourceMissing:
         return
     except CorruptionError as error:
         raise CacheError(
-            f"there is a manifest, but not a whole one ({error.message}); name another target, or "
-            "remove it",
-            path=place,
+            f"contains a damaged manifest ({error.message}); choose another target, or remove it",
+            path=target,
         ) from error
-    if found["key"] != store.key:
+    if existing["key"] != store.key:
         raise CacheError(
-            f"holds store {found['key'][:12]}, not {store.key[:12]}; name another target",
-            path=place,
+            f"contains store {existing['key'][:12]}, not {store.key[:12]}; choose another target",
+            path=target,
         )
-    if found["files"] != _portable_files(store)[0]:
+    if existing["files"] != _portable_files(store)[0]:
         raise NonDeterminismError(
-            f"the store there has digest {found['digest']} and other files, under the same key; "
-            "what is there stays",
-            path=place,
+            f"contains a store of this key with other files (digest {existing['digest']}); "
+            "it is unchanged",
+            path=target,
         )
 
 
@@ -431,19 +431,19 @@ def _require_free(place: RemotePath, store: Store) -> None:
 
 
 def _put_in_cache(cache: CacheLayout, part: Part) -> list[bool]:
-    """Publish a slice or an image unless it is there."""
+    """Publish a slice or an image unless it exists."""
     targets = []
     for file in part:
         kind, _, rest = file.name.partition("/")
-        targets.append(cache.root / ("pictures" if kind == "media" else kind) / rest)
-    is_there = targets[-1].exists()  # the last file of a slice is its commit record
-    if is_there and len(part) > 1:
+        targets.append(cache.root / ("images" if kind == "media" else kind) / rest)
+    exists = targets[-1].exists()  # the last file of a slice is its commit record
+    if exists and len(part) > 1:
         _require_same_record(cache, part[-1])
-    if not is_there:
+    if not exists:
         with Staging(cache.root) as staging:
             for file, target in zip(part, targets, strict=True):
                 _publish(staging, file, target)
-    return [is_there] * len(part)
+    return [exists] * len(part)
 
 
 def _require_same_record(cache: CacheLayout, file: StoreFile) -> None:
@@ -451,18 +451,18 @@ def _require_same_record(cache: CacheLayout, file: StoreFile) -> None:
     expected, (_, digest) = checksum(b"".join(file.pieces())), read_record(files)
     if digest != expected:
         raise NonDeterminismError(
-            f"the cache's slice has record {digest}, the store to be pulled {expected}; what is "
-            "there stays",
+            f"the cached slice has record {digest}, the remote one {expected}; the cache is "
+            "unchanged",
             path=files.record,
         )
 
 
 def _publish(staging: Staging, file: StoreFile, target: Path) -> None:
     staged = staging.write(target.name, file.pieces())
-    if staging.publish(staged, target) or not isinstance(file.content, GuardedFile):
+    if staging.publish(staged, target) or not isinstance(file.content, ChecksummedFile):
         return
-    try:  # a file of another builder, or of a slice that lost its record
-        GuardedFile(target, file.content.record, mapped=False, check=True).check_all()
+    try:  # the file is another builder's, or its slice lost its record
+        ChecksummedFile(target, file.content.record, mapped=False, check=True).check_all()
     except CorruptionError:
         quarantine(staging.root, target)
         staging.publish(staged, target)
@@ -478,14 +478,14 @@ def pull(
     """Copy a store from a URL into the local cache, every block checked.
 
     Args:
-        source: Its URL, or a directory.
-        out: Also make a self-contained copy here, and open that.
-        cache_dir: The cache; None: the user's own.
+        source: URL or directory of the store.
+        out: Also make a self-contained copy in this directory, and open that.
+        cache_dir: None: the default cache directory.
         embed_media: With ``out``: copy the images of its rows, each once.
 
     Raises:
-        CorruptionError: The store there is damaged.
-        NonDeterminismError: The cache holds other bytes under the same key.
+        CorruptionError: The remote store is damaged.
+        NonDeterminismError: The cache contains other bytes under the same key.
     """
     return Store(copy_from(source, out=out, cache_dir=cache_dir, embed_media=embed_media).path)
 
@@ -497,7 +497,7 @@ def copy_from(
     cache_dir: str | os.PathLike[str] | None = None,
     embed_media: bool = False,
 ) -> TransferResult:
-    """`pull`, returning the counts of the copy."""
+    """Like `pull`, but return the counts of the copy."""
     cache = CacheLayout(Path(cache_dir or default_cache_dir()).absolute())
     store = open_store(source, cache_dir=cache.root)
     result = TransferResult("", len(store))
@@ -514,8 +514,8 @@ def copy_from(
     pulled = Store(layout.directory, paths=[str(path) for path in store.sources])
     for sidecar in store.sidecars:
         result.add(sidecar.bytes, skipped=not copy_sidecar(sidecar, layout))
-    for stated in pulled.manifest["files"].values():
-        result.add(stated["size"])
+    for entry in pulled.manifest["files"].values():
+        result.add(entry["size"])
     embed_media = embed_media or "media" in store.manifest
     copied = None if out is None else copy_store(pulled, Path(out), embed_media=embed_media)
     result.path = str(copied or pulled.path)

@@ -1,4 +1,4 @@
-"""Methods of stores and views that give views; they import higher packages when called."""
+"""Methods that stores and views share. They import higher packages when called."""
 
 from __future__ import annotations
 
@@ -6,72 +6,79 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 if TYPE_CHECKING:
-    from tokenmill.data.pictures import StoredPictures
+    from tokenmill.data.images import StoredImages
     from tokenmill.data.view import View
     from tokenmill.integrations.torch import DataLoader
+    from tokenmill.tokenizers.tokenizer import Tokenizer
 
 
 class ViewMethods:
     def filter(
         self: Any, where: str | Callable[..., Any], columns: Sequence[str] | None = None
     ) -> View:
-        """The rows for which an expression, or a function over columns, holds.
+        """Return the rows for which an expression or a function is true.
 
         Args:
-            where: An expression such as ``"length < 4096 and carried.lang == 'en'"``; or a function
-                that is given the ``columns``, each an array over many rows at once, and gives one
-                truth value per row. It must look at each row by itself.
-            columns: What the function is given, in this order: ``length``, ``trained``, ``source``,
-                ``file``, ``pictures``, ``patches``, ``carried.<name>``, and what is attached per
-                row, by its name.
+            where: An expression such as ``"length < 4096 and extra.lang == 'en'"``; or a function
+                of the ``columns``, each an array over many rows, that returns one boolean per row.
+                Its value for a row may not depend on other rows.
+            columns: Arguments of the function: ``length``, ``trained``, ``source``, ``file``,
+                ``images``, ``patches``, ``extra.<name>``, or the name of a sidecar per row.
         """
-        from tokenmill.data.choices import filtered
+        from tokenmill.data.choices import filter_rows
 
-        return filtered(self, where, columns)
+        return filter_rows(self, where, columns)
 
     def select(self: Any, rows: Iterable[SupportsIndex]) -> View:
-        """Rows by number, in the given order; a number may come twice, or count from the end."""
+        """Return rows by number, in this order. Numbers may repeat or be negative."""
         from tokenmill.data.choices import select
 
         return select(self, rows)
 
     def shuffle(self: Any, seed: int = 0) -> View:
-        """All rows in another order, which depends on the seed and the number of rows alone."""
+        """Return all rows in an order that depends on the seed and the number of rows only."""
         from tokenmill.data.choices import shuffle
 
         return shuffle(self, seed)
 
-    def split(self: Any, parts: Mapping[str, float], *, seed: int = 0) -> tuple[View, ...]:
-        """Split rows by content; see `tokenmill.split`."""
-        from tokenmill.data.choices import split
+    def split(self: Any, shares: Mapping[str, float], *, seed: int = 0) -> dict[str, View]:
+        """Split rows by content; return a view for each name.
 
-        return split(self, parts, seed=seed)
-
-    def map(self: Any, function: Callable[[Any], Any]) -> View:
-        """The same rows, each given to a function before it is served.
+        A row's split depends on its bytes and the seed only. So a row stays in its split when other
+        rows are added or removed, equal rows are in the same split, and so are all turns of one
+        conversation (``expand="turns"``).
 
         Args:
-            function: Gets a `Row` and gives one back (the same, or `Row.with_tokens`), or
-                ``{"input_ids": …, "loss_mask": …}``, or one of the two: what it does not give
-                stays. Both keep their number of tokens. The same row must always give the same
-                answer.
+            shares: Share of every split, by name; they add up to 1.
+            seed: Seed of the split.
+        """
+        from tokenmill.data.choices import split
+
+        return split(self, shares, seed)
+
+    def map(self: Any, function: Callable[[Any], Any]) -> View:
+        """Return the same rows, each passed through a function when it is served.
+
+        Args:
+            function: Takes a `Row` and returns a `Row`, or a dict with ``input_ids``, ``loss_mask``
+                or both. It must be deterministic and keep the number of tokens.
         """
         from tokenmill.data.view import mapped
 
         return mapped(self, function)
 
     def torch(self, batch_size: int = 8, **arguments: Any) -> DataLoader:
-        """The rows as batches of tensors, from a stateful DataLoader.
+        """Return a torch DataLoader with ``state_dict``, over batches of tensors.
 
         Args:
             batch_size: Samples per rank.
-            **arguments: Of `tokenmill.integrations.torch.DataLoader` (``num_workers``, …) and of
-                `tokenmill.Loader`.
+            **arguments: Arguments of `tokenmill.integrations.torch.DataLoader` (``num_workers``, …)
+                and of `tokenmill.Loader`.
         """
         from tokenmill.integrations.torch import DataLoader
 
-        whole: Any = self  # a store or a view
-        return DataLoader(whole, batch_size=batch_size, **arguments)
+        data: Any = self  # a store or a view
+        return DataLoader(data, batch_size=batch_size, **arguments)
 
     def _range(self: Any, numbers: range) -> View:
         from tokenmill.data.choices import sliced
@@ -79,7 +86,13 @@ class ViewMethods:
         return sliced(self, numbers)
 
 
-def pictures_of(store: Any) -> StoredPictures:
-    from tokenmill.data.pictures import pictures_of
+def tokenizer_of(store: Any) -> Tokenizer:
+    from tokenmill.data.view import tokenizer_of
 
-    return pictures_of(store)
+    return tokenizer_of(store)
+
+
+def images_of(store: Any) -> StoredImages:
+    from tokenmill.data.images import images_of
+
+    return images_of(store)

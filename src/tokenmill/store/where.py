@@ -1,14 +1,14 @@
-"""The language of filters: expressions over a row's columns.
+"""Filter expressions over the columns of a row.
 
     length < 4096 and trained / length > 0.1
     file == "math.jsonl" or source in ("a/x.jsonl", "b/x.jsonl")
-    carried.lang == "en" and carried.meta.score >= 0.5 and carried["my key"] is not None
-    reward > 0.5                        (what is attached per row, by its name)
+    extra.lang == "en" and extra.meta.score >= 0.5 and extra["my key"] is not None
+    reward > 0.5                        (a sidecar with one value per row)
 
-A `Where` is such a text, parsed with Python's own grammar and restricted to names, members of
-``carried``, constants, comparisons, ``and``/``or``/``not``, ``in`` and plain arithmetic. Its
-canonical text is part of the view's key. It is evaluated on whole columns at a time. A missing
-carried value is None; None is equal only to None and neither smaller nor larger than anything.
+A `Where` is parsed with Python's grammar, restricted to names, fields of ``extra``, constants,
+comparisons, ``and``/``or``/``not``, ``in`` and arithmetic, and evaluated on whole columns. Its
+canonical text is part of the view's key. A missing extra value is None; None is equal only to None
+and neither smaller nor larger than any value.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import UsageError
-from tokenmill.store import CARRIED
+from tokenmill.store.record import EXTRA
 
 NAMES = {
     "length": "length",  # tokens of the row
     "trained": "trained",  # trained tokens of the row
-    "source": "source",  # path of its file, as origins name it
+    "source": "source",  # path of its file, as in its origin
     "file": "source",  # the last part of that path
-    "pictures": "pictures",  # pictures of the row
-    "patches": "patches",  # what they cost a vision model
+    "images": "images",  # images of the row
+    "patches": "patches",  # of those images, in the vision model
 }
-"""Names an expression may use, and the stored column each comes from."""
+"""Names in expressions, and the stored column of each."""
 
-LONGEST = 10_000  # characters; a filter is written by a person
+MAX_FILTER = 10_000  # characters; longer filters are not hand-written
 
 _Evaluate = Callable[[Mapping[str, Any]], Any]
 
@@ -66,60 +66,66 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 def _unknown(name: str) -> UsageError:
-    known = ", ".join([*NAMES, "carried.<column>"])
+    known = ", ".join([*NAMES, "extra.<column>"])
     return UsageError(
-        f"a filter knows no name {name!r}; there are {known}, and what is attached per row"
+        f"unknown name {name!r} in a filter; choose from {known} and sidecars per row"
     )
 
 
 class NamedColumns:
-    """Columns by their names in filters: `NAMES`, ``carried.<name>``, or names of sidecars."""
+    """Columns by their names in filters: `NAMES`, ``extra.<name>``, or names of sidecars."""
 
     def __init__(self, names: Iterable[str], sidecars: Mapping[str, str]) -> None:
         self.names = list(names)
         self._stored = {**NAMES, **sidecars}
         for name in self.names:
-            if name not in self._stored and not name.startswith(CARRIED):
+            if name not in self._stored and not name.startswith(EXTRA):
                 raise _unknown(name)
-        # At least one, because rows must be counted.
+        # At least one column, to count the rows.
         self.stored = sorted({self._stored.get(name, name) for name in self.names}) or ["length"]
 
     def values(self, columns: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
-        """One array per name: numbers, paths, or what carried JSON texts say."""
+        """Return one array per name; extra columns are decoded."""
         found = []
         for name in self.names:
             values = columns[self._stored.get(name, name)]
+            if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
+                values = values.astype(np.int64)  # stored as 32 bits, which products exceed
             if name == "file":
                 values = _objects([posixpath.basename(path) for path in values])
-            elif name.startswith(CARRIED):
+            elif name.startswith(EXTRA):
                 values = _objects([msgspec.json.decode(text) for text in values])
             found.append(values)
         return found
 
 
 class Where:
-    """A parsed filter expression; ``sidecars`` are names it may use, and their stored columns."""
+    """A parsed filter expression; ``sidecars`` maps sidecar names to stored columns."""
 
     def __init__(self, text: str, sidecars: Mapping[str, str] | None = None) -> None:
         tree = parse_filter(text)
         self._known = {*NAMES, *(sidecars or {})}
         self._uses: set[str] = set()
-        self._evaluate = self._compile(tree.body)
+        try:
+            self._evaluate = self._compile(tree.body)
+            self.text = ast.unparse(tree)
+        except RecursionError as error:
+            raise _too_deep(text) from error
         self._named = NamedColumns(self._uses, sidecars or {})
-        self.text = ast.unparse(tree)
         self.columns = self._named.stored  # that the expression needs
         self.uses_source = bool(self._uses & {"source", "file"})
 
     def __call__(self, columns: Mapping[str, Any]) -> npt.NDArray[np.bool_]:
-        """Which of many rows are kept."""
+        """Return a boolean per row."""
         rows = len(next(iter(columns.values())))
         prepared = dict(zip(self._named.names, self._named.values(columns), strict=True))
-        value = self._evaluate(prepared)
-        is_array = isinstance(value, np.ndarray) and value.ndim
-        return (value if is_array else np.full(rows, value)).astype(np.bool_)
+        try:
+            value = _truth(self._evaluate(prepared))
+        except RecursionError as error:
+            raise _too_deep(self.text) from error
+        return value if isinstance(value, np.ndarray) else np.full(rows, value)
 
     def _compile(self, node: ast.expr) -> _Evaluate:
-        """A function of columns for an allowed expression; numpy where both sides are numbers."""
         match node:
             case ast.Constant(value=None | bool() | int() | float() | str()):
                 return lambda columns: node.value
@@ -128,10 +134,10 @@ class Where:
                     raise _unknown(name)
                 self._uses.add(name)
                 return lambda columns: columns[name]
-            case ast.Attribute() | ast.Subscript() if path := _carried_path(node):
+            case ast.Attribute() | ast.Subscript() if path := _extra_path(node):
                 first, *rest = path
-                self._uses.add(CARRIED + first)
-                return lambda columns: _members(columns[CARRIED + first], rest)
+                self._uses.add(EXTRA + first)
+                return lambda columns: _members(columns[EXTRA + first], rest)
             case ast.BoolOp(op=op, values=values):
                 parts = [self._compile(value) for value in values]
                 combine = np.logical_and if isinstance(op, ast.And) else np.logical_or
@@ -152,7 +158,16 @@ class Where:
             case ast.Compare(left=left, ops=ops, comparators=comparators):
                 sides = [self._compile(side) for side in (left, *comparators)]
                 return partial(_compare, node, [type(op) for op in ops], sides)
-        raise UsageError(f"a filter may not contain {ast.unparse(node)!r}")
+        raise UsageError(f"{ast.unparse(node)!r} is not supported in a filter")
+
+
+# Evaluated value by value, because numpy would compare a whole column.
+_BY_VALUE = {_COMPARE[kind] for kind in (ast.In, ast.NotIn, ast.Is, ast.IsNot)}
+_OF_NUMBERS = {operator.mul, operator.mod}
+
+
+def _too_deep(text: str) -> UsageError:
+    return UsageError(f"the filter {text[:40]!r}… is nested too deeply; simplify it")
 
 
 def _constants(node: ast.expr, members: list[_Evaluate], columns: Mapping[str, Any]) -> Any:
@@ -179,9 +194,9 @@ def _compare(
 
 def parse_filter(text: str) -> ast.Expression:
     if not isinstance(text, str):
-        raise UsageError(f"a filter is an expression as text, not {type(text).__name__}")
-    if len(text) > LONGEST:
-        raise UsageError(f"a filter has at most {LONGEST} characters, this one {len(text)}")
+        raise UsageError(f"a filter must be a text or a function, got {type(text).__name__}")
+    if len(text) > MAX_FILTER:
+        raise UsageError(f"a filter may have {MAX_FILTER} characters, got {len(text)}")
     try:
         return ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -189,12 +204,12 @@ def parse_filter(text: str) -> ast.Expression:
 
 
 def names_in(text: str) -> set[str]:
-    """Every name that an expression uses, known or not."""
+    """Return all names in an expression, known or not."""
     return {node.id for node in ast.walk(parse_filter(text)) if isinstance(node, ast.Name)}
 
 
-def _carried_path(node: ast.expr) -> list[str]:
-    """``carried.a["b"].c`` → [a, b, c]; empty when it is something else."""
+def _extra_path(node: ast.expr) -> list[str]:
+    """Return [a, b, c] for ``extra.a["b"].c``, and [] for other expressions."""
     path: list[str] = []
     while isinstance(node, ast.Attribute | ast.Subscript):
         if isinstance(node, ast.Attribute):
@@ -204,11 +219,11 @@ def _carried_path(node: ast.expr) -> list[str]:
         else:
             return []
         node = node.value
-    return path[::-1] if isinstance(node, ast.Name) and node.id == "carried" else []
+    return path[::-1] if isinstance(node, ast.Name) and node.id == "extra" else []
 
 
 def _members(values: Any, path: list[str]) -> Any:
-    """The values of a carried column, or what they have at a path."""
+    """Return the values of an extra column, or their fields at a path."""
     if not path:
         return values
     found = []
@@ -221,20 +236,40 @@ def _members(values: Any, path: list[str]) -> Any:
 
 def _objects(values: list[Any]) -> npt.NDArray[Any]:
     array = np.empty(len(values), dtype=object)
-    for place, value in enumerate(values):  # one by one: numpy would unpack lists of equal length
-        array[place] = value
+    for number, value in enumerate(values):  # `array[:] = values` would unpack lists
+        array[number] = value
     return array
 
 
 def _truth(value: Any) -> Any:
-    is_objects = isinstance(value, np.ndarray) and value.dtype == object
-    return value.astype(np.bool_) if is_objects else value
+    if isinstance(value, np.ndarray):
+        return value.astype(np.bool_)
+    if not (value is None or _is_number(value)):
+        raise UsageError(f"{value!r} in a filter is not a condition; compare it with a value")
+    return bool(value)
 
 
 def _is_number(value: Any) -> bool:
     if isinstance(value, np.ndarray):
         return bool(value.dtype != object)
     return isinstance(value, bool | int | float | np.bool_)
+
+
+@np.errstate(all="ignore")
+def _calculate(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+    """Apply a function to numbers; integers are 64 bits wide, and an overflow raises."""
+    if function not in _ARITHMETIC.values():
+        return function(left, right)
+    # `+ 0` makes integers of booleans, which numpy would add with a logical or.
+    result = function(left + 0, right + 0)
+    if result.dtype.kind != "i":
+        return result
+    as_float = function(*(np.asarray(side, np.float64) for side in (left, right)))
+    if not np.isfinite(as_float).all():  # divided by 0
+        return as_float
+    if (np.abs(as_float) >= 1 << 62).any():
+        raise OverflowError("a value exceeds 64 bits; use a float, such as 1.0")
+    return result
 
 
 def _apply(
@@ -246,23 +281,24 @@ def _apply(
     missing: Any,
     skip_none: bool = True,
 ) -> Any:
-    """Apply a function to two columns or constants, value by value where one is no number."""
-    if _is_number(left) and _is_number(right):
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return function(left, right)
+    """Apply a function to two columns or constants, value by value unless both are numbers."""
 
     def one(a: Any, b: Any) -> Any:
         if skip_none and (a is None or b is None):
             return missing
-        try:
-            return function(a, b)
-        except (TypeError, ZeroDivisionError) as error:
-            raise UsageError(f"{ast.unparse(node)!r} cannot be answered: {error}") from error
+        if function in _OF_NUMBERS and not (_is_number(a) and _is_number(b)):
+            raise TypeError("its operands must be numbers")  # a text could be repeated endlessly
+        return function(a, b)
 
     arrays = [side for side in (left, right) if isinstance(side, np.ndarray)]
-    if not arrays:
-        return one(left, right)
-    rows = arrays[0].size
-    lefts = left.tolist() if isinstance(left, np.ndarray) else [left] * rows
-    rights = right.tolist() if isinstance(right, np.ndarray) else [right] * rows
-    return _objects([one(a, b) for a, b in zip(lefts, rights, strict=True)])
+    try:
+        if not arrays:
+            return one(left, right)
+        if _is_number(left) and _is_number(right) and function not in _BY_VALUE:
+            return _calculate(function, left, right)
+        rows = arrays[0].size
+        lefts = left.tolist() if isinstance(left, np.ndarray) else [left] * rows
+        rights = right.tolist() if isinstance(right, np.ndarray) else [right] * rows
+        return _objects([one(a, b) for a, b in zip(lefts, rights, strict=True)])
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise UsageError(f"{ast.unparse(node)!r} cannot be evaluated: {error}") from error

@@ -1,8 +1,8 @@
-"""Cached facts about tokenizers, by the digests of their files; copies of them; loaded engines.
+"""Caches of tokenizers: facts by the digests of their files, copies on disk, engines in memory.
 
-Identifying a tokenizer takes seconds, `recall` milliseconds. Facts are part of no key of a slice or
-store, so a cache that cannot be written or a damaged file costs only time. A *copy* is enough to
-encode and decode without transformers; workers load it.
+Identifying a tokenizer takes seconds; `recall` reads the result in milliseconds. Facts are not part
+of any key, so a read-only cache or a damaged file costs only time. Workers load a *copy*, which is
+enough to encode and decode without transformers.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from tokenmill._core import fingerprint
+from tokenmill._core.artifact import ArtifactKind, publish_files
 from tokenmill._core.optional import installed_version
-from tokenmill._core.sealed import SealedKind, publish_files
 from tokenmill.errors import CacheError, CorruptionError, TokenizerError
 from tokenmill.tokenizers.directory import (
     choose_template,
@@ -27,18 +27,18 @@ from tokenmill.tokenizers.directory import (
     read_special_tokens,
     read_template,
 )
-from tokenmill.tokenizers.identity import FORMAT, IdentityCard
+from tokenmill.tokenizers.identity import FORMAT, TokenizerFingerprint
 
 if TYPE_CHECKING:
     from tokenmill.tokenizers.tokenizer import Tokenizer
 
-MAX_TOKENIZERS = 4  # each takes up to half a GB; a program that switches between more loads again
-LITTLE_WORK = 4 << 20  # bytes that the reference encodes in the time that fastokens takes to load
-FACTS_VERSION = 4  # raised when the members of facts, or finding them, change
+MAX_TOKENIZERS = 4  # in memory; each takes up to half a GB
+SMALL_JOB_BYTES = 4 << 20  # the reference encodes this much while fastokens would load
+FACTS_VERSION = 4  # raised when the members of facts or their computation change
 DIRECTORY = "tokenizers"
-_FACT = SealedKind("memo", "", raw=True)
+_FACT = ArtifactKind("memo", "", raw=True)
 
-# What AutoTokenizer or we read in a tokenizer's directory; weights and the like are not opened.
+# Files of a tokenizer's directory that AutoTokenizer or tokenmill reads. Weights are never opened.
 _NAMES = (
     "tokenizer", "special_tokens_map.json", "added_tokens.json", "vocab", "merges.txt",
     "config.json", "chat_template", "tekken.json", "spiece.model", "sentencepiece",
@@ -52,68 +52,66 @@ Made = TypeVar("Made")
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """How AutoTokenizer differs from the tokenizer.json beside it, if it does."""
+    """Differences between AutoTokenizer and the tokenizer.json of the same directory."""
 
     encoding: str | None = None
     template: str | None = None  # ignored if the caller gives a template
 
     def refuse(self, path: Any, *, template_given: bool) -> None:
-        """Raise `TokenizerError` if there is a difference."""
         difference = self.encoding or (None if template_given else self.template)
         if difference is not None:
             raise TokenizerError(
-                f"AutoTokenizer and the tokenizer.json beside it disagree: {difference}. Say"
-                " which one your trainer uses: tokenizer_backend='transformers' or"
+                f"AutoTokenizer and tokenizer.json of this directory differ: {difference}. Choose"
+                " the one that your trainer uses: tokenizer_backend='transformers' or"
                 " tokenizer_backend='file'",
                 path=path,
             )
 
 
 class Facts(msgspec.Struct, frozen=True):
-    card: IdentityCard  # with the tokenizer's own template
+    card: TokenizerFingerprint  # with the template of the tokenizer itself
     comparison: Comparison
 
-    def card_for(self, chat_template: Any, path: Any) -> IdentityCard:
-        """Return the card with the caller's template; refuse a difference of AutoTokenizer."""
+    def card_for(self, chat_template: Any, path: Any) -> TokenizerFingerprint:
+        """Return the fingerprint with the caller's template; raise if AutoTokenizer differs."""
         self.comparison.refuse(path, template_given=chat_template is not None)
         return self.card.with_template(choose_template(chat_template, self.card.template))
 
 
 def facts_key(source: Any, *, backend: str, trust_remote_code: bool) -> str | None:
-    """Return the name of a tokenizer's facts; None if it has no files."""
+    """Return the name of a tokenizer's cached facts; None if it has no files."""
     if not isinstance(source, str | os.PathLike):
         return None
-    place = locate(source)
+    location = locate(source)
     try:
         files = {
-            str(path.relative_to(place.directory)): path
-            for folder in (place.directory, place.directory / "additional_chat_templates")
+            str(path.relative_to(location.directory)): path
+            for folder in (location.directory, location.directory / "additional_chat_templates")
             if folder.is_dir()
             for path in folder.iterdir()
             if (path.name.startswith(_NAMES) or path.suffix in _SUFFIXES) and path.is_file()
         }
-        if place.named:
-            files["named"] = place.file
-        question = {"backend": backend, "trust_remote_code": trust_remote_code, "format": FORMAT}
-        return key_of_files(files, question, ("tokenizers", "transformers"))
+        if location.named:
+            files["named"] = location.file
+        options = {"backend": backend, "trust_remote_code": trust_remote_code, "format": FORMAT}
+        return key_of_files(files, options, ("tokenizers", "transformers"))
     except OSError:
         return None
 
 
-def key_of_files(files: dict[str, Path], question: Any, libraries: Iterable[str]) -> str:
-    """Return the name of a fact: the answer to a question about files, by versions of libraries."""
+def key_of_files(files: dict[str, Path], options: Any, libraries: Iterable[str]) -> str:
+    """Return the name of a cached fact, which depends on files, options and library versions."""
     return fingerprint.key(
         {
             "facts": FACTS_VERSION,
             "files": {name: fingerprint.checksum(f.read_bytes()) for name, f in files.items()},
-            "question": question,
+            "question": options,
             "versions": [installed_version(name) or "" for name in libraries],
         }
     )
 
 
 def read_fact(root: Path, name: str | None, kind: type[Made]) -> Made | None:
-    """Read a fact; None if it is missing, damaged or of another version."""
     data = None if name is None else _read(root, f"{name}.json")
     try:
         return None if data is None else msgspec.json.decode(data, type=kind)
@@ -122,7 +120,6 @@ def read_fact(root: Path, name: str | None, kind: type[Made]) -> Made | None:
 
 
 def write_fact(root: Path, name: str | None, fact: Any) -> None:
-    """Publish a fact, unless it exists and is sound."""
     if name is not None:
         _write(root, f"{name}.json", msgspec.json.encode(fact, order="deterministic"))
 
@@ -133,7 +130,7 @@ def _path(root: Path, file: str) -> Path:
 
 def _read(root: Path, file: str) -> bytes | None:
     with contextlib.suppress(CacheError):
-        data: bytes | None = _FACT.admit_or_none(_path(root, file), root)
+        data: bytes | None = _FACT.open_or_none(_path(root, file), root)
         return data
     return None
 
@@ -151,8 +148,8 @@ def recall(
     backend: str = "auto",
     chat_template: Any = None,
     trust_remote_code: bool = False,
-) -> IdentityCard | None:
-    """Return the card of a tokenizer whose facts are known, else None; loads no engine."""
+) -> TokenizerFingerprint | None:
+    """Return the cached fingerprint of a tokenizer, or None; load no engine."""
     name = facts_key(source, backend=backend, trust_remote_code=trust_remote_code)
     facts = read_fact(Path(cache_dir), name, Facts)
     return None if facts is None else facts.card_for(chat_template, locate(source).directory)
@@ -161,7 +158,7 @@ def recall(
 # Copies
 
 
-def copy_path(root: Path, card: IdentityCard) -> Path:
+def copy_path(root: Path, card: TokenizerFingerprint) -> Path:
     return root / DIRECTORY / card.key
 
 
@@ -173,9 +170,9 @@ def keep_copy(tokenizer: Tokenizer, root: Path) -> None:
 
 
 def load_copy(path: Path, document: dict[str, Any]) -> Tokenizer:
-    """Load the cache's copy of a card's tokenizer, with its table of pieces.
+    """Load the copy of a tokenizer from the cache, with its table of pieces.
 
-    Its tokenizer.json may be spelled otherwise than the card's; then its identity is computed.
+    If its tokenizer.json is not identical to that of the fingerprint, compute and compare the key.
 
     Raises:
         CorruptionError: The copy is damaged.
@@ -183,7 +180,7 @@ def load_copy(path: Path, document: dict[str, Any]) -> Tokenizer:
     """
     from tokenmill.tokenizers.tokenizer import Tokenizer, check_copy
 
-    card, file = IdentityCard.from_dict(document), path / "tokenizer.json"
+    card, file = TokenizerFingerprint.from_dict(document), path / "tokenizer.json"
     try:
         check_copy(path)
         tokenizer = Tokenizer(
@@ -194,15 +191,15 @@ def load_copy(path: Path, document: dict[str, Any]) -> Tokenizer:
             path=file,
             notes=card.notes,
         )
-        found = tokenizer.checksum, tokenizer.template, tokenizer.special_tokens
-        is_same = found == (card.checksum, card.template, card.special_tokens)
+        actual = tokenizer.checksum, tokenizer.template, tokenizer.special_tokens
+        is_same = actual == (card.checksum, card.template, card.special_tokens)
         if not is_same and tokenizer.key != card.key:
-            raise CorruptionError("the tokenizer's copy is not what was written", path=file)
+            raise CorruptionError("the copy of the tokenizer has another identity", path=file)
     except TokenizerError as error:
-        raise CorruptionError(f"the tokenizer's copy: {error.message}", path=file) from error
-    except OSError as error:  # a disk that cannot read it is the cache's trouble, not a worker's
+        raise CorruptionError(f"damaged copy of a tokenizer: {error.message}", path=file) from error
+    except OSError as error:  # an error of the cache, not of the worker
         raise CacheError(
-            f"the tokenizer's copy cannot be read: {error.strerror}; run the command again",
+            f"the copy of the tokenizer cannot be read: {error.strerror}; run the command again",
             path=path,
         ) from error
     if is_same:
@@ -212,7 +209,7 @@ def load_copy(path: Path, document: dict[str, Any]) -> Tokenizer:
 
 
 def share_table(tokenizer: Tokenizer, root: Path) -> None:
-    """Set the tokenizer's table of pieces from the cache; write it there if it is missing."""
+    """Set the tokenizer's table of pieces from the cache; write the table if it is missing."""
     from tokenmill.tokenizers.pieces import PieceTable
 
     file = f"{tokenizer.checksum}.pieces"
@@ -226,7 +223,7 @@ def share_table(tokenizer: Tokenizer, root: Path) -> None:
         return table
 
     table = once(tokenizer.checksum, "table", find)
-    if not _path(root, file).exists():  # this process had it before
+    if not _path(root, file).exists():  # the table came from this process's memory
         _write(root, file, table.to_bytes())
     tokenizer.__dict__["table"] = table
 
@@ -235,22 +232,21 @@ def share_table(tokenizer: Tokenizer, root: Path) -> None:
 
 
 class _Slot:
-    """What is loaded of one tokenizer."""
-
     def __init__(self) -> None:
         self.lock = threading.RLock()  # making one object may need another
-        self.made: dict[str, Any] = {}
+        self.objects: dict[str, Any] = {}
 
 
 _lock = threading.Lock()
 _slots: OrderedDict[str, _Slot] = OrderedDict()
-_of_parents: list[object] = []
+_parent_slots: list[object] = []
 
 
 def once(checksum: str, name: str, make: Callable[[], Made]) -> Made:
-    """Return an object made of a tokenizer.json; those of `MAX_TOKENIZERS` tokenizers are kept.
+    """Return the object ``name`` of a tokenizer, and call ``make`` if it is not in memory.
 
-    Threads wait for each other. What `make` raises is raised, and the next call tries again.
+    The objects of the last `MAX_TOKENIZERS` tokenizers are cached. Threads wait for each other. An
+    error of ``make`` is raised and not cached.
     """
     with _lock:
         slot = _slots.setdefault(checksum, _Slot())
@@ -258,28 +254,27 @@ def once(checksum: str, name: str, make: Callable[[], Made]) -> Made:
         while len(_slots) > MAX_TOKENIZERS:
             _slots.popitem(last=False)
     with slot.lock:
-        if name not in slot.made:
-            slot.made[name] = make()
-        made: Made = slot.made[name]
-        return made
+        if name not in slot.objects:
+            slot.objects[name] = make()
+        result: Made = slot.objects[name]
+        return result
 
 
 def engine_for(name: str, size: int) -> str:
-    """Return the engine for `size` bytes of rows if the caller chose ``name``."""
-    return "hf" if name == "auto" and size <= LITTLE_WORK else name
+    return "hf" if name == "auto" and size <= SMALL_JOB_BYTES else name
 
 
 def clear_cache() -> None:
-    """Drop all engines: for tests that replace one."""
+    """Drop all loaded objects, for tests that replace one."""
     with _lock:
         _slots.clear()
 
 
-def _start_empty() -> None:
-    """A thread of the parent may have held a lock or been inside an engine at the fork."""
+def _reset_after_fork() -> None:
+    """Start empty: a thread of the parent may have held a lock or used an engine at the fork."""
     global _lock, _slots
-    _of_parents.append(_slots)  # neither used nor freed
+    _parent_slots.append(_slots)  # keep a reference, because freeing them is not safe
     _lock, _slots = threading.Lock(), OrderedDict()
 
 
-os.register_at_fork(after_in_child=_start_empty)
+os.register_at_fork(after_in_child=_reset_after_fork)

@@ -1,6 +1,6 @@
 """Find a tokenizer's directory and read templates and special tokens as transformers does.
 
-This module imports nothing heavy: a process that only recalls an identity needs no more.
+This module imports nothing heavy, so that reading a cached identity is fast.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ HUB_FILES = (
     "*.model", "*.tiktoken", "config.json", "chat_template*", "additional_chat_templates/*",
 )  # fmt: skip
 EXTRA_TEMPLATES = "additional_chat_templates"
-GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")  # encode by tokenizer.json alone
-_LONGEST_PATH = 4096
+GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")  # use tokenizer.json unchanged
+_MAX_PATH = 4096
 
 
 def is_installed() -> bool:
-    """Return whether transformers is installed, without importing it."""
     return importlib.util.find_spec("transformers") is not None
 
 
@@ -36,7 +35,7 @@ def is_installed() -> bool:
 class Location:
     directory: Path  # for AutoTokenizer
     file: Path  # the tokenizer.json, which may be missing
-    named: bool  # whether the caller gave the file itself, which chooses the backend
+    named: bool  # whether the caller passed the file itself, which implies the backend "file"
 
 
 def locate(source: str | os.PathLike[str]) -> Location:
@@ -59,33 +58,32 @@ def _from_hub(name: str) -> Path:
         import huggingface_hub
     repository, _, revision = name.partition("@")
     try:
-        found = huggingface_hub.snapshot_download(
+        path = huggingface_hub.snapshot_download(
             repository, revision=revision or None, allow_patterns=list(HUB_FILES)
         )
     except Exception as error:
         raise TokenizerError(
-            f"neither a directory here nor on the hub ({type(error).__name__}: {error})",
+            f"neither a local directory nor on the hub ({type(error).__name__}: {error})",
             path=name,
         ) from error
-    return Path(found)
+    return Path(path)
 
 
 def read_config(directory: Path, name: str = "tokenizer_config.json") -> dict[str, Any]:
-    """Read one of the directory's JSON objects; empty if the file is missing."""
+    """Read a JSON object of the directory; return {} if the file is missing."""
     path = directory / name
     try:
         document = msgspec.json.decode(path.read_bytes())
     except FileNotFoundError:
         return {}
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise TokenizerError(f"cannot read it: {error}", path=path) from error
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise TokenizerError(f"cannot read the file: {error}", path=path) from error
     if not isinstance(document, dict):
-        raise TokenizerError("expected a JSON object", path=path)
+        raise TokenizerError("the file must contain a JSON object", path=path)
     return document
 
 
 def read_special_tokens(directory: Path) -> dict[str, str]:
-    """Return the named special tokens as text."""
     config = read_config(directory)
     if "added_tokens_decoder" not in config:  # the older layout
         config = {**config, **read_config(directory, "special_tokens_map.json")}
@@ -108,19 +106,20 @@ class NamedToken(NamedTuple):
 
 
 def named_tokens(directory: Path) -> list[NamedToken]:
-    """Return the tokens that files beside tokenizer.json name, with the id if they state it."""
+    """Return the tokens that files other than tokenizer.json define, with their ids if given."""
     named: list[NamedToken] = []
 
     def add(file: str, value: Any, number: Any = None) -> None:
         content = value.get("content") if isinstance(value, dict) else value
         try:
-            stated = None if number is None else int(number)
+            token_id = None if number is None else int(number)
         except (TypeError, ValueError) as error:
             raise TokenizerError(
-                f"the token {content!r} has the id {number!r}", path=directory / file
+                f"the id of the token {content!r} must be an integer, got {number!r}",
+                path=directory / file,
             ) from error
         if isinstance(content, str) and content:
-            named.append(NamedToken(file, content, stated))
+            named.append(NamedToken(file, content, token_id))
 
     decoder = read_config(directory).get("added_tokens_decoder")
     for number, value in (decoder if isinstance(decoder, dict) else {}).items():
@@ -133,18 +132,17 @@ def named_tokens(directory: Path) -> list[NamedToken]:
     return named
 
 
-def brings_code(directory: Path) -> bool:
-    """Return whether the directory has a tokenizer class of its own (``auto_map``)."""
+def has_remote_code(directory: Path) -> bool:
+    """Return whether the directory contains code of a tokenizer class (``auto_map``)."""
     classes = read_config(directory).get("auto_map")
     return bool(classes.get("AutoTokenizer") if isinstance(classes, dict) else classes)
 
 
-def states_a_class(directory: Path) -> bool:
-    """Return whether the directory names another class than the generic one."""
-    stated = read_config(directory).get("tokenizer_class")
-    if stated is None:  # AutoTokenizer then reads config.json, whose model type implies a class
+def has_own_class(directory: Path) -> bool:
+    name = read_config(directory).get("tokenizer_class")
+    if name is None:  # AutoTokenizer then chooses a class by the model type in config.json
         return (directory / "config.json").exists()
-    return stated not in GENERIC_CLASSES
+    return name not in GENERIC_CLASSES
 
 
 def read_template(directory: Path) -> Template:
@@ -159,14 +157,14 @@ def read_template(directory: Path) -> Template:
     if templates:
         return templates["default"] if set(templates) == {"default"} else templates
     for name in ("tokenizer_config.json", "chat_template.json"):  # the latter is the processor's
-        template = _stated(read_config(directory, name), directory / name)
+        template = _template_in(read_config(directory, name), directory / name)
         if template is not None:
             return template
     return None
 
 
 def choose_template(override: Any, own: Template) -> Template:
-    """Return the caller's template (source, file, name of one of the own), else the own."""
+    """Return the caller's template (source, file, or name in ``own``); ``own`` if it is None."""
     if override is None:
         return own
     if isinstance(override, dict):
@@ -174,10 +172,10 @@ def choose_template(override: Any, own: Template) -> Template:
     if isinstance(override, os.PathLike):
         return _read_text(Path(override))
     if not isinstance(override, str):
-        raise TokenizerError(f"chat_template is a {type(override).__name__}, not text or a path")
+        raise TokenizerError(f"chat_template must be text or a path, got {type(override).__name__}")
     if isinstance(own, dict) and override in own:
         return own[override]
-    looks_like_a_path = len(override) < _LONGEST_PATH and not any(c in override for c in "{}\n\0")
+    looks_like_a_path = len(override) < _MAX_PATH and not any(c in override for c in "{}\n\0")
     if looks_like_a_path:
         try:
             if Path(override).is_file():
@@ -194,19 +192,19 @@ def _read_text(path: Path) -> str:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TokenizerError(f"cannot read the chat template: {error}", path=path) from error
-    if path.suffix == ".json":  # the processor's form: an object that holds the source
+    if path.suffix == ".json":  # the form of processors: an object with the source
         try:
             document = msgspec.json.decode(text)
         except msgspec.DecodeError as error:
             raise TokenizerError(f"not JSON: {error}", path=path) from error
-        template = _stated(document, path) if isinstance(document, dict) else None
+        template = _template_in(document, path) if isinstance(document, dict) else None
         if not isinstance(template, str):
-            raise TokenizerError("it holds no chat_template", path=path)
+            raise TokenizerError('the file has no "chat_template"', path=path)
         return template
     return text
 
 
-def _stated(config: dict[str, Any], path: Path) -> Template:
+def _template_in(config: dict[str, Any], path: Path) -> Template:
     template = config.get("chat_template")
     if template is None or isinstance(template, str):
         return template
@@ -216,5 +214,5 @@ def _stated(config: dict[str, Any], path: Path) -> Template:
         return {str(entry["name"]): str(entry["template"]) for entry in template}
     except (TypeError, KeyError) as error:
         raise TokenizerError(
-            "chat_template is neither text nor a list of named", path=path
+            '"chat_template" must be text or a list of {"name", "template"} objects', path=path
         ) from error

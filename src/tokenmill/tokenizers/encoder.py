@@ -1,9 +1,9 @@
 """Encode texts and prove their masks.
 
-Token positions come from the bytes of the tokens where these equal the bytes of the text. Other
-rows use the offsets of the reference, or are rejected if those make no sense. A sample of rows,
-chosen by content, and every row that needs offsets are compared with the reference: after one
-difference the reference encodes the whole call again, and all later ones.
+Token positions come from the bytes of the tokens if these equal the bytes of the text. Other rows
+use the offsets of the reference, and are rejected if these are invalid. Rows that need offsets, and
+a sample of the others chosen by content, are compared with the reference. After one difference the
+reference encodes this call again and all later calls.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ import xxhash
 from tokenmill.errors import RowError
 from tokenmill.tokenizers import masks
 from tokenmill.tokenizers.encoded import Encoded, starts_of
-from tokenmill.tokenizers.engines import Engine, HfEngine, choose_engine, refuse_interrupts
+from tokenmill.tokenizers.engines import Engine, HfEngine, choose_engine
+from tokenmill.tokenizers.identity import reraise_interrupts
 from tokenmill.tokenizers.tokenizer import Tokenizer
 
-AUDIT_SHARE = 1024  # one byte of this many is encoded a second time by the reference …
-AUDIT_LEAST = 4096  # … but at least this many bytes per call, the size of one or two rows
-AUDIT_CANDIDATES = 64  # rows of which the shortest is audited if chance picks none
-_LARGEST_HASH = (1 << 64) - 1
-CHUNK_CHARS = 1 << 19  # text that is proven at a time: it stays in the processor's cache
+AUDIT_SHARE = 1024  # the reference encodes one byte of this many again …
+MIN_AUDIT_BYTES = 4096  # … but at least this many bytes per call, about one or two rows
+AUDIT_CANDIDATES = 64  # if the sample is empty, the shortest of this many rows is audited
+_MAX_HASH = (1 << 64) - 1
+CHUNK_CHARS = 1 << 19  # text that is proven at a time: it fits into the CPU cache
 
 TurnEnds = Sequence[Sequence[int]]
 
@@ -43,7 +44,7 @@ class Encoder:
         self.reference = HfEngine(tokenizer)
         self.engine, self.engine_reason = choose_engine(tokenizer, engine)
         self.table = tokenizer.table
-        self.engine_seconds = 0.0  # the rest of the time audits, proves and masks
+        self.engine_seconds = 0.0  # without audits, proofs and masks
 
     def encode(
         self,
@@ -56,11 +57,10 @@ class Encoder:
 
         Args:
             texts: One rendered text per row.
-            spans: Per row the trained spans in characters, sorted and disjoint, or None for a
-                row that is trained whole. None: all rows are.
+            spans: Per row the trained spans in characters, sorted and disjoint; None trains the
+                whole row. None instead of a list trains all rows.
             turn_ends: Per row the ends of its turns in characters, ascending. None: no turns.
-            digests: uint64 per row, of its source: they choose the audited rows. None: the texts
-                are hashed.
+            digests: uint64 per row, to choose the audited rows. None: hash the texts.
         """
         spans = [None] * len(texts) if spans is None else spans
         turn_ends = [()] * len(texts) if turn_ends is None else turn_ends
@@ -80,14 +80,14 @@ class Encoder:
 
     def _encode(self, batch: _Batch, engine: Engine, notes: dict[str, Any]) -> Encoded:
         offsets = None
-        if engine.name == self.reference.name and self.table.hopeless:
+        if engine.name == self.reference.name and self.table.needs_offsets:
             # Most rows will need offsets: get them now instead of encoding twice.
             ids, row_starts, offsets = self.reference.encode_with_offsets(batch.texts)
         elif engine.name == self.reference.name:
             ids, row_starts = self.reference.encode(batch.texts)
         else:
             start = time.perf_counter()
-            ids, row_starts, failures = self._encode_surely(engine, batch.texts)
+            ids, row_starts, failures = self._encode_with_fallback(engine, batch.texts)
             self.engine_seconds += time.perf_counter() - start
             notes["engine_failures"] = failures
             self._audit(batch, ids, row_starts, notes)
@@ -96,19 +96,19 @@ class Encoder:
         proven = np.ones(len(batch.texts), dtype=bool)
         tokens = _Tokens(ids, row_starts, mask, ends)
         for first, last, utf8 in batch.chunks:
-            proven[first:last] = self._place_proven(batch, tokens, first, last, utf8)
+            proven[first:last] = self._mask_proven_rows(batch, tokens, first, last, utf8)
         rest = np.flatnonzero(~proven)
         notes["reference_rows"] = len(rest)
         if len(rest):
             if offsets is None:
-                wanted, starts, offsets = self.reference.encode_with_offsets(
+                expected, starts, offsets = self.reference.encode_with_offsets(
                     [batch.texts[row] for row in rest]
                 )
                 notes["audited"] += len(rest) if engine.name != self.reference.name else 0
-                _refuse_mismatch(rest, ids, row_starts, wanted, starts)
+                _require_equal_ids(rest, ids, row_starts, expected, starts)
             else:
                 starts = row_starts[rest]
-            self._place_by_offsets(batch, tokens, rest, starts, offsets)
+            self._mask_rows_by_offsets(batch, tokens, rest, starts, offsets)
         for row in batch.whole:
             mask[row_starts[row] : row_starts[row + 1]] = 1
         encoded = Encoded(
@@ -119,21 +119,21 @@ class Encoder:
             turn_starts=starts_of(batch.turn_counts),
             notes=dict(notes),
         )
-        return encoded.rejecting(batch.rejected)
+        return encoded.with_rejected(batch.rejected)
 
-    def _encode_surely(
+    def _encode_with_fallback(
         self, engine: Engine, texts: Sequence[str]
     ) -> tuple[np.ndarray, np.ndarray, int]:
-        """Encode with the engine; texts on which it fails, which are few, with the reference."""
+        """Encode with the engine, and the few texts on which it fails with the reference."""
         try:
             return *engine.encode(texts), 0
         except BaseException as error:
-            refuse_interrupts(error)
+            reraise_interrupts(error)
             if len(texts) <= 1:
                 return *self.reference.encode(texts), len(texts)
         half = len(texts) // 2
-        ids, starts, failures = self._encode_surely(engine, texts[:half])
-        more_ids, more_starts, more_failures = self._encode_surely(engine, texts[half:])
+        ids, starts, failures = self._encode_with_fallback(engine, texts[:half])
+        more_ids, more_starts, more_failures = self._encode_with_fallback(engine, texts[half:])
         joined = np.concatenate((starts, more_starts[1:] + starts[-1]))
         return np.concatenate((ids, more_ids)), joined, failures + more_failures
 
@@ -141,14 +141,14 @@ class Encoder:
         self, batch: _Batch, ids: np.ndarray, row_starts: np.ndarray, notes: dict[str, Any]
     ) -> None:
         rows = batch.audit_sample()
-        wanted, starts = self.reference.encode([batch.texts[row] for row in rows])
+        expected, starts = self.reference.encode([batch.texts[row] for row in rows])
         notes["audited"] += len(rows)
-        _refuse_mismatch(rows, ids, row_starts, wanted, starts)
+        _require_equal_ids(rows, ids, row_starts, expected, starts)
 
-    def _place_proven(
+    def _mask_proven_rows(
         self, batch: _Batch, tokens: _Tokens, first: int, last: int, utf8: bytes
     ) -> np.ndarray:
-        """Fill masks and turn ends of rows first..last-1; return which rows their bytes prove."""
+        """Fill masks and turn ends of rows first..last-1; return which rows are proven."""
         ids, row_starts, mask, ends = tokens
         begin, end = int(row_starts[first]), int(row_starts[last])
         local_starts = row_starts[first : last + 1] - begin
@@ -156,20 +156,22 @@ class Encoder:
         char_starts = batch.char_starts[first : last + 1] - batch.char_starts[first]
         offsets, known = masks.prove(self.table, ids[begin:end], local_starts, utf8, byte_starts)
         starts, stops = offsets[:-1], offsets[1:]
-        if self.table.prefix != "never":  # an invented space is part of the character after it
+        if self.table.prefix != "never":  # an added space is part of the next character
             stops = np.maximum(stops, starts + 1)
         spans, turns = batch.spans_of(first, last), batch.turns_of(first, last)
         span_rows, turn_rows = batch.span_rows[spans] - first, batch.end_rows[turns] - first
         rows = np.concatenate((span_rows, span_rows, turn_rows))
-        places = char_starts[rows] + np.concatenate(
+        positions = char_starts[rows] + np.concatenate(
             (batch.span_starts[spans], batch.span_ends[spans], batch.end_chars[turns])
         )
         if len(utf8) != char_starts[-1]:
-            places = masks.byte_places(utf8, places)
-        # After an unproven row, the pieces of a row start at another place than its text.
-        places += (offsets[local_starts] - byte_starts)[rows]
-        places = places.astype(offsets.dtype)
-        span_starts, span_ends, turn_ends = np.split(places, [len(span_rows), 2 * len(span_rows)])
+            positions = masks.byte_positions(utf8, positions)
+        # After an unproven row, the positions of pieces and text differ.
+        positions += (offsets[local_starts] - byte_starts)[rows]
+        positions = positions.astype(offsets.dtype)
+        span_starts, span_ends, turn_ends = np.split(
+            positions, [len(span_rows), 2 * len(span_rows)]
+        )
         if not known.all():
             some = known[span_rows]
             span_starts, span_ends, span_rows = span_starts[some], span_ends[some], span_rows[some]
@@ -179,7 +181,7 @@ class Encoder:
         ends[turns] = masks.tokens_before(starts, local_starts, turn_ends, turn_rows)
         return known
 
-    def _place_by_offsets(
+    def _mask_rows_by_offsets(
         self,
         batch: _Batch,
         tokens: _Tokens,
@@ -187,19 +189,21 @@ class Encoder:
         starts: np.ndarray,
         offsets: np.ndarray,
     ) -> None:
-        """Fill masks and turn ends of the other rows by the reference's offsets in characters."""
+        """Fill masks and turn ends of the other rows from the reference's character offsets."""
         ids, row_starts, mask, ends = tokens
         for place, row in enumerate(rows.tolist()):
             begin, end = int(row_starts[row]), int(row_starts[row + 1])
             opens, closes = offsets[starts[place] : starts[place] + end - begin].T
             one = np.array([0, end - begin], dtype=np.int64)
             spans, turns = batch.spans_of(row, row + 1), batch.turns_of(row, row + 1)
-            if not _sensible(opens, closes, len(batch.texts[row])):
+            if not _are_valid_offsets(opens, closes, len(batch.texts[row])):
                 if row not in batch.whole:
-                    batch.reject(row, "the tokenizer's offsets do not say where its tokens lie")
-                opens = np.maximum.accumulate(opens)  # good enough to show where turns end
+                    batch.reject(row, "the tokenizer's offsets are outside the text or unordered")
+                opens = np.maximum.accumulate(opens)  # good enough to show the ends of turns
             else:
-                opens, closes = self._unswallowed(batch.texts[row], ids[begin:end], opens, closes)
+                opens, closes = self._without_stripped_space(
+                    batch.texts[row], ids[begin:end], opens, closes
+                )
             closes = np.maximum(closes, opens + 1)
             zeros = np.zeros(spans.stop - spans.start, dtype=np.int64)
             mask[begin:end] = masks.trained_tokens(
@@ -208,28 +212,26 @@ class Encoder:
             zeros = np.zeros(turns.stop - turns.start, dtype=np.int64)
             ends[turns] = masks.tokens_before(opens, one, batch.end_chars[turns], zeros)
 
-    def _unswallowed(
+    def _without_stripped_space(
         self, text: str, ids: np.ndarray, opens: np.ndarray, closes: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return offsets in which an added token is its own text, without white space around it.
+        """Return offsets in which added tokens do not include the white space that they strip.
 
-        The offsets of `tokenizers` contain the white space that a token strips: a header's last
-        token would reach into an answer that begins with a blank, and be trained with it.
+        The offsets of `tokenizers` include it. The last token of a turn header would then overlap
+        an answer that begins with a space, and be trained.
         """
-        swallowing = np.flatnonzero(self.table.is_added[ids])
-        pieces = self.table.pieces(ids[swallowing])
+        added = np.flatnonzero(self.table.is_added[ids])
+        pieces = self.table.pieces(ids[added])
         opens, closes = opens.copy(), closes.copy()
-        for place, piece in zip(swallowing.tolist(), pieces, strict=True):
-            own = piece.decode("utf-8", "replace")
-            at = text.find(own, opens[place], closes[place])
+        for token, piece in zip(added.tolist(), pieces, strict=True):
+            content = piece.decode("utf-8", "replace")
+            at = text.find(content, opens[token], closes[token])
             if at >= 0:
-                opens[place], closes[place] = at, at + len(own)
+                opens[token], closes[token] = at, at + len(content)
         return opens, closes
 
 
 class _Tokens(NamedTuple):
-    """The result of one call; masks and turn ends are filled step by step."""
-
     ids: np.ndarray
     row_starts: np.ndarray
     mask: np.ndarray
@@ -256,14 +258,14 @@ class _Batch:
         flat = itertools.chain.from_iterable(turn_ends)
         self.end_chars = np.fromiter(flat, dtype=np.int64, count=len(self.end_rows))
         try:
-            self._lay_out()
+            self._build_arrays()
         except UnicodeEncodeError:
-            self._refuse_half_pairs()
-        self._refuse_bad_places()
+            self._reject_lone_surrogates()
+        self._reject_bad_positions()
         if self.rejected:
             for row in self.rejected:
                 self.texts[row] = ""
-            self._lay_out()
+            self._build_arrays()
             gone = np.zeros(len(self.texts), dtype=bool)
             gone[list(self.rejected)] = True
             stay = ~gone[self.span_rows]
@@ -271,7 +273,7 @@ class _Batch:
             self.span_rows = self.span_rows[stay]
             self.end_chars = np.where(gone[self.end_rows], 0, self.end_chars)
 
-    def _lay_out(self) -> None:
+    def _build_arrays(self) -> None:
         rows = len(self.texts)
         self.char_starts = starts_of(np.fromiter(map(len, self.texts), np.int64, rows))
         self.byte_starts = np.zeros(rows + 1, dtype=np.int64)
@@ -283,22 +285,22 @@ class _Batch:
             self.chunks.append((first, last, b"".join(utf8)))
         np.cumsum(self.byte_starts, out=self.byte_starts)
 
-    def _refuse_half_pairs(self) -> None:
+    def _reject_lone_surrogates(self) -> None:
         for row, text in enumerate(self.texts):
             try:
                 text.encode()
             except UnicodeEncodeError as error:
                 self.rejected[row] = RowError(
-                    f"half of a surrogate pair at character {error.start}", reason="bad_json"
+                    f"the text has a lone surrogate at character {error.start}", reason="bad_json"
                 )
 
-    def _refuse_bad_places(self) -> None:
-        """Reject rows with spans or turns that lie outside the text or go backwards."""
+    def _reject_bad_positions(self) -> None:
+        """Reject rows with spans or turns that are outside the text or go backwards."""
         chars = np.diff(self.char_starts)
         bad = (self.span_starts < 0) | (self.span_ends < self.span_starts)
         bad |= self.span_ends > chars[self.span_rows]
         for row in np.unique(self.span_rows[bad]).tolist():
-            self.reject(row, "a trained span lies outside the text")
+            self.reject(row, "a trained span is outside the text")
         bad = (self.end_chars < 0) | (self.end_chars > chars[self.end_rows])
         same_row = self.end_rows[1:] == self.end_rows[:-1]
         bad[1:] |= same_row & (self.end_chars[1:] < self.end_chars[:-1])
@@ -318,20 +320,19 @@ class _Batch:
 
     def digests(self) -> np.ndarray:
         if self._digests is None:
-            utf8 = map(str.encode, self.texts)
-            found = map(xxhash.xxh3_64_intdigest, utf8)
-            self._digests = np.fromiter(found, np.uint64, len(self.texts))
+            hashes = map(xxhash.xxh3_64_intdigest, map(str.encode, self.texts))
+            self._digests = np.fromiter(hashes, np.uint64, len(self.texts))
         return self._digests
 
     def audit_sample(self) -> np.ndarray:
-        """Choose rows by the digest of their content, long ones as often as short ones.
+        """Choose about one byte in `AUDIT_SHARE` by the digests of rows, whatever their length.
 
-        About one byte in `AUDIT_SHARE`; if that is no row at all, one of the shorter ones.
+        If this chooses no row, take one of the shorter ones.
         """
         total = int(self.byte_starts[-1])
-        share = min(1.0, max(AUDIT_LEAST, total // AUDIT_SHARE) / max(total, 1))
+        share = min(1.0, max(MIN_AUDIT_BYTES, total // AUDIT_SHARE) / max(total, 1))
         digests = self.digests()
-        chosen = np.flatnonzero(digests <= np.uint64(min(int(share * 2.0**64), _LARGEST_HASH)))
+        chosen = np.flatnonzero(digests <= np.uint64(min(int(share * 2.0**64), _MAX_HASH)))
         if len(chosen):
             return chosen
         order = np.argsort(digests, kind="stable")[:AUDIT_CANDIDATES]
@@ -339,24 +340,24 @@ class _Batch:
         return order[np.argsort(lengths, kind="stable")[:1]]
 
 
-def _refuse_mismatch(
+def _require_equal_ids(
     rows: np.ndarray,
     ids: np.ndarray,
     row_starts: np.ndarray,
-    wanted: np.ndarray,
+    expected: np.ndarray,
     starts: np.ndarray,
 ) -> None:
     different = sum(
         not np.array_equal(
-            ids[row_starts[row] : row_starts[row + 1]], wanted[starts[place] : starts[place + 1]]
+            ids[row_starts[row] : row_starts[row + 1]], expected[starts[n] : starts[n + 1]]
         )
-        for place, row in enumerate(rows.tolist())
+        for n, row in enumerate(rows.tolist())
     )
     if different:
         raise _MismatchError(different)
 
 
-def _sensible(opens: np.ndarray, closes: np.ndarray, chars: int) -> bool:
+def _are_valid_offsets(opens: np.ndarray, closes: np.ndarray, chars: int) -> bool:
     if len(opens) == 0:
         return True
     inside = int(opens.min()) >= 0 and int(closes.max()) <= chars and bool((opens <= closes).all())

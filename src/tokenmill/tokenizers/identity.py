@@ -1,25 +1,28 @@
-"""The identity of a tokenizer: equal if no row can be encoded differently.
+"""The identity of a tokenizer. Two tokenizers with equal identities encode every row alike.
 
-It holds the digest of the tokenizer.json, the chat template, the special tokens that can reach the
-text, and the ids of a probe text, which show a library version that encodes differently. The digest
-is that of `canonical_backend`: the same tokenizer.json has many spellings.
+It consists of the digest of the tokenizer.json, the chat template, the special tokens that can
+occur in the output, and the ids of a probe text, which reveal a library version that encodes
+differently. The digest is that of `canonical_backend`, because equivalent files differ in form.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any, Required, TypedDict
 
 import msgspec
 
 from tokenmill._core import fingerprint
-from tokenmill.errors import TokenizerError
+from tokenmill.errors import TokenizerError, TokenmillError
 
-FORMAT = 1  # raised when the document's own form changes
+FORMAT = 1  # raised when the form of the document changes
 
 Template = str | dict[str, str] | None
 
-ALWAYS_COUNTED = ("bos_token", "eos_token", "pad_token")  # they matter without a template, too
+ALWAYS_INCLUDED = ("bos_token", "eos_token", "pad_token")  # used without a template, too
 
 
 def identity_document(
@@ -31,39 +34,37 @@ def identity_document(
         "format": FORMAT,
         "backend": backend,
         "template": keys,
-        "special_tokens": counted_tokens(special_tokens, template),
+        "special_tokens": relevant_tokens(special_tokens, template),
         "probe": probe,
     }
 
 
-def counted_tokens(special_tokens: dict[str, str], template: Template) -> dict[str, str]:
-    """Return the special tokens that can reach the output."""
+def relevant_tokens(special_tokens: dict[str, str], template: Template) -> dict[str, str]:
     sources = template.values() if isinstance(template, dict) else [template or ""]
     return {
         name: token
         for name, token in special_tokens.items()
-        if name in ALWAYS_COUNTED or any(name in source for source in sources)
+        if name in ALWAYS_INCLUDED or any(name in source for source in sources)
     }
 
 
 @dataclass(frozen=True, slots=True)
-class IdentityCard:
-    """What a planning process needs of a tokenizer, without loading it."""
+class TokenizerFingerprint:
+    """The identity and special tokens of a tokenizer, enough to plan a build without loading it."""
 
     identity: dict[str, Any]  # the identity document
     key: str  # its fingerprint
     template: Template
     special_tokens: dict[str, str]  # named ones, as text
     control_tokens: list[str]  # added tokens flagged as special; the flag never changes an id
-    pad_id: int | None
-    eos_id: int | None
-    bos_id: int | None
+    pad_token_id: int | None
+    eos_token_id: int | None
+    bos_token_id: int | None
     backend: str  # "file" or "transformers"
     checksum: str  # of the tokenizer.json
     notes: dict[str, str] = field(default_factory=dict)  # for people
 
-    def with_template(self, template: Template) -> IdentityCard:
-        """Return the card of the same tokenizer with another chat template."""
+    def with_template(self, template: Template) -> TokenizerFingerprint:
         backend, probe = self.identity["backend"], self.identity["probe"]
         identity = identity_document(backend, template, self.special_tokens, probe)
         return replace(self, identity=identity, key=fingerprint.key(identity), template=template)
@@ -72,29 +73,81 @@ class IdentityCard:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, document: dict[str, Any]) -> IdentityCard:
+    def from_dict(cls, document: dict[str, Any]) -> TokenizerFingerprint:
         return cls(**document)
 
 
 # The tokenizer.json
 
-# Members that cannot change an id: we never truncate, pad or add special tokens.
+# These members cannot change an id: we never truncate, pad or add special tokens.
 IGNORED = ("version", "truncation", "padding", "post_processor", "decoder")
 
-# Older files omit what newer ones write out.
+# Older files omit these defaults.
 _MISSING_IS_TRUE = {"ByteLevel": ("add_prefix_space", "use_regex"), "Metaspace": ("split",)}
 _STEPS_OF_SEQUENCE = ("normalizers", "pretokenizers")
 
 
+MAX_TOKENS = 1 << 24  # ids; the libraries allocate space up to the largest one
+_Id = Annotated[int, msgspec.Meta(ge=0, lt=MAX_TOKENS)]
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+def reraise_interrupts(error: BaseException) -> None:
+    """Raise errors that must not be handled here; a Rust panic is a BaseException, too."""
+    if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit | MemoryError):
+        raise error
+
+
+@contextlib.contextmanager
+def library_errors(message: str, path: str | os.PathLike[str] | None = None) -> Iterator[None]:
+    """Translate the exceptions of tokenizer libraries, also Rust panics, to `TokenizerError`."""
+    try:
+        yield
+    except TokenmillError:
+        raise
+    except BaseException as error:
+        reraise_interrupts(error)
+        text = (str(error).strip() or repr(error)).splitlines()[0]
+        raise TokenizerError(f"{message}: {type(error).__name__}: {text}", path=path) from error
+
+
+class _AddedToken(TypedDict, total=False):
+    id: Required[_Id]
+    content: Required[str]
+    special: bool
+    single_word: bool
+    lstrip: bool
+    rstrip: bool
+    normalized: bool
+
+
+class _CheckedModel(msgspec.Struct):
+    vocab: dict[str, _Id] | list[tuple[str, float]]
+
+
+class _Checked(msgspec.Struct):
+    model: _CheckedModel
+    added_tokens: list[_AddedToken] | None = None
+
+
+def check_ids(data: bytes, *, path: str | os.PathLike[str] | None = None) -> None:
+    """Raise `TokenizerError` if a library would allocate without bound for this file."""
+    try:
+        msgspec.json.decode(data, type=_Checked)
+    except _UNREADABLE as error:
+        raise TokenizerError(f"not a tokenizer.json: {error}", path=path) from error
+
+
 def parse_backend(data: bytes, *, path: str | None = None) -> dict[str, Any]:
-    """Read a tokenizer.json and check that it is one."""
+    """Parse a tokenizer.json and check its form."""
     try:
         document = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise TokenizerError(f"not a tokenizer.json: {error}", path=path) from error
     model = document.get("model") if isinstance(document, dict) else None
     if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict | list):
-        raise TokenizerError("not a tokenizer.json: it has no model with a vocab", path=path)
+        raise TokenizerError('not a tokenizer.json: it has no "model" with a "vocab"', path=path)
+    check_ids(data, path=path)
     return document  # type: ignore[no-any-return]
 
 
@@ -105,32 +158,31 @@ class _ModelHead(msgspec.Struct):
 
 class _Head(msgspec.Struct):
     model: _ModelHead
-    added_tokens: list[dict[str, Any]] | None = None
+    added_tokens: list[_AddedToken] | None = None
 
 
 def read_head(data: bytes, *, path: str | None = None) -> dict[str, Any]:
     """Read a tokenizer.json without vocabulary and merges, in a few milliseconds."""
     try:
         head = msgspec.json.decode(data, type=_Head)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _UNREADABLE:
         return parse_backend(data, path=path)
     if bytes(head.model.vocab)[:1] not in (b"{", b"["):
         return parse_backend(data, path=path)
     return {"model": {"dropout": head.model.dropout}, "added_tokens": head.added_tokens}
 
 
-def refuse_randomness(document: dict[str, Any], *, path: str | None = None) -> None:
+def require_deterministic(document: dict[str, Any], *, path: str | None = None) -> None:
     """Raise `TokenizerError` if BPE dropout would give random ids."""
     if document["model"].get("dropout"):
         raise TokenizerError(
-            "the tokenizer's model has BPE dropout, so its ids are random;"
+            "the tokenizer uses BPE dropout, so its ids are random;"
             ' set "dropout" to null in tokenizer.json',
             path=path,
         )
 
 
 def added_tokens(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the added tokens with all flags, by id."""
     tokens = []
     for token in document.get("added_tokens") or ():
         special = bool(token.get("special", False))
@@ -143,7 +195,6 @@ def added_tokens(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def vocabulary(document: dict[str, Any]) -> list[tuple[str, int]]:
-    """Return (token, id) of the model's own vocabulary."""
     vocab = document["model"]["vocab"]
     if isinstance(vocab, dict):
         return list(vocab.items())
@@ -169,9 +220,10 @@ def components(document: dict[str, Any], section: str) -> list[dict[str, Any]]:
 
 
 def canonical_backend(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the common form of all spellings of a tokenizer.json, without what changes no id.
+    """Return a form that is equal for equivalent tokenizer.json files.
 
-    Also without the flag ``special`` and ``trim_offsets``: transformers changes them on loading.
+    It has no members that change no id, no ``special`` flags and no ``trim_offsets``; transformers
+    changes the latter two when it loads a tokenizer.
     """
     model = dict(document["model"])
     model["type"] = model.get("type") or _model_type(model)
@@ -200,12 +252,12 @@ def canonical_backend(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _scored(token: str, score: float) -> list[Any]:
-    """Round a Unigram's score: `tokenizers` rewrites it with an error in the last place."""
+    """Round the score of a Unigram token: `tokenizers` writes it with a rounding error."""
     return [token, float(f"{score:.13g}")]
 
 
 def _model_type(model: dict[str, Any]) -> str:
-    """Guess the type, which old files do not state."""
+    """Infer the type, which old files do not contain."""
     if isinstance(model["vocab"], list):
         return "Unigram"
     if "merges" in model:
@@ -218,7 +270,7 @@ def backend_digest(document: dict[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Remove members that are null, false or the empty string, and write out defaults."""
+    """Remove members that are null, false or the empty string, and add defaults."""
     if isinstance(value, list):
         return [_plain(member) for member in value]
     if not isinstance(value, dict):
@@ -240,5 +292,5 @@ def _plain(value: Any) -> Any:
 def prepend_scheme(step: dict[str, Any]) -> Any:
     """Return where a Metaspace step adds a space; older files have ``add_prefix_space``."""
     older = "never" if step.get("add_prefix_space") is False else "always"
-    stated = step.get("prepend_scheme")
-    return older if stated is None else stated
+    scheme = step.get("prepend_scheme")
+    return older if scheme is None else scheme

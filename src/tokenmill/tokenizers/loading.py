@@ -1,10 +1,10 @@
 """Load a tokenizer from a path, a hub id or an object, and compare it with AutoTokenizer.
 
-Backend ``auto`` is the tokenizer.json, if AutoTokenizer (where transformers is installed) encodes
-alike. Otherwise loading stops and names the choice. It stops, too, if AutoTokenizer cannot load the
-directory, unless nothing there brings code or names another class than the generic one. A token
-that other files of the directory name and tokenizer.json does not know would be encoded as ordinary
-text: that is refused unless the caller gives the tokenizer.json itself.
+Backend ``auto`` uses the tokenizer.json if AutoTokenizer encodes alike or transformers is not
+installed. Otherwise it raises an error that names the choices. It also raises an error if
+AutoTokenizer cannot load a directory with code or with a class other than the generic one. If other
+files of the directory name tokens that tokenizer.json lacks, these would be encoded as ordinary
+text; that is an error unless the caller passes the tokenizer.json itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from tokenmill._core.collector import without_collector
 from tokenmill._core.optional import transformers_muted
-from tokenmill.errors import TokenizerError, UsageError
+from tokenmill.errors import TokenizerError, UsageError, check_one_of
 from tokenmill.tokenizers.cache import (
     Comparison,
     Facts,
@@ -30,21 +30,24 @@ from tokenmill.tokenizers.cache import (
 from tokenmill.tokenizers.directory import (
     INSTALL,
     Location,
-    brings_code,
     choose_template,
+    has_own_class,
+    has_remote_code,
     is_installed,
     locate,
     named_tokens,
     read_special_tokens,
     read_template,
-    states_a_class,
 )
 from tokenmill.tokenizers.identity import (
     added_tokens,
-    counted_tokens,
+    check_ids,
+    library_errors,
     parse_backend,
     read_head,
-    refuse_randomness,
+    relevant_tokens,
+    require_deterministic,
+    reraise_interrupts,
     vocabulary,
 )
 from tokenmill.tokenizers.parity_texts import parity_texts, vocabulary_texts
@@ -52,9 +55,10 @@ from tokenmill.tokenizers.tokenizer import COPY, Tokenizer, check_copy
 
 BACKENDS = ("auto", "file", "transformers")
 
-_TRUST = "trust_remote_code=True to run the code it brings, or "
+_TRUST = "trust_remote_code=True to run its code, or "
 
 
+@library_errors("the tokenizer cannot be loaded")
 @without_collector()
 def load(
     source: Any,
@@ -67,29 +71,29 @@ def load(
 
     Args:
         source: Directory, tokenizer.json, hub id, `tokenizers.Tokenizer`, transformers tokenizer
-            or a `Tokenizer` of ours.
+            or `Tokenizer`.
         backend: ``auto``, ``file`` or ``transformers``.
-        chat_template: Instead of the tokenizer's own: Jinja source, the path of a file, the name
-            of one of its own templates, or several sources by name.
-        trust_remote_code: Whether AutoTokenizer may run code that the directory brings along.
+        chat_template: Replaces the tokenizer's template: Jinja source, the path of a file, the
+            name of one of its templates, or several sources by name.
+        trust_remote_code: Whether AutoTokenizer may run code of the directory.
 
     Raises:
-        TokenizerError: It cannot be loaded, it is unclear who encodes, or files of the directory
-            contradict each other.
+        TokenizerError: The tokenizer cannot be loaded, AutoTokenizer encodes differently, or files
+            of the directory contradict each other.
     """
-    if backend not in BACKENDS:
-        raise UsageError(f"tokenizer_backend={backend!r}: choose one of {', '.join(BACKENDS)}")
+    check_one_of("tokenizer_backend", backend, BACKENDS)
     if isinstance(source, str | os.PathLike):
-        place = locate(source)
-        tokenizer, comparison = _load_place(place, backend, trust_remote_code)
-        comparison.refuse(place.directory, template_given=chat_template is not None)
+        location = locate(source)
+        tokenizer, comparison = _load_location(location, backend, trust_remote_code)
+        comparison.refuse(location.directory, template_given=chat_template is not None)
     else:
         tokenizer = _adopt_object(source)
-        refuse_randomness(read_head(tokenizer.data), path=tokenizer.path)
+        require_deterministic(read_head(tokenizer.data), path=tokenizer.path)
     tokenizer.template = choose_template(chat_template, tokenizer.template)
     return tokenizer
 
 
+@library_errors("the tokenizer cannot be loaded")
 @without_collector()
 def identify(
     source: Any,
@@ -99,14 +103,14 @@ def identify(
     chat_template: Any = None,
     trust_remote_code: bool = False,
 ) -> Tokenizer:
-    """Load a tokenizer, publish its facts in the cache and keep a copy of it there."""
-    root, place = Path(cache_dir), locate(source)
+    """Load a tokenizer, and publish its facts and a copy of it in the cache."""
+    root, location = Path(cache_dir), locate(source)
     name = facts_key(source, backend=backend, trust_remote_code=trust_remote_code)
-    known = read_fact(root, name, Facts)
-    tokenizer, comparison = _load_place(place, backend, trust_remote_code, known)
+    cached = read_fact(root, name, Facts)
+    tokenizer, comparison = _load_location(location, backend, trust_remote_code, cached)
     facts = Facts(tokenizer.card, comparison)
     write_fact(root, name, facts)
-    card = facts.card_for(chat_template, place.directory)
+    card = facts.card_for(chat_template, location.directory)
     tokenizer = _adopt_object(tokenizer)
     tokenizer.template = card.template
     tokenizer.__dict__["card"] = card
@@ -114,59 +118,63 @@ def identify(
     return tokenizer
 
 
-def _load_place(
-    place: Location, backend: str, trust_remote_code: bool, known: Facts | None = None
+def _load_location(
+    location: Location, backend: str, trust_remote_code: bool, cached: Facts | None = None
 ) -> tuple[Tokenizer, Comparison]:
-    """Load a tokenizer's files and compare them with AutoTokenizer, unless that is known."""
+    """Load a tokenizer's files and compare them with AutoTokenizer, unless the result is cached."""
     if backend == "transformers":
-        return _load_with_auto(place, trust_remote_code), Comparison()
-    if not place.file.is_file():
+        return _load_with_auto(location, trust_remote_code), Comparison()
+    if not location.file.is_file():
         if backend == "auto" and is_installed():
-            return _load_with_auto(place, trust_remote_code), Comparison()
-        remedy = f"; to convert what is there: {INSTALL}" if backend == "auto" else ""
-        raise TokenizerError(f"there is no tokenizer.json{remedy}", path=place.directory)
+            return _load_with_auto(location, trust_remote_code), Comparison()
+        remedy = f"; transformers may convert other files: {INSTALL}" if backend == "auto" else ""
+        raise TokenizerError(
+            f"no tokenizer.json in this directory{remedy}", path=location.directory
+        )
     try:
-        data = place.file.read_bytes()
+        data = location.file.read_bytes()
     except OSError as error:
-        raise TokenizerError(f"cannot read it: {error.strerror}", path=place.file) from error
-    is_copy = COPY.summary_of(place.directory).is_file() and not place.named
+        raise TokenizerError(
+            f"cannot read the file: {error.strerror}", path=location.file
+        ) from error
+    is_copy = COPY.summary_of(location.directory).is_file() and not location.named
     if is_copy:
-        check_copy(place.directory)
-    ours = Tokenizer(
+        check_copy(location.directory)
+    tokenizer = Tokenizer(
         data,
-        template=read_template(place.directory),
-        special_tokens=read_special_tokens(place.directory),
+        template=read_template(location.directory),
+        special_tokens=read_special_tokens(location.directory),
         backend="file",
-        path=place.file,
+        path=location.file,
     )
-    if not is_copy:  # a copy was examined before
-        _examine(place, ours)
-    if backend != "auto" or place.named or not is_installed():
-        return ours, Comparison()
-    if known is not None:
-        ours.notes.update(known.card.notes)
-        return ours, known.comparison
-    return ours, _compare(place, ours, trust_remote_code)
+    if not is_copy:  # a copy was examined before it was written
+        _examine(location, tokenizer)
+    if backend != "auto" or location.named or not is_installed():
+        return tokenizer, Comparison()
+    if cached is not None:
+        tokenizer.notes.update(cached.card.notes)
+        return tokenizer, cached.comparison
+    return tokenizer, _compare(location, tokenizer, trust_remote_code)
 
 
-def _examine(place: Location, ours: Tokenizer) -> None:
+def _examine(location: Location, tokenizer: Tokenizer) -> None:
     """Raise if the ids are random or other files of the directory contradict tokenizer.json."""
-    refuse_randomness(read_head(ours.data, path=ours.path), path=ours.path)
-    contradiction = _contradiction(place.directory, ours)
-    if contradiction is not None and not place.named:
-        raise TokenizerError(contradiction, path=place.directory)
+    require_deterministic(read_head(tokenizer.data, path=tokenizer.path), path=tokenizer.path)
+    contradiction = _contradiction(location.directory, tokenizer)
+    if contradiction is not None and not location.named:
+        raise TokenizerError(contradiction, path=location.directory)
     if contradiction is not None:
-        ours.notes["named_tokens"] = contradiction.partition(";")[0]
+        tokenizer.notes["named_tokens"] = contradiction.partition(";")[0]
 
 
-def _contradiction(directory: Path, ours: Tokenizer) -> str | None:
-    """Describe a token that another file names differently, or return None."""
+def _contradiction(directory: Path, tokenizer: Tokenizer) -> str | None:
+    """Return a message about a token that another file defines differently, or None."""
     named = named_tokens(directory)
-    head = read_head(ours.data, path=ours.path)
+    head = read_head(tokenizer.data, path=tokenizer.path)
     known = {token["content"]: int(token["id"]) for token in added_tokens(head)}
-    strangers = {token.content for token in named} - set(known)
-    if strangers:
-        known |= _ordinary_tokens(strangers, ours)
+    unknown = {token.content for token in named} - set(known)
+    if unknown:
+        known |= _ordinary_tokens(unknown, tokenizer)
     wrong = [
         token
         for token in named
@@ -175,26 +183,26 @@ def _contradiction(directory: Path, ours: Tokenizer) -> str | None:
     if not wrong:
         return None
     token = wrong[0]
-    stated = "" if token.id is None else f" as id {token.id}"
-    found = f"has it as id {known[token.content]}" if token.content in known else "lacks it"
+    expected = "" if token.id is None else f" with id {token.id}"
+    actual = f"has it with id {known[token.content]}" if token.content in known else "does not"
     more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-    code = " and trust_remote_code=True (it brings code of its own)"
-    code = code if brings_code(directory) else ""
+    code = " and trust_remote_code=True (the directory contains code)"
+    code = code if has_remote_code(directory) else ""
     return (
-        f"{token.file} names the token {token.content!r}{stated}, but tokenizer.json {found}{more};"
-        f" such a text would be encoded as other tokens than the model knows. Choose"
-        f" tokenizer_backend='transformers'{code}, or correct tokenizer.json. If it is right,"
-        " give that file instead of its directory"
+        f"{token.file} defines the token {token.content!r}{expected}, but tokenizer.json"
+        f" {actual}{more}; the text would be encoded as tokens that the model was not trained on."
+        f" Choose tokenizer_backend='transformers'{code}, or correct tokenizer.json. If"
+        " tokenizer.json is right, pass the file instead of its directory"
     )
 
 
-def _ordinary_tokens(texts: set[str], ours: Tokenizer) -> dict[str, int]:
-    """Return those of the texts that the model's own vocabulary encodes as one token.
+def _ordinary_tokens(texts: set[str], tokenizer: Tokenizer) -> dict[str, int]:
+    """Return the texts that the model's vocabulary encodes as one token, with their ids.
 
-    A token of the vocabulary may be unreachable: no merges lead to it. The one for unknown
-    characters is no text, so it need not be reachable.
+    A token of the vocabulary may be unreachable because no merges produce it. The token for unknown
+    characters need not be reachable.
     """
-    document = parse_backend(ours.data, path=ours.path)
+    document = parse_backend(tokenizer.data, path=tokenizer.path)
     model = document["model"]
     unknown = model.get("unk_token"), model.get("unk_id")
     return {
@@ -204,41 +212,41 @@ def _ordinary_tokens(texts: set[str], ours: Tokenizer) -> dict[str, int]:
         and (
             text == unknown[0]
             or number == unknown[1]
-            or ours.reference.encode(text, add_special_tokens=False).ids == [number]
+            or tokenizer.reference.encode(text, add_special_tokens=False).ids == [number]
         )
     }
 
 
-def _load_with_auto(place: Location, trust_remote_code: bool) -> Tokenizer:
+def _load_with_auto(location: Location, trust_remote_code: bool) -> Tokenizer:
     try:
-        auto = load_auto(place.directory, trust_remote_code=trust_remote_code)
+        auto = load_auto(location.directory, trust_remote_code=trust_remote_code)
     except AutoTokenizerError as error:
         raise TokenizerError(
-            f"AutoTokenizer cannot load it: {error}", path=place.directory
+            f"AutoTokenizer cannot load it: {error}", path=location.directory
         ) from error
-    adopted = adopt(auto, path=place.directory)
-    refuse_randomness(read_head(adopted.data), path=str(place.directory))
+    adopted = adopt(auto, path=location.directory)
+    require_deterministic(read_head(adopted.data), path=str(location.directory))
     return adopted
 
 
-def _compare(place: Location, ours: Tokenizer, trust_remote_code: bool) -> Comparison:
+def _compare(location: Location, tokenizer: Tokenizer, trust_remote_code: bool) -> Comparison:
     """Compare with AutoTokenizer, which must load the directory unless the file is complete."""
     try:
-        auto = load_auto(place.directory, trust_remote_code=trust_remote_code)
+        auto = load_auto(location.directory, trust_remote_code=trust_remote_code)
     except AutoTokenizerError as error:
         reason = str(error).splitlines()[0][:200]
-        if not brings_code(place.directory) and not states_a_class(place.directory):
-            ours.notes["auto_tokenizer"] = f"not compared: {reason}"
+        if not has_remote_code(location.directory) and not has_own_class(location.directory):
+            tokenizer.notes["auto_tokenizer"] = f"not compared: {reason}"
             return Comparison()
         code = "" if trust_remote_code else _TRUST
         raise TokenizerError(
-            f"AutoTokenizer cannot load it ({reason}), so it is unknown whether it would encode"
-            f" like the tokenizer.json beside it. Choose {code}tokenizer_backend='file' to encode"
-            " with tokenizer.json as it stands",
-            path=place.directory,
+            f"AutoTokenizer cannot load this directory ({reason}), so it cannot be compared with"
+            f" tokenizer.json. Choose {code}tokenizer_backend='file' to use tokenizer.json without"
+            " a comparison",
+            path=location.directory,
         ) from error
-    ours.notes["auto_tokenizer"] = "encodes alike"
-    return compare(auto, ours)
+    tokenizer.notes["auto_tokenizer"] = "encodes alike"
+    return compare(auto, tokenizer)
 
 
 def _adopt_object(source: Any) -> Tokenizer:
@@ -256,8 +264,9 @@ def _adopt_object(source: Any) -> Tokenizer:
     if hasattr(source, "to_str") and hasattr(source, "encode_batch"):
         return Tokenizer(source.to_str().encode("utf-8"), backend="file")
     raise UsageError(
-        f"a {type(source).__name__} is no tokenizer: give a directory, a tokenizer.json, a hub id,"
-        " a tokenizers.Tokenizer or a transformers tokenizer"
+        ("tokenizer",),
+        " must be a directory, a tokenizer.json, a hub id, a tokenizers.Tokenizer or a"
+        f" transformers tokenizer, got {type(source).__name__}",
     )
 
 
@@ -265,14 +274,14 @@ def _adopt_object(source: Any) -> Tokenizer:
 
 
 class AutoTokenizerError(Exception):
-    """AutoTokenizer cannot load a directory; the message says why."""
+    """AutoTokenizer cannot load a directory."""
 
 
 @contextlib.contextmanager
 def without_torch() -> Iterator[None]:
     """Import transformers as if torch were not installed, which halves the time.
 
-    Only for a process of our own that ends afterwards.
+    Only for a child process that ends afterwards.
     """
     if "torch" in sys.modules or "transformers" in sys.modules:
         yield
@@ -285,9 +294,10 @@ def without_torch() -> Iterator[None]:
 
 
 def load_auto(directory: Path, *, trust_remote_code: bool) -> Any:
-    """Load a directory with AutoTokenizer; raise `AutoTokenizerError` if it fails."""
     if not is_installed():
         raise TokenizerError(f"tokenizer_backend='transformers' needs transformers: {INSTALL}")
+    if (file := directory / "tokenizer.json").is_file():
+        check_ids(file.read_bytes(), path=file)
     with transformers_muted():
         from transformers import AutoTokenizer
 
@@ -295,22 +305,22 @@ def load_auto(directory: Path, *, trust_remote_code: bool) -> Any:
             return AutoTokenizer.from_pretrained(
                 str(directory), trust_remote_code=trust_remote_code, local_files_only=True
             )
-        except Exception as error:
+        except BaseException as error:
+            reraise_interrupts(error)
             raise AutoTokenizerError(f"{type(error).__name__}: {error}") from error
 
 
 def adopt(tokenizer: Any, *, path: Path | None = None) -> Tokenizer:
-    """Convert a transformers tokenizer."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or not hasattr(backend, "to_str"):
         raise TokenizerError(
-            f"{type(tokenizer).__name__} encodes in Python and has no fast backend, so its masks"
-            " cannot be proven; use its tokenizer.json with tokenizer_backend='file'",
+            f"{type(tokenizer).__name__} is a slow tokenizer without offsets, so its masks cannot"
+            " be proven; use its tokenizer.json with tokenizer_backend='file'",
             path=path,
         )
     if getattr(tokenizer, "split_special_tokens", False):
         raise TokenizerError(
-            "split_special_tokens=True encodes control tokens as text; switch it off", path=path
+            "split_special_tokens=True encodes control tokens as text; set it to False", path=path
         )
     template = getattr(tokenizer, "chat_template", None)
     if isinstance(template, list | tuple):
@@ -328,34 +338,35 @@ def adopt(tokenizer: Any, *, path: Path | None = None) -> Tokenizer:
     )
 
 
-def compare(auto: Any, ours: Tokenizer) -> Comparison:
-    """Find how AutoTokenizer encodes or renders differently from a tokenizer.json."""
-    theirs = adopt(auto) if getattr(auto, "backend_tokenizer", None) is not None else None
-    text = _text_encoded_differently(auto, theirs, ours)
+def compare(auto: Any, tokenizer: Tokenizer) -> Comparison:
+    adopted = adopt(auto) if getattr(auto, "backend_tokenizer", None) is not None else None
+    text = _text_encoded_differently(auto, adopted, tokenizer)
     encoding = None if text is None else f"it encodes {text[:80]!r} differently"
     template = getattr(auto, "chat_template", None)
-    if template is not None and theirs is not None and theirs.template != ours.template:
+    if template is not None and adopted is not None and adopted.template != tokenizer.template:
         return Comparison(encoding, "it has another chat template")
-    special = counted_tokens(theirs.special_tokens if theirs else {}, ours.template)
-    own = counted_tokens(ours.special_tokens, ours.template)
+    special = relevant_tokens(adopted.special_tokens if adopted else {}, tokenizer.template)
+    own = relevant_tokens(tokenizer.special_tokens, tokenizer.template)
     for name in sorted({*special, *own}):
         if special.get(name) != own.get(name):
             return Comparison(
                 encoding,
-                f"its {name} is {special.get(name)!r}, the directory says {own.get(name)!r}",
+                f"its {name} is {special.get(name)!r}, that of the directory {own.get(name)!r}",
             )
     return Comparison(encoding)
 
 
-def _text_encoded_differently(auto: Any, theirs: Tokenizer | None, ours: Tokenizer) -> str | None:
-    if theirs is not None and theirs.backend_digest == ours.backend_digest:
+def _text_encoded_differently(
+    auto: Any, adopted: Tokenizer | None, tokenizer: Tokenizer
+) -> str | None:
+    if adopted is not None and adopted.backend_digest == tokenizer.backend_digest:
         return None
-    added = {*ours.added_contents, *ours.special_tokens.values()}
-    if theirs is not None:
-        added |= {*theirs.added_contents, *theirs.special_tokens.values()}
+    added = {*tokenizer.added_contents, *tokenizer.special_tokens.values()}
+    if adopted is not None:
+        added |= {*adopted.added_contents, *adopted.special_tokens.values()}
     texts = parity_texts(added)
-    texts += vocabulary_texts(ours.pieces(range(len(ours.table))))
-    reference = ours.reference.encode_batch(texts, add_special_tokens=False)
+    texts += vocabulary_texts(tokenizer.pieces(range(len(tokenizer.table))))
+    reference = tokenizer.reference.encode_batch(texts, add_special_tokens=False)
     with transformers_muted():
         for text, encoding in zip(texts, reference, strict=True):
             if auto.encode(text, add_special_tokens=False) != encoding.ids:

@@ -1,7 +1,7 @@
-"""Texts that show differences between two tokenizers.
+"""Texts that reveal differences between two tokenizers.
 
-An engine is used only if it gives the reference's ids on them, and AutoTokenizer is compared with
-the tokenizer.json by them.
+fastokens is used only if it gives the ids of the reference for these texts. AutoTokenizer and
+tokenizer.json are compared on them.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _WORDS = (
     "12345", "3.14", "x=y", "don't", "A",
 )  # fmt: skip
 _TRICKY = (
-    # Contractions, also where upper case and ſ (long s) or K (Kelvin) fold to ASCII letters.
+    # Contractions, also with upper case and with ſ (long s) or K (Kelvin), which fold to ASCII.
     "I'm you're he'll WE'VE they'd it's IT'S 'S 'T 'LL 'Re o'ſ don’t 'ſ 'K \u212aelvin",
-    # Text that NFC, NFKC or case folding change, in both directions.
+    # Text that NFC, NFKC or case folding makes longer or shorter.
     "e\u0301 é \u212b \u212b\u212b \u0958 \u0915\u093c \u1100\u1161\u11a8 각 ﬁ ﬀ Ａｂｃ ½ ② İ i̇ ẞ",
     "a\u0323\u0307 a\u0307\u0323 \u0344 \u2126 \u1e9b\u0323 \ufb1d \u0f73 \uac00\u11a8 =\u0338",
     "👩‍👩‍👧‍👦 🇩🇪🇫🇷🇩 👍🏽 ❤️ ☎︎ \u202eabc\u202c a\u200db \ufeffx x\ufeff \ufffd \ufdd0 \uffff",
-    # The vocabularies' own spellings, as text.
+    # Notation of vocabularies, as ordinary text.
     "▁ ▁▁x ▁Hello Ġ Ġworld Ċ ĉ <0x0A> <0xE4> ## ##ing </w> <unk> <s> </s> [UNK] [CLS] <pad>",
     "\x00 \x01\x02 \x1b[0m \x7f \x80 a\x00b",
     "def f(x):\n    return {'a': [1, 2.5e-3, 0xFF]}  # π ≈ 3\n\tif x!=y:\r\n\t\tpass;\n\n\n\n",
@@ -31,12 +31,11 @@ _TRICKY = (
     "...!!!???---___***///\\\\|||@@@###$$$%%%^^^&&& ----- ===== ~~~~~ ''''' \"\"\" ``` «» “” …",
     "ABCdefGHI aBC iPhone McDonald HTTPServer éÉ ǅ ǆ Ǆ ʰ ªº",
 )
-ADDED_TOKENS_TRIED = 768  # enough for every family known; gemma has 6,415, nearly all alike
+MAX_ADDED_TOKENS = 768  # enough for all known families; gemma has 6,415 similar ones
 
 
 def parity_texts(added: Iterable[str]) -> list[str]:
-    """Return the texts for a tokenizer with these added tokens."""
-    tokens = _spread(sorted({token for token in added if token}), ADDED_TOKENS_TRIED)
+    tokens = _spread(sorted({token for token in added if token}), MAX_ADDED_TOKENS)
     texts = ["", *_TRICKY]
     texts += _white_space()
     texts += _unicode_blocks()
@@ -50,23 +49,22 @@ def probe_text(added: Iterable[str]) -> str:
     """Return one text with added tokens; its ids are part of a tokenizer's identity."""
     tokens = _spread(sorted({token for token in added if token}), 48)
     mixture = "".join(
-        f"{_WORDS[place % len(_WORDS)]}{token}{_SPACES[place % 3]}"
-        for place, token in enumerate(tokens)
+        f"{_WORDS[n % len(_WORDS)]}{token}{_SPACES[n % 3]}" for n, token in enumerate(tokens)
     )
     return f"{mixture} {_TRICKY[0]} {_TRICKY[1]}  \n\n {_TRICKY[6]} {' '.join(_WORDS)}"
 
 
 def vocabulary_texts(pieces: Sequence[bytes], chunk: int = 512) -> list[str]:
-    """Return every piece of a vocabulary as text: models that differ in one merge show it."""
+    """Return all pieces of a vocabulary as texts, which reveal a difference in one merge."""
     words = [piece.decode("utf-8", "ignore") for piece in pieces]
     words = [word for word in words if word]
     return ["".join(words[start : start + chunk]) for start in range(0, len(words), chunk)]
 
 
-def _spread(items: Sequence[str], most: int) -> list[str]:
-    if len(items) <= most:
+def _spread(items: Sequence[str], limit: int) -> list[str]:
+    if len(items) <= limit:
         return list(items)
-    return [items[place * len(items) // most] for place in range(most)]
+    return [items[n * len(items) // limit] for n in range(limit)]
 
 
 def _white_space() -> list[str]:
@@ -96,9 +94,9 @@ def _long_words() -> list[str]:
 
 def _around_tokens(tokens: Sequence[str]) -> list[str]:
     texts = []
-    for place, token in enumerate(tokens):
-        word = _WORDS[place % len(_WORDS)]
-        space = _SPACES[place % len(_SPACES)]
+    for n, token in enumerate(tokens):
+        word = _WORDS[n % len(_WORDS)]
+        space = _SPACES[n % len(_SPACES)]
         texts.append(
             f"{word}{token}{word}{space}{token}{space}{space}{word} {token} {token}{token}"
         )

@@ -1,9 +1,9 @@
 """The bytes of each token id.
 
-Byte-level vocabularies spell every byte as one printable character (GPT-2's alphabet), metaspace
-ones write a space as ``▁`` and, with byte fallback, a lone byte as ``<0xE4>``; the rest are plain
-text, where a WordPiece continues a word with ``##``. Metaspace tokenizers also add a ``▁`` that is
-not in the text; such a token has a *twin* ``id + size`` in the table, without that space.
+Byte-level vocabularies write every byte as one printable character (GPT-2's alphabet). Metaspace
+vocabularies write a space as ``▁`` and, with byte fallback, a single byte as ``<0xE4>``. The others
+are plain text; WordPiece continues a word with ``##``. Metaspace tokenizers also add a ``▁`` that
+is not in the text. The piece without this space is in the table at ``id + size``.
 
 A table may be wrong for an unknown kind of tokenizer. Then it proves no mask, because the joined
 pieces are always compared with the text.
@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from tokenmill.tokenizers.identity import added_tokens, components, prepend_scheme, vocabulary
 
-TABLE_FORMAT = 2  # raised when a table's bytes change, or what is put into them
+TABLE_FORMAT = 2  # raised when the form or the contents of stored tables change
 
 Spelling = Literal["byte_level", "metaspace", "plain"]
 Prefix = Literal["never", "first", "always"]
@@ -29,7 +29,6 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def byte_alphabet() -> dict[int, int]:
-    """Return code point → byte of the byte-level alphabet."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     alphabet = {byte: byte for byte in printable}
@@ -43,14 +42,14 @@ class StoredTable(msgspec.Struct):
     spelling: Spelling
     space: str
     prefix: Prefix
-    hopeless: bool
+    needs_offsets: bool
     flags: bytes
     starts: bytes
     pieces: bytes
 
 
 class PieceTable:
-    """Bytes per token id of one backend, by its parsed tokenizer.json."""
+    """The bytes of every token id, from a parsed tokenizer.json."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         self.spelling, self.space = _spelling(document)
@@ -63,52 +62,56 @@ class PieceTable:
         self.is_added = np.zeros(self.size, dtype=bool)
         self.is_special = np.zeros(self.size, dtype=bool)
         for token in added:
-            # Gemma lists runs of ▁ as added tokens; in a text they nearly always are the model's
-            # runs of spaces, and a text with a ▁ stays unproven.
+            # Gemma lists runs of ▁ as added tokens. They nearly always encode runs of spaces. A
+            # text that contains a ▁ stays unproven.
             if not (self.space and self.space in token["content"] and pieces[token["id"]]):
                 pieces[token["id"]] = token["content"].encode("utf-8", "surrogatepass")
             self.is_added[token["id"]] = True
             self.is_special[token["id"]] = token["special"]
-        # Whether ordinary rows cannot be proven: a hint for speed.
-        self.hopeless = self.spelling == "plain" or any(t["lstrip"] or t["rstrip"] for t in added)
+        # Whether most rows need offsets. It affects only the speed.
+        self.needs_offsets = self.spelling == "plain" or any(
+            t["lstrip"] or t["rstrip"] for t in added
+        )
         if self.prefix == "never":
-            self.has_twin = np.zeros(self.size, dtype=bool)
+            self.has_counterpart = np.zeros(self.size, dtype=bool)
         else:
-            self.has_twin = np.array([piece.startswith(b" ") for piece in pieces], dtype=bool)
-            self.has_twin &= ~self.is_added
+            self.has_counterpart = np.array(
+                [piece.startswith(b" ") for piece in pieces], dtype=bool
+            )
+            self.has_counterpart &= ~self.is_added
             pieces += [piece[1:] if piece.startswith(b" ") else piece for piece in pieces]
         starts = np.zeros(len(pieces) + 1, dtype=np.int32)
         np.cumsum([len(piece) for piece in pieces], out=starts[1:])
-        self._lay_out(starts, b"".join(pieces))
+        self._set_table(starts, b"".join(pieces))
 
-    def _lay_out(self, starts: np.ndarray, data: bytes) -> None:
-        # From buffers: `pa.array` would import pandas where it is installed, a quarter second.
+    def _set_table(self, starts: np.ndarray, data: bytes) -> None:
+        # `pa.array` would import pandas if it is installed, which takes a quarter of a second.
         buffers = [None, pa.py_buffer(starts), pa.py_buffer(data)]
         self._table = pa.Array.from_buffers(pa.binary(), len(starts) - 1, buffers)
 
     def to_bytes(self) -> bytes:
-        flags = self.is_added | self.is_special * 2 | self.has_twin * 4
+        flags = self.is_added | self.is_special * 2 | self.has_counterpart * 4
         _, starts, pieces = self._table.buffers()
         stored = StoredTable(
-            TABLE_FORMAT, self.size, self.spelling, self.space, self.prefix, self.hopeless,
+            TABLE_FORMAT, self.size, self.spelling, self.space, self.prefix, self.needs_offsets,
             flags.astype(np.uint8).tobytes(), starts.to_pybytes(), pieces.to_pybytes(),
         )  # fmt: skip
         return msgspec.msgpack.encode(stored)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> PieceTable:
-        """Read a table that `to_bytes` wrote; raise `ValueError` if another version did."""
+        """Read a table of `to_bytes`; raise `ValueError` if another version wrote it."""
         try:
             stored = msgspec.msgpack.decode(data, type=StoredTable)
         except msgspec.MsgspecError as error:
             raise ValueError("not a table of pieces") from error
         table = cls.__new__(cls)
-        for name in ("size", "spelling", "space", "prefix", "hopeless"):
+        for name in ("size", "spelling", "space", "prefix", "needs_offsets"):
             setattr(table, name, getattr(stored, name))
         flags = np.frombuffer(stored.flags, np.uint8)
         table.is_added, table.is_special = flags & 1 > 0, flags & 2 > 0
-        table.has_twin = flags & 4 > 0
-        table._lay_out(np.frombuffer(stored.starts, np.int32), stored.pieces)
+        table.has_counterpart = flags & 4 > 0
+        table._set_table(np.frombuffer(stored.starts, np.int32), stored.pieces)
         table._table.validate(full=True)  # pyarrow uses any offsets unchecked
         count = table.size if table.prefix == "never" else 2 * table.size
         if (stored.format, len(flags), len(table._table)) != (TABLE_FORMAT, table.size, count):
@@ -122,7 +125,7 @@ class PieceTable:
             for token, number in vocab:
                 try:
                     pieces[number] = token.translate(alphabet).encode("latin-1")
-                except UnicodeEncodeError:  # not spelled in the alphabet: it can only be itself
+                except UnicodeEncodeError:  # not in the alphabet, so it is plain text
                     pieces[number] = token.encode("utf-8", "surrogatepass")
             return pieces
         continuing = document["model"].get("continuing_subword_prefix") or ""
@@ -142,7 +145,6 @@ class PieceTable:
         return self.size
 
     def piece(self, number: int) -> bytes:
-        """Return the bytes of one id, none for an unknown id."""
         if not 0 <= number < self.size:
             return b""
         return self._table[number].as_py()  # type: ignore[no-any-return]
@@ -150,20 +152,20 @@ class PieceTable:
     def pieces(self, ids: Any) -> list[bytes]:
         return [self.piece(int(number)) for number in ids]
 
-    def twins(self, ids: np.ndarray, row_starts: np.ndarray) -> np.ndarray:
-        """Replace ids of several rows by their twin where the tokenizer added a leading space."""
+    def prefixless_ids(self, ids: np.ndarray, row_starts: np.ndarray) -> np.ndarray:
+        """Replace the ids to which the tokenizer added a leading space by those without it."""
         if self.prefix == "never" or len(ids) == 0:
             return ids
         opens = np.zeros(len(ids), dtype=bool)
-        if self.prefix == "always":  # text between added tokens is normalised on its own
+        if self.prefix == "always":  # text between added tokens is normalized separately
             opens[1:] = self.is_added[ids[:-1]]
         starts = row_starts[:-1]
         opens[starts[starts < row_starts[1:]]] = True
-        opens &= self.has_twin[ids]
+        opens &= self.has_counterpart[ids]
         return np.where(opens, ids + np.int32(self.size), ids)
 
     def joined(self, ids: np.ndarray) -> tuple[np.ndarray, pa.Buffer]:
-        """Return where each piece of ``ids`` (or twins) starts, the total, and the joined bytes."""
+        """Return the starts of all pieces, followed by the total, and the joined bytes."""
         numbers = pa.py_buffer(np.ascontiguousarray(ids, dtype=np.int32))
         taken = self._table.take(pa.Array.from_buffers(pa.int32(), len(ids), [None, numbers]))
         _, offsets, data = taken.buffers()
@@ -172,7 +174,7 @@ class PieceTable:
 
 
 def _spelling(document: dict[str, Any]) -> tuple[Spelling, str]:
-    """Return how the vocabulary spells text, and its space character."""
+    """Return the notation of the vocabulary and its space character."""
     before = components(document, "normalizer") + components(document, "pre_tokenizer")
     if any(step.get("type") == "ByteLevel" for step in before):
         return "byte_level", ""
@@ -185,7 +187,7 @@ def _spelling(document: dict[str, Any]) -> tuple[Spelling, str]:
 
 
 def _prefix(document: dict[str, Any]) -> Prefix:
-    """Return where a space is added: never, at the row's start, after every added token."""
+    """Return where a space is added: never, at the start of a row, after every added token."""
     steps = components(document, "normalizer") + components(document, "pre_tokenizer")
     for step in steps:
         if step.get("type") == "Prepend":

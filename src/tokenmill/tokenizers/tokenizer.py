@@ -1,15 +1,15 @@
 """A loaded tokenizer: the bytes of one tokenizer.json, a template and special tokens.
 
-Everything else is made from these bytes on first use, and shared by all tokenizers of the process
-with the same bytes (`cache.once`). A pickle holds only the path and checksum of the file, and is
-refused if the file has changed meanwhile.
+Everything else is computed from these bytes on first use and shared by all tokenizers of the
+process with the same bytes (`cache.once`). A pickle has only the path and checksum of the file;
+loading it fails if the file has changed.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,36 +17,53 @@ import msgspec
 import numpy as np
 
 from tokenmill._core import fingerprint
+from tokenmill._core.artifact import ArtifactKind
 from tokenmill._core.collector import without_collector
-from tokenmill._core.sealed import SealedKind
 from tokenmill.errors import TokenizerError
 from tokenmill.tokenizers.cache import once
 from tokenmill.tokenizers.identity import (
-    IdentityCard,
     Template,
+    TokenizerFingerprint,
     added_tokens,
     backend_digest,
+    check_ids,
     identity_document,
+    library_errors,
     parse_backend,
     read_head,
-    refuse_randomness,
+    require_deterministic,
     vocabulary,
 )
 from tokenmill.tokenizers.parity_texts import probe_text
 from tokenmill.tokenizers.pieces import PieceTable
 
-COPY = SealedKind(
+COPY = ArtifactKind(
     "copy of a tokenizer", "tokenmill_checksums.json",
     remedy="remove this directory and prepare again",
 )  # fmt: skip
 
 
 def check_copy(directory: Path) -> None:
-    """Raise `CorruptionError` if a copy has changed since it was made."""
-    # In any cache or none: links within it are its owner's choice.
-    sealed = COPY.admit(directory, root=Path(directory.anchor))
-    for name, expected in sealed.convert(dict[str, str]).items():
-        sealed.require(os.path.basename(name), checksum=expected)
+    """Raise `CorruptionError` if a copy has changed since it was written."""
+    # A copy may be outside of any cache, so links in its path are allowed.
+    artifact = COPY.open(directory, root=Path(directory.anchor))
+    for name, expected in artifact.convert(dict[str, str]).items():
+        artifact.require(os.path.basename(name), checksum=expected)
+
+
+class _Reference:
+    """A `tokenizers.Tokenizer` whose methods raise only `TokenizerError`."""
+
+    def __init__(self, backend: Any, path: str | None) -> None:
+        self._backend = backend
+        self._path = path
+
+    def __getattr__(self, name: str) -> Any:
+        return partial(self._call, getattr(self._backend, name))
+
+    def _call(self, method: Any, *arguments: Any, **options: Any) -> Any:
+        with library_errors(f"tokenizers failed to {method.__name__}", self._path):
+            return method(*arguments, **options)
 
 
 class Tokenizer:
@@ -56,9 +73,9 @@ class Tokenizer:
         data: The tokenizer.json.
         template: Chat template source, several by name, or None.
         special_tokens: Named special tokens (``eos_token`` …) as text.
-        backend: Where ``data`` comes from: ``file`` or ``transformers``.
+        backend: Origin of ``data``: ``file`` or ``transformers``.
         path: The file that ``data`` was read from, if any.
-        notes: What was found while loading, for people.
+        notes: Remarks from loading, to be shown.
     """
 
     def __init__(
@@ -91,17 +108,16 @@ class Tokenizer:
         return once(self.checksum, "reference", self._load_reference)
 
     def _load_reference(self) -> Any:
-        try:
-            import tokenizers
+        import tokenizers
 
+        check_ids(self.data, path=self.path)
+        with library_errors("tokenizers cannot load this file", self.path):
             reference = tokenizers.Tokenizer.from_buffer(self.data)
-        except Exception as error:
-            raise TokenizerError(f"tokenizers cannot load it: {error}", path=self.path) from error
-        reference.no_truncation()
-        reference.no_padding()
-        # A post-processor could only trim offsets here.
-        reference.post_processor = tokenizers.processors.Sequence([])
-        return reference
+            reference.no_truncation()
+            reference.no_padding()
+            # A post-processor could only trim offsets here.
+            reference.post_processor = tokenizers.processors.Sequence([])
+        return _Reference(reference, self.path)
 
     @cached_property
     def table(self) -> PieceTable:
@@ -109,8 +125,9 @@ class Tokenizer:
 
     @without_collector()
     def make_table(self) -> PieceTable:
-        """Make the table without the cache."""
-        return PieceTable(parse_backend(self.data, path=self.path))
+        """Build the table without the cache."""
+        with library_errors("not a tokenizer.json", self.path):
+            return PieceTable(parse_backend(self.data, path=self.path))
 
     @cached_property
     def _added(self) -> list[dict[str, Any]]:
@@ -121,57 +138,57 @@ class Tokenizer:
         return tuple(token["content"] for token in self._added)
 
     @cached_property
-    def left_stripping(self) -> frozenset[int]:
-        """Ids of the added tokens that strip the white space before them."""
+    def left_stripping_ids(self) -> frozenset[int]:
         return frozenset(int(token["id"]) for token in self._added if token["lstrip"])
 
     @cached_property
-    def _ids_of_special_tokens(self) -> dict[str, int]:
-        wanted = set(self.special_tokens.values())
-        found = {token["content"]: int(token["id"]) for token in self._added}
-        if not wanted <= set(found):
+    def _special_token_ids(self) -> dict[str, int]:
+        named = set(self.special_tokens.values())
+        ids = {token["content"]: int(token["id"]) for token in self._added}
+        if not named <= set(ids):
             document = parse_backend(self.data, path=self.path)
-            found = {token: n for token, n in vocabulary(document) if token in wanted} | found
-        return {name: found[token] for name, token in self.special_tokens.items() if token in found}
+            ids = {token: n for token, n in vocabulary(document) if token in named} | ids
+        return {name: ids[token] for name, token in self.special_tokens.items() if token in ids}
 
     @property
-    def pad_id(self) -> int | None:
-        return self._ids_of_special_tokens.get("pad_token")
+    def pad_token_id(self) -> int | None:
+        return self._special_token_ids.get("pad_token")
 
     @property
-    def eos_id(self) -> int | None:
-        return self._ids_of_special_tokens.get("eos_token")
+    def eos_token_id(self) -> int | None:
+        return self._special_token_ids.get("eos_token")
 
     @property
-    def bos_id(self) -> int | None:
-        return self._ids_of_special_tokens.get("bos_token")
+    def bos_token_id(self) -> int | None:
+        return self._special_token_ids.get("bos_token")
 
     @cached_property
     def backend_digest(self) -> str:
-        """Digest of the tokenizer.json, equal for all its spellings."""
+        """Digest of the tokenizer.json, equal for all equivalent files."""
         return once(self.checksum, "digest", self._make_digest)
 
     @without_collector()
     def _make_digest(self) -> str:
-        return backend_digest(parse_backend(self.data, path=self.path))
+        with library_errors("not a tokenizer.json", self.path):
+            return backend_digest(parse_backend(self.data, path=self.path))
 
     @cached_property
-    def card(self) -> IdentityCard:
-        refuse_randomness(read_head(self.data, path=self.path), path=self.path)
+    def card(self) -> TokenizerFingerprint:
+        require_deterministic(read_head(self.data, path=self.path), path=self.path)
         probe = probe_text(self.added_contents)
         ids = self.reference.encode(probe, add_special_tokens=False).ids
         identity = identity_document(
             self.backend_digest, self.template, self.special_tokens, fingerprint.key(ids)
         )
-        return IdentityCard(
+        return TokenizerFingerprint(
             identity=identity,
             key=fingerprint.key(identity),
             template=self.template,
             special_tokens=self.special_tokens,
             control_tokens=[token["content"] for token in self._added if token["special"]],
-            pad_id=self.pad_id,
-            eos_id=self.eos_id,
-            bos_id=self.bos_id,
+            pad_token_id=self.pad_token_id,
+            eos_token_id=self.eos_token_id,
+            bos_token_id=self.bos_token_id,
             backend=self.backend,
             checksum=self.checksum,
             notes=self.notes,
@@ -182,7 +199,6 @@ class Tokenizer:
         return self.card.key
 
     def files(self) -> dict[str, bytes]:
-        """Return the files of a directory that holds this tokenizer, by name."""
         config: dict[str, Any] = dict(self.special_tokens)
         if isinstance(self.template, dict):
             config["chat_template"] = [
@@ -203,7 +219,7 @@ class Tokenizer:
         return str(self.reference.decode(numbers, skip_special_tokens=skip_special_tokens))
 
     def pieces(self, ids: Iterable[int]) -> list[bytes]:
-        """Return the bytes of each id; joined, they are the text where nothing was lost."""
+        """Return the bytes of each id; joined, they are the text if encoding is lossless."""
         return self.table.pieces(ids)
 
     def is_special(self, ids: Iterable[int]) -> np.ndarray:
@@ -239,7 +255,9 @@ def _read_unchanged(path: str, checksum: str) -> bytes:
         with open(path, "rb") as file:
             data = file.read()
     except OSError as error:
-        raise TokenizerError(f"cannot read it any more: {error.strerror}", path=path) from error
+        raise TokenizerError(f"cannot read the file: {error.strerror}", path=path) from error
     if fingerprint.checksum(data) != checksum:
-        raise TokenizerError("it changed since this tokenizer was loaded", path=path)
+        raise TokenizerError(
+            "the file changed after this tokenizer was loaded; load it again", path=path
+        )
     return data

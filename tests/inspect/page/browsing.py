@@ -1,4 +1,4 @@
-"""Small steps that tests in a browser share: go to a row, read what is shown."""
+"""Helpers of browser tests: go to a row, read the shown tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def wait_for_status(page: Any, text: str) -> None:
 
 
 def wait_for_title(page: Any, title: str) -> None:
-    """Wait until a row or group is shown, tokens and all."""
+    """Wait until a row or group and its tokens are shown."""
     page.wait_for_function(
         """title => document.getElementById('row-title')?.textContent === title
         && document.querySelector('#row-body .tok')""",
@@ -28,8 +28,8 @@ def wait_for_title(page: Any, title: str) -> None:
 
 
 def go_to(page: Any, row: int, title: str = "") -> None:
-    """Open a row, or the group that it belongs to, by its number; and wait until it is shown."""
-    # The row asked for may be the one that is shown: wait for another body, not for its title.
+    """Open a row, or its group, by number, and wait until it is shown."""
+    # The row may be shown already, so wait for a new body and not only for the title.
     page.evaluate("document.getElementById('row-body')?.classList.add('before')")
     page.fill("#jump", str(row))
     page.press("#jump", "Enter")
@@ -41,8 +41,8 @@ def go_to(page: Any, row: int, title: str = "") -> None:
 
 
 def tokens(page: Any, side: str = "#row-body") -> list[list[Any]]:
-    """Id, whether shown as trained, and place of every token shown (ids must be switched on)."""
-    found: list[list[Any]] = page.evaluate(
+    """Return id, trained or not, and position of every shown token (ids must be switched on)."""
+    result: list[list[Any]] = page.evaluate(
         """(side) => {
           const shown = document.querySelector(side);
           if (!shown) throw new Error(`no ${side} in: ${document.body.innerText}`);
@@ -52,4 +52,4 @@ def tokens(page: Any, side: str = "#row-body") -> list[list[Any]]:
         }""",
         side,
     )
-    return found
+    return result

@@ -1,4 +1,4 @@
-"""One store of the bundled examples and hostile rows, a page and a server of it, one browser."""
+"""Fixtures: a store of the bundled examples and hostile rows, its page and server, a browser."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tokenmill.inspect.page.serve import HOST, Viewer, application, listen
 from tokenmill.store import Store
 
 NEEDS_SERVE = "needs the extra: pip install 'tokenmill[serve]'"
-# What has no window of its own takes a fifth less of the processor.
+# The headless shell uses a fifth less CPU.
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser")
 CHROMIUM_FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking",
                   "--disable-component-update", "--disable-sync", "--no-first-run"]  # fmt: skip
@@ -37,14 +37,14 @@ def hostile_rows() -> list[Any]:
     return [
         {"topic": ATTACK, "messages": [{"role": "user", "content": f"zebra {ATTACK}"}, answer]},
         {"topic": "%%DATA%%", "messages": [{"role": "user", "content": "%%PROGRAM%%"}, answer]},
-        {"messages": [{"role": ATTACK, "content": "x"}, answer]},  # refused by the template
-        f'{{"messages": [{ATTACK}',  # no JSON
+        {"messages": [{"role": ATTACK, "content": "x"}, answer]},  # the template raises an error
+        f'{{"messages": [{ATTACK}',  # not JSON
     ]
 
 
 @dataclass(frozen=True)
 class Made:
-    room: Path
+    directory: Path
     cache: Path
     store: Store
     other: Store
@@ -52,15 +52,21 @@ class Made:
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    room = tmp_path_factory.mktemp("page")
-    paths = [shutil.copy(EXAMPLES / f"{name}.jsonl", room) for name in ("conversations", "dirty")]
-    paths.append(write_rows(room / "<b>hostile.jsonl", hostile_rows()))
-    common: dict[str, Any] = {"cache_dir": room / "cache", "carry": ("topic",), **INLINE}
+    directory = tmp_path_factory.mktemp("page")
+    paths = [
+        shutil.copy(EXAMPLES / f"{name}.jsonl", directory) for name in ("conversations", "dirty")
+    ]
+    paths.append(write_rows(directory / "<b>hostile.jsonl", hostile_rows()))
+    common: dict[str, Any] = {
+        "cache_dir": directory / "cache",
+        "keep_columns": ("topic",),
+        **INLINE,
+    }
     first, second = (
         run_recipe([str(path) for path in paths], str(TOKENIZER), **common, **more).store
         for more in ({}, {"train_on": "last_assistant_message", "trailing": "trim"})
     )
-    return Made(room, room / "cache", first, second)
+    return Made(directory, directory / "cache", first, second)
 
 
 @pytest.fixture(scope="session")
@@ -70,14 +76,14 @@ def store(made: Made) -> Store:
 
 @pytest.fixture(scope="session")
 def page_file(made: Made) -> Path:
-    target = made.room / "page.html"
+    target = made.directory / "page.html"
     make_page(made.store, target, cache_dir=str(made.cache))
     return target
 
 
 @pytest.fixture(scope="session")
 def server(made: Made) -> Iterator[str]:
-    """The store, with another one to compare, served by a process of its own."""
+    """Serve the store, and another one to compare it with, in a separate process."""
     pytest.importorskip("uvicorn", reason=NEEDS_SERVE)
     pytest.importorskip("starlette", reason=NEEDS_SERVE)
     command = [sys.executable, "-m", "tokenmill", "inspect", str(made.store.path), "--serve",
@@ -87,30 +93,30 @@ def server(made: Made) -> Iterator[str]:
         command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert running.stdout is not None
-    told = running.stdout.readline()
-    assert told, running.communicate()[1]
-    yield json.loads(told)["url"]
+    line = running.stdout.readline()
+    assert line, running.communicate()[1]
+    yield json.loads(line)["url"]
     running.send_signal(signal.SIGINT)
     rest, problems = running.communicate(timeout=30)
     assert (running.returncode, rest, problems) == (0, "", "")
 
 
 def own_page_and_server(name: str) -> tuple[Any, Any, Any]:
-    """Fixtures `room`, `page_file` and `server` of a module that makes a `store` in the room."""
+    """Return fixtures `directory`, `page_file` and `server` for a module with its own `store`."""
 
     @pytest.fixture(scope="module")
-    def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return tmp_path_factory.mktemp(name)
 
     @pytest.fixture(scope="module")
-    def page_file(room: Path, store: Store) -> Path:
-        target = room / "page.html"
+    def page_file(directory: Path, store: Store) -> Path:
+        target = directory / "page.html"
         make_page(store, target)
         return target
 
     @pytest.fixture(scope="module")
     def server(store: Store) -> Iterator[str]:
-        """In a thread, which starts in no time; `made` has a server in a process of its own."""
+        """Serve in a thread, which starts faster than a process."""
         uvicorn = pytest.importorskip("uvicorn", reason=NEEDS_SERVE)
         pytest.importorskip("starlette", reason=NEEDS_SERVE)
         with listen(0) as listening:
@@ -124,12 +130,12 @@ def own_page_and_server(name: str) -> tuple[Any, Any, Any]:
             running.should_exit = True
             thread.join()
 
-    return room, page_file, server
+    return directory, page_file, server
 
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
-    """Of this room alone: its driver ends with a pipe that children of later tests would keep."""
+    """One browser for this package only: children of later tests would keep its pipe open."""
     driver = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
     if program is None:
@@ -141,7 +147,7 @@ def browser() -> Iterator[Any]:
 
 
 class Tabs:
-    """Reuses tabs, which costs a fifth of a new one; `visit` checks that a page keeps nothing."""
+    """Reuses tabs, which takes a fifth of the time; `visit` checks that a page stores nothing."""
 
     def __init__(self, browser: Any) -> None:
         self._browser = browser
@@ -153,10 +159,10 @@ class Tabs:
         name = json.dumps(settings, sort_keys=True)
         if name not in self._contexts:
             self._contexts[name] = self._browser.new_context(**settings)
-        # From the disk to a server or back, it would have to start another process anyway.
+        # Changing between file and server would start another process.
         idle = self._idle.setdefault((name, url.partition(":")[0]), [])
         page = idle.pop() if idle else self._contexts[name].new_page()
-        page.bring_to_front()  # behind another tab it draws once a second
+        page.bring_to_front()  # a background tab draws only once a second
         yield page
         page.goto("about:blank")
         page.mouse.move(0, 0)
@@ -171,19 +177,19 @@ def tabs(browser: Any) -> Tabs:
 
 @pytest.fixture
 def visit(tabs: Tabs) -> Iterator[Callable[..., Any]]:
-    """Opens pages; at the end none of them may have complained, or run what it should not."""
-    complaints: list[str] = []
-    heard: dict[str, Callable[[Any], None]] = {
-        "console": lambda said: complaints.append(f"{said.type}: {said.text}"),
-        "pageerror": lambda error: complaints.append(str(error)),
-        "dialog": lambda dialog: complaints.append("a dialog"),
+    """Open pages; at the end, no page may have logged an error or run injected code."""
+    problems: list[str] = []
+    listeners: dict[str, Callable[[Any], None]] = {
+        "console": lambda message: problems.append(f"{message.type}: {message.text}"),
+        "pageerror": lambda error: problems.append(str(error)),
+        "dialog": lambda dialog: problems.append("a dialog"),
     }
 
     @contextmanager
     def one(url: str, **settings: Any) -> Iterator[Any]:
         settings = {"viewport": {"width": 1280, "height": 800}, **settings}
         with tabs.one(url, settings) as page:
-            for event, listener in heard.items():
+            for event, listener in listeners.items():
                 page.on(event, listener)
             page.set_default_timeout(30_000)
             page.goto(url)
@@ -192,12 +198,12 @@ def visit(tabs: Tabs) -> Iterator[Callable[..., Any]]:
             assert page.evaluate("window.hacked") is None
             assert page.evaluate("localStorage.length + sessionStorage.length") == 0
             assert page.context.cookies() == []
-            for event, listener in heard.items():
+            for event, listener in listeners.items():
                 page.remove_listener(event, listener)
 
     with ExitStack() as opened:
         yield lambda url, **settings: opened.enter_context(one(url, **settings))
-    assert complaints == []
+    assert problems == []
 
 
 @pytest.fixture(params=["file", "server"])

@@ -1,4 +1,4 @@
-"""The page on disk: what it carries equals the store, within its bound, and nothing can escape."""
+"""The page on disk: its rows equal the store, its size is bounded, and data is never code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tokenmill.store import Store
 
 
 def element_of(page: bytes) -> bytes:
-    """The page's data, found as a browser finds it: up to the first end of the element."""
+    """Return the data of the page as a browser reads it: up to the first end of the element."""
     return page.split(b'<script type="application/json" id="data">')[1].split(b"</script")[0]
 
 
@@ -41,11 +41,11 @@ def data_of(page: bytes) -> dict[str, Any]:
         **decompressed(inside["about"]),
         "rows": [row for block in blocks for row in block["rows"]],
         "table": {int(one): it for block in blocks for one, it in block["table"].items()},
-        "pictures": decompressed(rows["pictures"]),
+        "images": decompressed(rows["images"]),
     }
 
 
-def test_page_carries_every_row_as_the_store_serves_it(store: Store, page_file: Path) -> None:
+def test_page_contains_every_row_of_the_store(store: Store, page_file: Path) -> None:
     data, tokenizer = data_of(page_file.read_bytes()), store_tokenizer(store)
     assert sorted(row["row"] for row in data["rows"]) == list(range(len(store)))
     for found in data["rows"]:
@@ -55,8 +55,8 @@ def test_page_carries_every_row_as_the_store_serves_it(store: Store, page_file: 
         assert found["turns"] == [list(turn) for turn in row.turns]
         assert found["origin"] == row.origin._asdict()
         assert (found["length"], found["trained"]) == (len(row), int(row.loss_mask.sum()))
-        assert (found["carried"], found["group"]) == (row.carried, None)
-    assert data["selection"] == f"All {len(store)} rows of the store are in this page."
+        assert (found["extra"], found["group"]) == (row.extra, None)
+    assert data["selection"] == f"This page contains all {len(store)} rows of the store."
     table = data["table"]
     assert set(table) == {int(token) for row in store for token in row.input_ids}
     assert [bytes.fromhex(piece) for piece, _ in table.values()] == tokenizer.pieces(table)
@@ -64,31 +64,31 @@ def test_page_carries_every_row_as_the_store_serves_it(store: Store, page_file: 
     assert any(special for _, special in table.values())
 
 
-def test_page_keeps_its_bound_and_says_what_is_missing(made: Made, tmp_path: Path) -> None:
+def test_page_size_is_bounded_and_the_selection_is_described(made: Made, tmp_path: Path) -> None:
     target, most = tmp_path / "small.html", 150_000
-    told = make_page(made.store, target, cache_dir=str(made.cache), max_bytes=most)
-    assert target.stat().st_size == told["bytes"] <= most
-    assert 0 < told["rows_in_page"] < told["rows"] == len(made.store)
+    detail = make_page(made.store, target, cache_dir=str(made.cache), max_bytes=most)
+    assert target.stat().st_size == detail["bytes"] <= most
+    assert 0 < detail["rows_in_page"] < detail["rows"] == len(made.store)
     data = data_of(target.read_bytes())
     rows = [row["row"] for row in data["rows"]]
-    assert len(rows) == told["rows_in_page"]
+    assert len(rows) == detail["rows_in_page"]
     assert f"{len(rows)} of {len(made.store)} rows" in data["selection"]
-    assert f"{len(made.store) - len(rows)} rows are not" in data["selection"]
+    assert f"{len(rows)} of {len(made.store)} rows" in data["selection"]
     longest = np.argsort(-made.store.lengths, kind="stable")[:10]
     assert set(longest.tolist()) <= set(rows), "a sample begins with what people look for"
 
 
-def test_page_of_a_rule_holds_these_rows(shell: Shell, made: Made, tmp_path: Path) -> None:
+def test_page_of_a_rule_contains_its_rows(shell: Shell, made: Made, tmp_path: Path) -> None:
     target = tmp_path / "rule.html"
-    told = shell("inspect", made.store.path, "--html", target, "--rule", "shortest",
+    detail = shell("inspect", made.store.path, "--html", target, "--rule", "shortest",
                  "--count", "7", "--cache-dir", made.cache, "--json").json  # fmt: skip
-    assert told["rows_in_page"] == 7
+    assert detail["rows_in_page"] == 7
     lengths = sorted(row["length"] for row in data_of(target.read_bytes())["rows"])
     assert lengths == sorted(made.store.lengths)[:7]
-    assert "by rule shortest" in told["selection"]
+    assert "by rule shortest" in detail["selection"]
 
 
-def test_page_is_one_file_that_asks_nobody(page_file: Path) -> None:
+def test_page_is_one_file_without_requests(page_file: Path) -> None:
     page = page_file.read_text("utf-8")
     outside = re.sub(r'<script type="application/json".*?</script>', "", page, flags=re.DOTALL)
     assert not re.search(r"""(src|href)=["']?(?!data:,)\w""", outside)
@@ -100,7 +100,7 @@ def test_page_is_one_file_that_asks_nobody(page_file: Path) -> None:
     assert "connect-src &#x27;none&#x27;" in policy[1]
 
 
-def test_no_text_of_the_data_stands_in_the_page_as_markup(made: Made, page_file: Path) -> None:
+def test_data_never_appears_as_markup(made: Made, page_file: Path) -> None:
     page = page_file.read_text("utf-8")
     assert page.count("<script") == page.count("</script>") == 2
     assert "window.hacked" in json.dumps(data_of(page_file.read_bytes())), "it is there as data"
@@ -111,7 +111,7 @@ def test_no_text_of_the_data_stands_in_the_page_as_markup(made: Made, page_file:
 
 
 @given(st.text())
-def test_data_in_a_page_is_made_of_harmless_characters(text: str) -> None:
+def test_data_in_a_page_has_only_harmless_characters(text: str) -> None:
     about = {"overview": {"name": "x", "text": text, text: 1}}
     inside = element_of(page(about, rows={"blocks": [compressed(text)]})).decode("ascii")
     assert re.fullmatch(r'[A-Za-z0-9+/={}":,_\[\]]*', inside)
@@ -120,7 +120,7 @@ def test_data_in_a_page_is_made_of_harmless_characters(text: str) -> None:
     assert decompressed(found["rows"]["blocks"][0]) == text
 
 
-def test_page_replaces_a_page_and_nothing_else(made: Made, tmp_path: Path) -> None:
+def test_page_replaces_only_a_page(made: Made, tmp_path: Path) -> None:
     target = tmp_path / "page.html"
     make_page(made.store, target, count=3, cache_dir=str(made.cache))
     small = target.stat().st_size
@@ -172,5 +172,5 @@ def test_overview_adds_up(made: Made) -> None:
 def test_store_without_rows_still_has_a_page(tmp_path: Path, shell: Shell) -> None:
     source = write_rows(tmp_path / "bad.jsonl", ["{"])
     path = shell("prepare", source, *QUICK, "--json").json["path"]
-    told = shell("inspect", path, "--html", tmp_path / "empty.html", "--json").json
-    assert told["rows_in_page"] == told["rows"] == 0
+    detail = shell("inspect", path, "--html", tmp_path / "empty.html", "--json").json
+    assert detail["rows_in_page"] == detail["rows"] == 0

@@ -1,4 +1,4 @@
-"""Groups on the page: whole, and side by side from where their answers part."""
+"""Groups on the page: never split, and answers side by side after the common prompt."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ PAIR, KTO, RANKED = 0, 1, 2  # numbers of groups
 
 
 @pytest.fixture(scope="module")
-def store(room: Path) -> Store:
+def store(directory: Path) -> Store:
     rows = [make(number) for number in range(35, 65) for make in (pair, kto, ranked)]
-    write_rows(room / "rows.jsonl", rows)
-    write_rows(room / "chat.jsonl", conversations(3))
-    sources = [str(room / "rows.jsonl"), str(room / "chat.jsonl")]
-    return tm.prepare(sources, str(TOKENIZER), cache_dir=room / "cache", **INLINE)
+    write_rows(directory / "rows.jsonl", rows)
+    write_rows(directory / "chat.jsonl", conversations(3))
+    sources = [str(directory / "rows.jsonl"), str(directory / "chat.jsonl")]
+    return tm.prepare(sources, str(TOKENIZER), cache_dir=directory / "cache", **INLINE)
 
 
 tokenizer_of = functools.cache(store_tokenizer)
-room, page_file, _ = own_page_and_server("groups")
+directory, page_file, _ = own_page_and_server("groups")
 
 
 @pytest.fixture(scope="module")
@@ -53,17 +53,17 @@ def names(group: Group) -> list[str]:
     return [kinds[label] for label in group.labels]
 
 
-def told(number: float | None) -> str | None:
+def detail(number: float | None) -> str | None:
     return None if number is None else f"{number:g}"
 
 
-def test_every_row_says_which_answer_of_which_group_it_is(
+def test_every_row_has_its_group_and_answer(
     store: Store, members: list[list[int]], page_file: Path
 ) -> None:
     expected = [
         {"number": number, "rows": rows, "name": None, "answer": names(group)[place],
-         "score": told(group.scores[place] if group.scores else None),
-         "margin": told(group.margin), "prompt_tokens": group.prompt_tokens}
+         "score": detail(group.scores[place] if group.scores else None),
+         "margin": detail(group.margin), "prompt_tokens": group.prompt_tokens}
         for number, (rows, group) in enumerate(zip(members, store.groups, strict=True))
         for place in range(len(rows))
     ]  # fmt: skip
@@ -88,7 +88,7 @@ CHOICES = st.one_of(
 
 
 @given(CHOICES, st.one_of(st.none(), st.integers(1, 60)), st.integers(3_000, 30_000))
-def test_group_is_in_a_page_whole_or_not_at_all(
+def test_groups_are_never_split(
     store: Store, members: list[list[int]], choice: dict[str, Any], count: int | None, most: int
 ) -> None:
     facts = RowFacts(store)
@@ -116,7 +116,7 @@ def test_page_of_one_group_and_of_one_of_its_rows(
     for flags in (("--group", str(RANKED)), ("--row", str(expected[-1])), ("--group", "-91")):
         answer = shell("inspect", store.path, "--html", target, *flags, "--json").json
         assert [row["row"] for row in data_of(target.read_bytes())["rows"]] == expected
-        assert "the rows asked for, each with its whole group" in answer["selection"]
+        assert "the requested rows, each with its whole group" in answer["selection"]
     assert shell("inspect", store.path, "--html", target, "--group", "93").code == 2
 
 
@@ -126,7 +126,7 @@ def stored(store: Store, row: int, first: int, last: int | None) -> list[list[An
     return whole[first:last]
 
 
-def test_prompt_stands_once_and_answers_side_by_side(
+def test_prompt_is_shown_once_and_answers_side_by_side(
     visit: Visit, on_disk: str, store: Store, members: list[list[int]]
 ) -> None:
     page = visit(on_disk)
@@ -156,7 +156,7 @@ def test_prompt_stands_once_and_answers_side_by_side(
     assert len(ids) == len(set(ids))
 
 
-def test_answers_stand_whole_where_their_prompts_differ(visit: Visit, tmp_path: Path) -> None:
+def test_rows_are_shown_completely_if_their_prompts_differ(visit: Visit, tmp_path: Path) -> None:
     asked, yes = {"role": "user", "content": "A tree?"}, {"role": "assistant", "content": "Yes."}
     row = {"prompt": [asked], "chosen": [yes], "rejected": [{**yes, "content": "No."}, asked, yes]}
     source = write_rows(tmp_path / "rows.jsonl", [row])
@@ -173,7 +173,7 @@ def test_answers_stand_whole_where_their_prompts_differ(visit: Visit, tmp_path: 
     page.check("#look-ids")
     wait_for_title(page, "Group 0")
     assert page.query_selector("#prompt") is None
-    assert "writes the prompt differently" in page.inner_text("#row-body .note")
+    assert "rendered differently" in page.inner_text("#row-body .note")
     for row_number in (0, 1):
         shown = tokens(page, f"#row-body .side:nth-child({row_number + 1})")
         assert shown == stored(store, row_number, 0, None)
@@ -197,7 +197,7 @@ def test_previous_and_next_go_from_group_to_group(
     assert shown == f"group 1, {'wanted' if label[0] else 'unwanted'}"
 
 
-def test_row_of_a_group_is_named_in_the_list_and_can_be_seen_alone(
+def test_list_names_the_group_and_a_row_can_be_shown_alone(
     visit: Visit, on_disk: str, store: Store
 ) -> None:
     page = visit(on_disk)

@@ -1,4 +1,4 @@
-"""Recorded rollouts on the page: verdicts, values on tokens, groups side by side, over steps."""
+"""Recorded rollouts on the page: drift classes, values of tokens, groups, charts over steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HOSTILE = 2  # number of the group with a hostile name
 
 
 @pytest.fixture(scope="module")
-def store(room: Path) -> Store:
+def store(directory: Path) -> Store:
     world, _ = appending()
     rows = []
     for number in range(2 * STEPS * ANSWERS):
@@ -51,80 +51,80 @@ def store(room: Path) -> Store:
         row |= {"group": name, "step": group // 2, "reward": own.randrange(5) / 4}
         row |= {"advantage": own.gauss(0, 1)} if number != 7 else {}
         rows.append(row)
-    source = write_rows(room / "dump.jsonl", rows)
+    source = write_rows(directory / "dump.jsonl", rows)
     made = tm.from_rollouts(
         str(source), tokenizer=str(TOKENIZER), chat_template=APPENDING,
-        cache_dir=room / "cache", **INLINE,
+        cache_dir=directory / "cache", **INLINE,
     )  # fmt: skip
     assert isinstance(made, Store)
     assert len(made) == len(rows)
-    assert {row.carried["drift"] for row in made} == set(CLASSES)
+    assert {row.extra["drift"] for row in made} == set(CLASSES)
     return made
 
 
-room, page_file, server = own_page_and_server("rollouts")
+directory, page_file, server = own_page_and_server("rollouts")
 
 
 def members(store: Store, row: int) -> list[int]:
-    key = [store[row].carried[name] for name in ("group", "step")]
-    return [n for n, one in enumerate(store) if [one.carried["group"], one.carried["step"]] == key]
+    key = [store[row].extra[name] for name in ("group", "step")]
+    return [n for n, one in enumerate(store) if [one.extra["group"], one.extra["step"]] == key]
 
 
 def findings(store: Store, row: int) -> list[dict[str, Any]]:
-    return sorted(store[row].carried["findings"], key=lambda one: -CLASSES.index(one["class"]))
+    return sorted(store[row].extra["findings"], key=lambda one: -CLASSES.index(one["class"]))
 
 
 def broken(store: Store) -> int:
-    """A row with a structural finding that names a token, and not as its first recorded one."""
+    """Return a row with a structural finding about a token that is not its first finding."""
     return next(
         n for n, row in enumerate(store)
-        if any(one["class"] == "structure" and one["token"] for one in row.carried["findings"])
+        if any(one["class"] == "structure" and one["token"] for one in row.extra["findings"])
     )  # fmt: skip
 
 
-def test_rows_say_what_the_store_says_of_them(store: Store, page_file: Path) -> None:
+def test_page_rows_equal_those_of_the_store(store: Store, page_file: Path) -> None:
     viewer = Viewer(store)
     listed = viewer.rows({"count": "500"})["rows"]
     for found in data_of(page_file.read_bytes())["rows"]:
         number = found["row"]
-        carried, asked = store[number].carried, viewer.row({"number": str(number)})
-        assert found["drift"] == carried["drift"] == asked["drift"]
-        assert listed[number]["drift"] == carried["drift"]
-        numbers = {name: carried[name] for name in ("reward", "advantage", "step")}
+        extra, asked = store[number].extra, viewer.row({"number": str(number)})
+        assert found["drift"] == extra["drift"] == asked["drift"]
+        assert listed[number]["drift"] == extra["drift"]
+        numbers = {name: extra[name] for name in ("reward", "advantage", "step")}
         assert found["numbers"] == asked["numbers"] == listed[number]["numbers"] == numbers
         assert found["findings"] == asked["findings"] == findings(store, number)
-        assert not {"drift", "findings", "version"} & set(found["carried"])
+        assert not {"drift", "findings", "version"} & set(found["extra"])
         assert asked["group"]["rows"] == members(store, number)
 
 
 def test_queries_by_class_and_number(store: Store) -> None:
     viewer = Viewer(store)
-    carried = [row.carried for row in store]
+    extra = [row.extra for row in store]
 
     def found(**given: str) -> list[int]:
         return [row["row"] for row in viewer.rows({"count": "500", **given})["rows"]]
 
     everything = range(len(store))
     for name in CLASSES:
-        wanted = [n for n in everything if carried[n]["drift"] == name]
-        assert found(where=f"carried.drift == {name!r}") == wanted
-    between = [n for n in everything if 0.25 <= carried[n]["reward"] <= 0.5]
-    assert found(where='carried["reward"] >= 0.25 and carried["reward"] <= 0.5') == between
+        wanted = [n for n in everything if extra[n]["drift"] == name]
+        assert found(where=f"extra.drift == {name!r}") == wanted
+    between = [n for n in everything if 0.25 <= extra[n]["reward"] <= 0.5]
+    assert found(where='extra["reward"] >= 0.25 and extra["reward"] <= 0.5') == between
     # Python's sort is the oracle; a row without the number comes last, whichever way.
-    known = [n for n in everything if carried[n]["advantage"] is not None]
-    falling = sorted(known, key=lambda n: -carried[n]["advantage"])
+    known = [n for n in everything if extra[n]["advantage"] is not None]
+    falling = sorted(known, key=lambda n: -extra[n]["advantage"])
     assert found(order="highest:advantage") == [*falling, 7]
     assert found(order="lowest:advantage") == [*falling[::-1], 7]
-    graver = sorted(everything, key=lambda n: -CLASSES.index(carried[n]["drift"]))
+    graver = sorted(everything, key=lambda n: -CLASSES.index(extra[n]["drift"]))
     assert found(order="drift") == graver
     for bad in ({"order": "highest:odd"}, {"where": "odd > 1"}, {"where": "length <"}):
-        with pytest.raises(tm.UsageError, match=r"odd|length"):
+        with pytest.raises(tm.errors.UsageError, match=r"odd|length"):
             viewer.rows(bad)
 
 
 def test_filters_and_orders_in_the_list(visit: Visit, address: str, store: Store) -> None:
     page = visit(address)
-    carried = [row.carried for row in store]
+    extra = [row.extra for row in store]
 
     def shown(rows: int) -> list[int]:
         page.wait_for_function(
@@ -137,7 +137,7 @@ def test_filters_and_orders_in_the_list(visit: Visit, address: str, store: Store
 
     page.click("#more summary")
     page.select_option("#drift", "structure")
-    wanted = [n for n, one in enumerate(carried) if one["drift"] == "structure"]
+    wanted = [n for n, one in enumerate(extra) if one["drift"] == "structure"]
     assert shown(len(wanted)) == wanted
     assert page.inner_text("#list .item .drift") == "structure"
     page.select_option("#drift", "")
@@ -145,14 +145,14 @@ def test_filters_and_orders_in_the_list(visit: Visit, address: str, store: Store
     page.fill("#number-least", "1")
     page.fill("#number-most", "1")
     page.select_option("#order", "highest:reward")
-    wanted = [n for n, one in enumerate(carried) if one["step"] == 1]
-    wanted.sort(key=lambda n: -carried[n]["reward"])
+    wanted = [n for n, one in enumerate(extra) if one["step"] == 1]
+    wanted.sort(key=lambda n: -extra[n]["reward"])
     assert shown(len(wanted)) == wanted
     chips = page.eval_on_selector_all("#list .chip", "all => all.map((one) => one.textContent)")
-    assert chips[:2] == [f"reward {carried[wanted[0]]['reward']:g}", "step 1"]
+    assert chips[:2] == [f"reward {extra[wanted[0]]['reward']:g}", "step 1"]
 
 
-def test_tokens_are_coloured_by_what_is_attached(visit: Visit, on_disk: str, store: Store) -> None:
+def test_tokens_are_coloured_by_sidecar_values(visit: Visit, on_disk: str, store: Store) -> None:
     page = visit(on_disk)
     row = 0
     go_to(page, row, page_title(store, row))
@@ -162,8 +162,8 @@ def test_tokens_are_coloured_by_what_is_attached(visit: Visit, on_disk: str, sto
     page.check("input[value='value:logprobs']", force=True)
     page.wait_for_selector("#row-body .colour-value .tok.heat")
     scale = overview(RowFacts(store), None)["scales"][0]
-    told = [page.inner_text(f".legend .scale-{end}") for end in ("low", "high")]
-    assert told == [f"−{-scale['low']:g} or less", "0"]
+    detail = [page.inner_text(f".legend .scale-{end}") for end in ("low", "high")]
+    assert detail == [f"−{-scale['low']:g} or less", "0"]
     heats = page.evaluate(
         """() => [...document.querySelectorAll("#row-body section.turn .tok")].map((one) =>
           [one.classList.contains("heat"), Number(one.style.getPropertyValue("--heat"))])"""
@@ -211,8 +211,8 @@ def test_findings_lead_to_their_tokens(visit: Visit, on_disk: str, store: Store)
 
 
 def page_title(store: Store, row: int) -> str:
-    carried = store[row].carried
-    return f"Group {carried['group']} at step {carried['step']}"
+    extra = store[row].extra
+    return f"Group {extra['group']} at step {extra['step']}"
 
 
 def test_answers_of_a_recorded_group_side_by_side(visit: Visit, address: str, store: Store) -> None:
@@ -224,12 +224,12 @@ def test_answers_of_a_recorded_group_side_by_side(visit: Visit, address: str, st
     go_to(page, row, page_title(store, row))
     sides = page.query_selector_all("#row-body .side")
     for side, number in zip(sides, together, strict=True):
-        carried = store[number].carried
-        told = side.inner_text()
-        assert f"row {number}" in told
-        assert side.query_selector(".drift").inner_text() == carried["drift"]
-        assert side.query_selector(".chip").inner_text() == f"reward {carried['reward']:g}"
-        assert ("advantage" in told) == (carried["advantage"] is not None)
+        extra = store[number].extra
+        detail = side.inner_text()
+        assert f"row {number}" in detail
+        assert side.query_selector(".drift").inner_text() == extra["drift"]
+        assert side.query_selector(".chip").inner_text() == f"reward {extra['reward']:g}"
+        assert ("advantage" in detail) == (extra["advantage"] is not None)
     # The prompt stands once: what all have in common before anything was sampled.
     ids = [store[n].input_ids.tolist() for n in together]
     first = min(int(np.argmax(store[n].loss_mask)) for n in together)
@@ -239,8 +239,8 @@ def test_answers_of_a_recorded_group_side_by_side(visit: Visit, address: str, st
 
 def test_hostile_names_and_findings_are_text(visit: Visit, on_disk: str, store: Store) -> None:
     page = visit(on_disk)
-    row = next(n for n, one in enumerate(store) if isinstance(one.carried["group"], dict))
-    name = json.dumps(store[row].carried["group"])[:80]
+    row = next(n for n, one in enumerate(store) if isinstance(one.extra["group"], dict))
+    name = json.dumps(store[row].extra["group"])[:80]
     page.fill("#jump", str(row))
     page.press("#jump", "Enter")
     page.wait_for_function(
@@ -256,8 +256,8 @@ def test_overview_over_steps(visit: Visit, on_disk: str, store: Store) -> None:
     page = visit(on_disk)
     page.click("#tab-overview")
     assert len(page.query_selector_all("#steps-reward .column")) == STEPS
-    carried = [row.carried for row in store]
-    here = [one for one in carried if one["step"] == 2]
+    extra = [row.extra for row in store]
+    here = [one for one in extra if one["step"] == 2]
     middle = np.median([one["reward"] for one in here])
     label = page.get_attribute("#steps-reward .column >> nth=2", "aria-label")
     assert label.startswith(f"step 2: median {middle:.3g},")
@@ -268,11 +268,11 @@ def test_overview_over_steps(visit: Visit, on_disk: str, store: Store) -> None:
     wait_for_status(page, f"{wanted} row{'' if wanted == 1 else 's'} of {len(store)}")
     page.click("#tab-overview")
     page.click("#steps-length .column >> nth=0")
-    wanted = sum(one["step"] == 0 for one in carried)
+    wanted = sum(one["step"] == 0 for one in extra)
     wait_for_status(page, f"{wanted} rows of {len(store)}")
 
 
-def test_terminal_tells_verdict_and_findings(store: Store, shell: Shell) -> None:
+def test_terminal_shows_drift_class_and_findings(store: Store, shell: Shell) -> None:
     row = broken(store)
     said = shell("inspect", store.path, "--row", str(row), "--values", "logprobs").out
     assert "drift: structure" in said
@@ -299,14 +299,19 @@ def test_many_steps_and_large_groups_are_bounded(store: Store) -> None:
     names = ['"all"'] * rows + ['"two"', "null", '"two"', "null"]
     groups = RowGroups.recorded(names, ["1"] * len(names))
     assert groups.members(int(groups.group_of[0])).tolist() == []
-    assert groups.whole(np.array([rows + 2, 3, rows + 1])).tolist() == [rows, rows + 2, 3, rows + 1]
+    assert groups.with_groups(np.array([rows + 2, 3, rows + 1])).tolist() == [
+        rows,
+        rows + 2,
+        3,
+        rows + 1,
+    ]
 
 
-def test_what_is_no_finding_is_left_out() -> None:
+def test_malformed_findings_are_ignored() -> None:
     odd = [7, {"class": "odd", "token": -1, "turn": True, "expected": 5}, {"class": "structure"}]
     none = {"kind": "", "expected": "", "found": "", "detail": "", "turn": None, "token": None}
-    told = [{"class": "structure", **none}, {"class": None, **none}]
-    assert findings_of({"findings": odd}) == told
+    detail = [{"class": "structure", **none}, {"class": None, **none}]
+    assert findings_of({"findings": odd}) == detail
     assert findings_of({"findings": "text"}) == findings_of({}) == []
     long = findings_of({"findings": [{"class": "text", "found": "x" * 10_000}] * 1000})
     assert len(json.dumps(long)) < 40 * 600

@@ -15,7 +15,7 @@ from tokenmill.inspect.row import SourceExcerpts, rows_at_address, rows_by_rule
 from tokenmill.store import Store
 
 
-def test_rules_name_the_rows_they_speak_of(store: Store) -> None:
+def test_rules_select_the_right_rows(store: Store) -> None:
     lengths, shares = store.lengths, store.trained / store.lengths
     assert np.all((shares > 0) & (shares < 1))
     assert [lengths[n] for n in rows_by_rule(store, "longest", 9)] == sorted(lengths)[:-10:-1]
@@ -48,7 +48,7 @@ def test_origin_of_a_rejected_row_shows_why(shell: Shell, made: Made) -> None:
 
 
 @pytest.mark.parametrize("address", ["dirty.jsonl", "none.jsonl:1", "dirty.jsonl:999", ":3"])
-def test_address_that_leads_nowhere_is_a_usage_error(store: Store, address: str) -> None:
+def test_unknown_address_is_a_usage_error(store: Store, address: str) -> None:
     with pytest.raises(UsageError):
         rows_at_address(store, address)
 
@@ -79,7 +79,7 @@ def test_rejected_rows_are_listed_with_origin_reason_and_bytes(shell: Shell, mad
     ["--row 1 --rule longest", "--rule prettiest", "--html x.html --serve", "--compare x",
      "--serve --row 1", "--row 100000", "--html x.html --rule rejected"],
 )  # fmt: skip
-def test_call_that_contradicts_itself_is_refused(
+def test_contradictory_options_are_a_usage_error(
     shell: Shell, made: Made, flags: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -100,14 +100,12 @@ def test_excerpt_of_a_changed_source_is_a_note_and_no_text(made: Made, tmp_path:
     assert "changed" in changed["note"]
     gone = raws.excerpt(origin._replace(path=str(tmp_path / "gone.jsonl")))
     assert gone["text"] is None
-    assert "cannot be read" in gone["note"]
+    assert "not on this machine" in gone["note"]
     assert raws.excerpt(origin, 10)["cut"] == origin.length - 10
 
 
-def test_store_that_names_a_file_of_this_machine_gets_nothing_out_of_it(
-    made: Made, tmp_path: Path
-) -> None:
-    """Place and length of a row can be guessed: those of the lines of a private key, say."""
+def test_store_cannot_reveal_other_files_of_this_machine(made: Made, tmp_path: Path) -> None:
+    """Offset and length of a row can be guessed, for example those of a private key's lines."""
     origin = made.store[0].origin
     secret = tmp_path / "secret.jsonl"
     line = "s" * origin.length

@@ -1,4 +1,4 @@
-"""The page in a real browser, from disk and from the server: what a person sees."""
+"""The page in a real browser, from disk and from the server: what it shows."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def fresh_page(browser: Any, url: str, script: str = "") -> Iterator[Any]:
     context.close()
 
 
-def test_tokens_shown_are_those_of_the_store(visit: Visit, address: str, store: Store) -> None:
+def test_shown_tokens_equal_those_of_the_store(visit: Visit, address: str, store: Store) -> None:
     page = visit(address)
     page.check("#look-ids")
     side = ".side" if page.query_selector("#tab-compare") else "#row-body"
@@ -87,7 +87,7 @@ def test_tokens_are_coloured_by_role_and_by_loss(visit: Visit, on_disk: str) -> 
     assert of("section.turn.role-user .tok") != of("section.turn.role-assistant .tok")
 
 
-def test_token_tells_id_and_bytes_to_pointer_and_keyboard(
+def test_token_shows_id_and_bytes_for_pointer_and_keyboard(
     visit: Visit, on_disk: str, store: Store
 ) -> None:
     page = visit(on_disk)
@@ -136,7 +136,7 @@ def test_text_is_readable_in_light_and_dark(visit: Visit, server: str) -> None:
             assert min(ratios) >= 4.5, (name, scheme)
 
 
-def test_hostile_rows_are_text_and_nothing_else(visit: Visit, address: str, store: Store) -> None:
+def test_hostile_rows_are_shown_as_text(visit: Visit, address: str, store: Store) -> None:
     page = visit(address)
     page.fill("#search", "zebra")
     wait_for_status(page, f"1 row of {len(store)}")
@@ -150,7 +150,7 @@ def test_hostile_rows_are_text_and_nothing_else(visit: Visit, address: str, stor
     assert "\\u202e" in shown
     assert "␛[31m" in shown
     assert STEERING not in shown
-    assert page.text_content(".carried dd") == ATTACK
+    assert page.text_content(".extra dd") == ATTACK
     assert "<b>hostile.jsonl" in page.text_content(".row-head .origin")
     assert page.query_selector_all("main img, main script, main b, main iframe") == []
     for name in ("overview", "rejected", "packing", "recipe"):
@@ -159,7 +159,7 @@ def test_hostile_rows_are_text_and_nothing_else(visit: Visit, address: str, stor
     assert page.query_selector_all("main img, main script, main b, main iframe") == []
 
 
-def test_injected_script_would_be_stopped_by_the_policy(browser: Any, on_disk: str) -> None:
+def test_policy_stops_an_injected_script(browser: Any, on_disk: str) -> None:
     with fresh_page(browser, on_disk) as page:
         page.evaluate(
             """() => {
@@ -181,7 +181,7 @@ def test_recipe_and_proof_are_shown(visit: Visit, on_disk: str, store: Store) ->
     assert store.key in text
     for name in (*store.manifest["document"]["recipe"], "audited_rows", "probe", "trained_tokens"):
         assert name in text
-    assert f"{sum(store.proof['audit_mismatches'].values())} differed" in text
+    assert f"{sum(store.proof['audit_mismatches'].values())} different" in text
 
 
 def test_narrow_screen_needs_no_sideways_scrolling(visit: Visit, on_disk: str) -> None:
@@ -192,10 +192,10 @@ def test_narrow_screen_needs_no_sideways_scrolling(visit: Visit, on_disk: str) -
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, name
 
 
-def test_old_browser_is_told_what_it_lacks(browser: Any, on_disk: str) -> None:
+def test_old_browser_gets_a_message(browser: Any, on_disk: str) -> None:
     with fresh_page(browser, on_disk, "delete window.DecompressionStream") as page:
-        assert "DecompressionStream" in page.inner_text("#view")
-        assert "Firefox from 113" in page.inner_text("#view")
+        assert "too old" in page.inner_text("#view")
+        assert "Firefox 113" in page.inner_text("#view")
 
 
 def test_damaged_data_is_reported(browser: Any, page_file: Path, tmp_path: Path) -> None:
@@ -204,4 +204,4 @@ def test_damaged_data_is_reported(browser: Any, page_file: Path, tmp_path: Path)
     middle = content.index(b'"about"') + 500
     broken.write_bytes(content[:middle] + b"AAAA" + content[middle + 4 :])
     with fresh_page(browser, broken.as_uri()) as page:
-        assert "cannot be read" in page.inner_text("#status")
+        assert "Cannot load" in page.inner_text("#status")

@@ -1,4 +1,4 @@
-"""The server: who may ask, what it answers, and that it ends when told to."""
+"""The server: access, responses, comparison of stores."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Client:
         connection.request(
             method, path, headers={"Host": self.parts.netloc if host is None else host}
         )
-        answer = connection.getresponse()
-        body = answer.read()
+        response = connection.getresponse()
+        body = response.read()
         connection.close()
-        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, body
+        return response.status, {name.lower(): value for name, value in response.getheaders()}, body
 
-    def ask(self, name: str, **given: Any) -> dict[str, Any]:
-        status, _, body = self.get(f"{self.parts.path}api/{name}?{urlencode(given)}")
+    def request(self, name: str, **params: Any) -> dict[str, Any]:
+        status, _, body = self.get(f"{self.parts.path}api/{name}?{urlencode(params)}")
         document = json.loads(body)
         assert isinstance(document, dict)
         assert (status == 200) == ("error" not in document)
@@ -54,7 +54,7 @@ def client(server: str) -> Client:
     return Client(server)
 
 
-def test_address_is_of_this_machine_and_a_wrong_token_is_not_found(client: Client) -> None:
+def test_server_is_local_and_a_wrong_token_is_not_found(client: Client) -> None:
     token = client.parts.path.strip("/")
     assert client.parts.hostname == "127.0.0.1"
     assert len(token) >= 32
@@ -74,7 +74,7 @@ def test_other_host_is_refused(client: Client, host: str) -> None:
         assert b"html" not in body.lower()
 
 
-def test_answers_may_not_be_kept_framed_or_read_from_elsewhere(client: Client) -> None:
+def test_responses_forbid_caching_framing_and_other_origins(client: Client) -> None:
     for path in (client.parts.path, f"{client.parts.path}api/rows", "/wrong/"):
         _, headers, _ = client.get(path)
         assert headers["cache-control"] == "no-store"
@@ -87,34 +87,34 @@ def test_answers_may_not_be_kept_framed_or_read_from_elsewhere(client: Client) -
         assert not [name for name in headers if name.startswith("access-control")]
 
 
-def test_only_reading_is_known(client: Client) -> None:
+def test_only_get_is_supported(client: Client) -> None:
     for method in ("POST", "PUT", "DELETE", "OPTIONS"):
         assert client.get(f"{client.parts.path}api/rows", method=method)[0] in (404, 405)
 
 
-def test_rows_are_the_store(client: Client, made: Made) -> None:
+def test_rows_equal_those_of_the_store(client: Client, made: Made) -> None:
     for number in (0, 4, len(made.store) - 1):
-        row, found = made.store[number], client.ask("row", number=number)
+        row, found = made.store[number], client.request("row", number=number)
         assert found["ids"] == row.input_ids.tolist()
         assert found["turns"] == [list(turn) for turn in row.turns]
         pieces = [bytes.fromhex(found["table"][str(n)][0]) for n in found["ids"]]
         assert pieces == store_tokenizer(made.store).pieces(found["ids"])
-        raw = client.ask("raw", number=number)
+        raw = client.request("raw", number=number)
         assert len(raw["text"].encode()) == row.origin.length
 
 
 def test_lists_are_paged(client: Client, made: Made) -> None:
     seen = []
     for first in range(0, len(made.store) + 100, 100):
-        answer = client.ask("rows", first=first, count=100)
+        answer = client.request("rows", first=first, count=100)
         assert answer["total"] == len(made.store)
         seen += [row["row"] for row in answer["rows"]]
     assert seen == list(range(len(made.store)))
 
 
-def test_question_that_means_nothing_is_a_typed_error(client: Client) -> None:
+def test_invalid_request_is_a_usage_error(client: Client) -> None:
     for asked in ({"number": "x"}, {"number": "-1"}, {"number": "99999"}, {}, {"number": "9" * 40}):
-        assert client.ask("row", **asked)["error"]["type"] == "UsageError", asked
+        assert client.request("row", **asked)["error"]["type"] == "UsageError", asked
 
 
 def matches(store: Store, text: str) -> list[int]:
@@ -123,7 +123,7 @@ def matches(store: Store, text: str) -> list[int]:
     return [n for n, row in enumerate(whole) if text.lower() in row.lower()]
 
 
-def test_filters_agree_with_looking_at_every_row(store: Store) -> None:
+def test_filters_equal_a_check_of_every_row(store: Store) -> None:
     finder = RowFinder(RowFacts(store), store_tokenizer(store))
     lengths, shares = store.lengths, store.trained / store.lengths
     cases: list[tuple[dict[str, str], Any]] = [
@@ -134,7 +134,7 @@ def test_filters_agree_with_looking_at_every_row(store: Store) -> None:
             {"where": f"source == {json.dumps(store.sources[1])}", "role": "user"},
             lambda n: store[n].origin.path == store.sources[1],
         ),
-        ({"where": "carried.topic is not None"}, lambda n: store[n].carried["topic"] is not None),
+        ({"where": "extra.topic is not None"}, lambda n: store[n].extra["topic"] is not None),
         ({"role": "tool"}, lambda n: any(turn[0] == "tool" for turn in store[n].turns)),
         ({"role": "nobody"}, lambda n: False),
     ]
@@ -147,7 +147,7 @@ def test_filters_agree_with_looking_at_every_row(store: Store) -> None:
     assert np.all(np.diff(lengths[longest]) <= 0)
 
 
-def test_search_is_bounded_and_goes_on_where_it_stopped(store: Store) -> None:
+def test_search_is_bounded_and_can_be_continued(store: Store) -> None:
     finder = RowFinder(RowFacts(store), store_tokenizer(store), scanned_tokens=5000)
     found: list[int] = []
     start, requests = 0, 0
@@ -164,13 +164,13 @@ def test_search_is_bounded_and_goes_on_where_it_stopped(store: Store) -> None:
     "query", [{"where": "x"}, {"where": "__import__('os')"}, {"where": "length >"},
               {"order": "best"}, {"order": "drift"}, {"order": "highest:x"}, {"text": "x" * 2000},
               {"start": "1e3"}], ids=str)  # fmt: skip
-def test_query_that_means_nothing_is_refused(store: Store, query: dict[str, str]) -> None:
+def test_invalid_query_is_a_usage_error(store: Store, query: dict[str, str]) -> None:
     finder = RowFinder(RowFacts(store), store_tokenizer(store))
     with pytest.raises(UsageError):
         finder.find(Query.parse(query))
 
 
-def test_comparison_tells_mask_from_text(made: Made, client: Client) -> None:
+def test_comparison_distinguishes_mask_and_text(made: Made, client: Client) -> None:
     comparison = StoreComparison(made.store, made.other, store_tokenizer(made.store))
     survey = comparison.survey
     assert survey["ids"] == survey["missing"] == 0
@@ -180,16 +180,16 @@ def test_comparison_tells_mask_from_text(made: Made, client: Client) -> None:
     fields = {one["field"] for one in comparison.document()["differs"]}
     assert fields == {"recipe.train_on", "recipe.trailing"}
     for number in survey["rows"][:5]:
-        answer = client.ask("compared", number=number)
+        answer = client.request("compared", number=number)
         other = answer["theirs"]["row"]
         assert made.store[number].origin == made.other[other].origin
         apart = made.store[number].loss_mask != made.other[other].loss_mask
         changed = answer["changed"]
         assert changed == {"text": False, "ids": False, "mask": True,
                            "mask_tokens": int(apart.sum())}  # fmt: skip
-    last = client.ask("place", changed=1, row=survey["rows"][-1])
+    last = client.request("place", changed=1, row=survey["rows"][-1])
     assert last == {"place": len(survey["rows"]) - 1}
-    shown = client.ask("rows", changed=1, count=500)
+    shown = client.request("rows", changed=1, count=500)
     assert [row["row"] for row in shown["rows"]] == survey["rows"]
 
 
@@ -203,9 +203,9 @@ def test_equal_rows_are_partners_in_order(made: Made) -> None:
         assert made.other[partner[0]].origin == made.store[number].origin
 
 
-def test_edited_row_is_compared_by_its_place(made: Made, tmp_path: Path) -> None:
+def test_edited_row_is_compared_by_its_origin(made: Made, tmp_path: Path) -> None:
     edited = tmp_path / "conversations.jsonl"
-    lines = (made.room / "conversations.jsonl").read_text("utf-8").splitlines(keepends=True)
+    lines = (made.directory / "conversations.jsonl").read_text("utf-8").splitlines(keepends=True)
     lines[3] = lines[3].replace("tides", "great tides")
     edited.write_text("".join(lines), "utf-8")
     other = run_recipe(str(edited), str(TOKENIZER), cache_dir=tmp_path / "cache", **INLINE).store
@@ -232,7 +232,7 @@ def test_alignment_rebuilds_both_sides(ours: str, theirs: str) -> None:
 def test_taken_port_is_a_usage_error() -> None:
     with listen(0) as taken:
         taken.listen()
-        with pytest.raises(UsageError, match="--port"):
+        with pytest.raises(UsageError, match=r"port=.*cannot be used"):
             listen(taken.getsockname()[1])
     with pytest.raises(UsageError):
         listen(99_999)
@@ -250,7 +250,7 @@ def test_missing_extra_names_its_install_line(
     assert answer.out == ""
 
 
-def test_viewer_without_another_store_says_how_to_compare(made: Made) -> None:
+def test_viewer_without_another_store_names_the_flag(made: Made) -> None:
     viewer = Viewer(made.store, cache_dir=str(made.cache))
     for ask in (viewer.survey, viewer.compared, viewer.rows):
         with pytest.raises(UsageError, match="--compare"):

@@ -1,4 +1,4 @@
-"""The page in a real browser, from disk and from the server: what a person can do with it."""
+"""The page in a real browser, from disk and from the server: what users can do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_search_finds_a_row_and_enter_opens_it(
     page = visit(address)
     page.keyboard.press("/")
     page.keyboard.type("what causes the TIDES")
-    lines = (made.room / "conversations.jsonl").read_text("utf-8").splitlines()
+    lines = (made.directory / "conversations.jsonl").read_text("utf-8").splitlines()
     expected = [n for n, line in enumerate(lines) if "What causes the tides" in line]
     # What was typed so far is searched for, too, where typing is slow: the last search counts.
     status = f"{len(expected)} rows of {len(store)}".replace("1 rows", "1 row")
@@ -95,7 +95,7 @@ def test_keyboard_alone_reaches_everything(visit: Visit, on_disk: str, store: St
     assert page.evaluate("document.activeElement.id") == "search"
 
 
-def test_tab_key_visits_a_short_way(visit: Visit, on_disk: str) -> None:
+def test_tab_key_needs_few_steps(visit: Visit, on_disk: str) -> None:
     page = visit(on_disk)
     seen = []
     for _ in range(25):
@@ -201,7 +201,7 @@ def test_source_row_is_shown_by_the_server(visit: Visit, server: str) -> None:
     assert json.loads(page.text_content(".source-row .raw"))["id"] == "example-0001"
 
 
-def test_long_list_draws_only_what_is_seen(visit: Visit, on_disk: str, store: Store) -> None:
+def test_long_list_draws_only_visible_rows(visit: Visit, on_disk: str, store: Store) -> None:
     page = visit(on_disk)
     assert len(page.query_selector_all(".item")) < 30 < len(store)
     page.evaluate("document.getElementById('list').scrollTop = 1e9")

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("ray")
 
 from tests import programs
-from tests.faults.world import TOKENIZER, Picture, picture, write_sources
+from tests.faults.world import TOKENIZER, Image, image, write_sources
 from tests.integrations.ray.entries import LOG
 from tokenmill.build.calls import run_recipe
 
@@ -63,10 +63,10 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def expected(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Picture:
+def expected(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Image:
     cache = tmp_path_factory.mktemp("ray-expected")
     build(sources, cache, executor="inline")
-    return picture(cache)
+    return image(cache)
 
 
 @pytest.fixture(scope="package")

@@ -12,61 +12,62 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from tests.build import lying
+from tests.build import faulty_engines
 from tests.data.making import PROMPTS
-from tests.faults.world import TOKENIZER, Picture, picture
+from tests.faults.world import TOKENIZER, Image, image
 from tests.integrations.ray.conftest import build
-from tokenmill import PromptDataset
 from tokenmill.build.blocks import BlockJob
 from tokenmill.build.calls import run_recipe
 from tokenmill.build.executors import resolve_executor
 from tokenmill.build.tasks import Setup
+from tokenmill.data.prompts import PromptSettings, open_prompts
 from tokenmill.errors import CacheError, SourceMissing, UsageError, WorkerError
 from tokenmill.integrations.ray import RayExecutor, describe, executor, worker
 
 pytestmark = pytest.mark.usefixtures("joined")
 
 
-@pytest.mark.parametrize(("workers", "engine"), [(1, "auto"), (4, "auto"), (2, "hf")])
+@pytest.mark.parametrize(("workers", "reference"), [(1, False), (4, False), (2, True)])
 def test_bytes_on_ray_are_those_of_an_inline_build(
-    sources: Path, expected: Picture, tmp_path: Path, workers: int, engine: str
+    sources: Path, expected: Image, tmp_path: Path, workers: int, reference: bool
 ) -> None:
-    prepared = build(sources, tmp_path, num_workers=workers, engine=engine)
-    assert prepared.account.slices_built == prepared.account.slices == 10
-    assert picture(tmp_path) == expected
+    prepared = build(sources, tmp_path, num_workers=workers, reference=reference)
+    assert prepared.build_stats.slices_built == prepared.build_stats.slices == 10
+    assert image(tmp_path) == expected
     assert ray.is_initialized()  # it was there before, so it is there after
     assert list((tmp_path / "staging").iterdir()) == []
 
 
 @pytest.mark.parametrize("stage", ["render", "encode"])
 def test_mismatch_in_one_task_starts_the_build_again(
-    sources: Path, expected: Picture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+    sources: Path, expected: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     honest = BlockJob.setup
 
     def setup(self: BlockJob, entry: str, size: int, **options: Any) -> Setup:
-        lie = lying.Lie(stage, about="cat", audited="cat", after=2).to_environment()
-        return honest(self, lying.ENTRY, size, lie=lie, **options)
+        fault = faulty_engines.Fault(stage, about="cat", audited="cat", after=2).to_environment()
+        return honest(self, faulty_engines.ENTRY, size, fault=fault, **options)
 
     monkeypatch.setattr(BlockJob, "setup", setup)
-    proof = build(sources, tmp_path, num_workers=2, engine="fastokens").store.proof
-    assert picture(tmp_path) == expected
+    monkeypatch.setattr("tokenmill.tokenizers.cache.SMALL_JOB_BYTES", 0)
+    proof = build(sources, tmp_path, num_workers=2).store.proof
+    assert image(tmp_path) == expected
     assert proof["slices_built"] >= proof["slices_replaced"] >= 2
     assert len(proof["notices"]) == 1
 
 
-def test_progress_is_told_as_by_local_workers_and_a_hit_needs_no_ray(
+def test_progress_equals_that_of_local_workers_and_a_hit_needs_no_ray(
     sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
     prepared = build(sources, tmp_path, progress=seen.append)
-    assert seen[-1].slices == prepared.account.slices
+    assert seen[-1].slices == prepared.build_stats.slices
     assert seen[-1].fraction == 1.0
     monkeypatch.setattr(executor, "join", None)
     assert build(sources, tmp_path).hit
 
 
-def test_relative_tokenizer_is_found_by_workers_elsewhere(
+def test_relative_tokenizer_is_found_by_workers(
     sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(TOKENIZER, tmp_path / "mine")
@@ -86,12 +87,12 @@ class Trainer:
     def prepare(self, sources: str, cache: str) -> tuple[int, bool]:
         executor = RayExecutor(2, wait_s=self.wait_s)
         prepared = build(Path(sources), Path(cache), executor=executor)
-        return prepared.account.slices_built, ray.is_initialized()
+        return prepared.build_stats.slices_built, ray.is_initialized()
 
 
 @pytest.mark.parametrize("grouped", [True, False])
 def test_actor_in_a_placement_group_or_with_every_cpu_builds(
-    sources: Path, expected: Picture, tmp_path: Path, grouped: bool
+    sources: Path, expected: Image, tmp_path: Path, grouped: bool
 ) -> None:
     """In a group, its tasks run outside of it; an actor with every CPU builds in its own."""
     group = placement_group([{"CPU": 1}]) if grouped else None
@@ -107,7 +108,7 @@ def test_actor_in_a_placement_group_or_with_every_cpu_builds(
         ray.kill(actor)
         if group is not None:
             remove_placement_group(group)
-    assert picture(tmp_path) == expected
+    assert image(tmp_path) == expected
 
 
 def test_no_free_cpu_is_a_typed_error_that_names_the_remedy(sources: Path, tmp_path: Path) -> None:
@@ -116,7 +117,9 @@ def test_no_free_cpu_is_a_typed_error_that_names_the_remedy(sources: Path, tmp_p
     try:
         with pytest.raises(WorkerError, match=r"0 of 4 are\) for 1 s; .*num_cpus=0"):
             build(sources, tmp_path, executor=RayExecutor(wait_s=1))
-        assert build(sources, tmp_path, executor=RayExecutor(2, num_cpus=0)).account.slices_built
+        assert build(
+            sources, tmp_path, executor=RayExecutor(2, num_cpus=0)
+        ).build_stats.slices_built
     finally:
         ray.kill(holder)
 
@@ -125,11 +128,11 @@ def test_source_that_a_node_does_not_see_names_the_node(sources: Path, tmp_path:
     moved = shutil.copytree(sources, tmp_path / "sources")
 
     class Unseen(RayExecutor):
-        """The other node: by the time that tasks run, the files are not there."""
+        """Another node: the files are gone when tasks run."""
 
         def run(self, setup: Any, tasks: Any) -> Any:
             if setup.entry.endswith("open_builder"):
-                shutil.move(moved, tmp_path / "elsewhere")
+                shutil.move(moved, tmp_path / "moved")
             return super().run(setup, tasks)
 
     message = r"part-\d+\.jsonl: no such file on node \S+ \(\S+\): every node must see the sources"
@@ -158,7 +161,7 @@ def test_address_that_does_not_answer_is_a_typed_error(monkeypatch: pytest.Monke
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", None)  # which would try for many minutes
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    with pytest.raises(WorkerError, match=r"no Ray cluster answers at 127\.0\.0\.1:1; start it"):
+    with pytest.raises(WorkerError, match=r"No Ray cluster answers at 127\.0\.0\.1:1\. Start it"):
         executor.join(None)
 
 
@@ -181,8 +184,8 @@ def test_description_of_the_cluster_starts_nothing(
 
 def test_prompt_lengths_measured_on_ray_are_those_of_an_inline_index(tmp_path: Path) -> None:
     def lengths(executor: Any) -> list[int]:
-        opened = PromptDataset(
-            PROMPTS, TOKENIZER, 4096, tokenizer_backend="file", executor=executor,
+        opened = open_prompts(
+            PromptSettings(executor=executor), PROMPTS, TOKENIZER, 4096, tokenizer_backend="file",
             cache_dir=tmp_path / type(executor).__name__,
         )  # fmt: skip
         return list(opened.lengths)

@@ -57,7 +57,7 @@ def test_worker_that_always_dies_is_a_typed_error(
         list(executor.run(SETUP, [task]))
 
 
-def test_file_system_that_was_away_is_tried_again(executor: RayExecutor, tmp_path: Path) -> None:
+def test_unreachable_file_system_is_retried(executor: RayExecutor, tmp_path: Path) -> None:
     setup = Setup("tests.integrations.ray.entries:open_flaky", {"mark": str(tmp_path / "mark")})
     (done,) = executor.run(setup, [Task(0, {"times": 2})])
     assert done.result == {"attempts": 3}

@@ -18,7 +18,7 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from tests.faults.tools import environment, require_mounts
-from tests.faults.world import Picture, committed, picture, prepare_arguments
+from tests.faults.world import Image, committed, image, prepare_arguments
 from tests.integrations.ray.conftest import FILES, build, node_arguments
 from tests.integrations.ray.entries import LOG
 from tokenmill.build import run
@@ -64,7 +64,7 @@ def alive() -> int:
 
 
 def test_killed_node_costs_a_retry_of_what_it_had_in_flight(
-    cluster: Any, ray_environment: Path, notes: Path, sources: Path, expected: Picture,
+    cluster: Any, ray_environment: Path, notes: Path, sources: Path, expected: Image,
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(run, "BUILD", BUILD)
@@ -83,13 +83,13 @@ def test_killed_node_costs_a_retry_of_what_it_had_in_flight(
             removed = True
 
     try:
-        account = build(sources, tmp_path, num_workers=3, progress=remove).account
+        build_stats = build(sources, tmp_path, num_workers=3, progress=remove).build_stats
     finally:
         remove_placement_group(reserved)
         if not removed:
             cluster.remove_node(doomed)
     assert removed
-    assert picture(tmp_path) == expected
+    assert image(tmp_path) == expected
     began, done = Counter(noted(notes, "began")), Counter(noted(notes, "done"))
     times = Counter(key for key, _ in began.elements())
     retried = {key for key, count in times.items() if count > 1}
@@ -99,7 +99,7 @@ def test_killed_node_costs_a_retry_of_what_it_had_in_flight(
     assert 1 <= len(retried) <= 2
     assert set(times.values()) == {1, 2}
     # What it had published before its last word was lost is not built again.
-    assert FILES - len(retried) <= account.slices_built <= account.slices == FILES
+    assert FILES - len(retried) <= build_stats.slices_built <= build_stats.slices == FILES
 
 
 def start_driver(address: str, sources: Path, cache: Path) -> subprocess.Popen[str]:
@@ -124,11 +124,11 @@ def stopped(address: str, sources: Path, cache: Path, by: signal.Signals) -> tup
 
 
 def test_stopped_driver_is_restarted_and_builds_only_what_is_missing(
-    joined: str, notes: Path, sources: Path, expected: Picture, tmp_path: Path
+    joined: str, notes: Path, sources: Path, expected: Image, tmp_path: Path
 ) -> None:
     code, said = stopped(joined, sources, tmp_path, signal.SIGINT)
     assert (code, json.loads(said)["error"]["message"]) == (130, "interrupted")
-    assert picture(tmp_path).items() <= expected.items()
+    assert image(tmp_path).items() <= expected.items()
     staged = tmp_path / "staging"
     # Interrupted tasks clean up behind themselves, on a busy machine after the driver has ended.
     deadline = time.monotonic() + 30
@@ -142,13 +142,13 @@ def test_stopped_driver_is_restarted_and_builds_only_what_is_missing(
     before = noted(notes, "done")
     clear(notes)
     driver = start_driver(joined, sources, tmp_path)
-    said, told = driver.communicate(timeout=100)
-    assert driver.returncode == 0, told
+    said, detail = driver.communicate(timeout=100)
+    assert driver.returncode == 0, detail
     rebuilt = {key for key, _ in noted(notes, "done")}
     built = json.loads(said)["slices_built"]  # the one object, and nothing else there
     assert built == len(rebuilt) == FILES - len(there)
     assert not rebuilt & {key for key, _ in before}
-    assert picture(tmp_path) == expected
+    assert image(tmp_path) == expected
     assert alive() == 1  # drivers leave the cluster running
 
 

@@ -1,8 +1,9 @@
-"""Commands that build: `prepare`, `why` (what `prepare` would do), `prompts` and `demo`."""
+"""The commands `prepare`, `why`, `prompts` and `demo`."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from contextlib import redirect_stdout
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tokenmill._core.options import declared
 from tokenmill._core.origin import nothing_left
 from tokenmill.cli.app import app
+from tokenmill.cli.help import RecipeCommand
 from tokenmill.cli.options import (
     CACHE,
     MEDIA,
@@ -22,7 +24,7 @@ from tokenmill.cli.options import (
     TOKENIZER,
     WHERE,
     EmbedMedia,
-    Given,
+    Flags,
     OutDirectory,
     Sources,
     command,
@@ -38,87 +40,93 @@ if TYPE_CHECKING:
     from tokenmill.store import Store
 
 HINTS = {
-    "bad_json": "one line is one JSON object, in UTF-8",
-    "bad_shape": "name the columns (--format, --messages-key …) or fix the row",
-    "bad_media": "look at the picture, --media-root and --media-urls; pictures need --processor",
-    "media_mismatch": "a row has as many pictures as <image> or image parts without a picture",
-    "bad_group": "answers to compare have text and differ; labels are true or false",
-    "template_error": "the chat template itself refuses this conversation",
-    "template_drops_content": "the template prints this content nowhere; use one that does",
-    "mask_unproven": "no method could show which text is the assistant's; see docs/masks.md",
+    "bad_json": "each line must be one JSON object in UTF-8",
+    "bad_shape": "name the columns (--format, --column messages=NAME) or fix the row",
+    "bad_media": "check the image, --media-root and --media-urls; images need --processor",
+    "media_mismatch": "a row needs one image for each <image> or image part",
+    "bad_group": "answers to compare must have text and differ; labels must be true or false",
+    "template_error": "the chat template raised an error for this conversation",
+    "template_drops_content": "the template does not print this content; use one that does",
+    "mask_unproven": "no proof of which text is the assistant's; see docs/reference/errors.md",
     "trailing_user": "--trailing trim keeps such rows without their last turn",
-    "no_trained_tokens": "look at --train-on, and at weights in the messages",
+    "no_trained_tokens": "check --train-on, and the weights in the messages",
     "overlong": "--overlong truncate keeps the first --max-length tokens",
-    "limit": "the row is larger, nested deeper or costlier to render than the limits allow",
+    "limit": "the row exceeds a limit on size, nesting or rendering cost",
 }
 EXAMPLES = 1  # rejected rows shown per reason; all of them are in the store
-PRIVATE = RUN_OPTIONS["disable_cache"]._replace(help="Leave nothing in the cache; needs --out.")
 
 
-@command(app, *RECIPE, *(RUN_OPTIONS | {"disable_cache": PRIVATE}).values())
+@command(app, *RECIPE, *RUN_OPTIONS.values(), cls=RecipeCommand)
 def prepare(
     output: Output,
-    given: Given,
+    flags: Flags,
     *,
     out: OutDirectory = None,
     embed_media: EmbedMedia = False,
     part: str | None = None,
 ) -> None:
-    """Turn rows into tokens and loss masks, or find the store that was made before.
+    """Turn rows into tokens and loss masks, cached as a store.
+
+    The path of the store is printed on stdout. Flags without a value have a --no- form.
+
+    Examples:
+      tokenmill prepare chat.jsonl --tokenizer Qwen/Qwen3-0.6B
+      tokenmill prepare data/*.parquet --tokenizer ./model --column messages=chat
+      tokenmill prepare recipe.yaml --max-length 8192 --out ./store
 
     Args:
-        part: Build only this share of the slices, on many machines.
+        part: Build only this part of the slices; for builds on many machines.
     """
     from tokenmill.build.calls import run_part, run_recipe
     from tokenmill.build.outcome import Unfinished
 
-    arguments = recipe_arguments(given)
-    if out is None and _is_private(arguments):
+    arguments = recipe_arguments(flags)
+    if out is None and _is_cache_disabled(arguments):
         raise UsageError(
-            "--disable-cache needs --out: the private store is removed when the command ends"
+            ("disable_cache",), " removes the store when the command ends. Add --out DIR to keep it"
         )
-    arguments |= {"progress": output.progress, "judge": False}
-    also: dict[str, Any] = {}
-    with redirect_stdout(sys.stderr):  # stdout is for the result, and Ray prints
+    arguments |= {"progress": output.progress, "raise_for_rejections": False}
+    part_summary: dict[str, Any] = {}
+    with redirect_stdout(sys.stderr):  # Ray prints on stdout, which is for the result.
         outcome = run_recipe(**arguments) if part is None else run_part(**arguments, part=part)
     if part is not None:
         missing = getattr(outcome, "missing", 0)
-        also = {"part": part, "complete": not missing, "slices_missing": missing}
+        part_summary = {"part": part, "complete": not missing, "slices_missing": missing}
     if isinstance(outcome, Unfinished):
         _report_unfinished(output, outcome)
-        output.result(outcome.summary() | also, lambda: None)
+        output.result(outcome.summary() | part_summary, lambda: None)
         return
-    output.known.update(outcome.summary() | also)
+    output.partial.update(outcome.summary() | part_summary)
     _report(output, outcome)
-    outcome.judge()
+    outcome.raise_for_rejections()
     if out is not None:
         outcome = outcome.copied_to(Path(out), embed_media=embed_media)
-    output.result(outcome.summary() | also)
+    output.result(outcome.summary() | part_summary)
 
 
 def _report_unfinished(output: Output, outcome: Unfinished) -> None:
     summary = outcome.summary()
-    output.say(
-        f"part {outcome.share}: {_how_built(summary)} in {summary['seconds']:.1f} s; "
+    output.message(
+        f"part {outcome.partition}: {_slice_counts(summary)} in {summary['seconds']:.1f} s; "
         f"{outcome.missing:,} slices of other parts are missing; "
-        "the last part to finish makes the store"
+        "the last part to finish writes the store"
     )
 
 
 def _report(output: Output, prepared: Prepared) -> None:
     summary = prepared.summary()
     tokens, trained = summary["tokens"], summary["trained_tokens"]
-    how = "found" if summary["hit"] else _how_built(summary)
-    output.say(
+    how = "cache hit" if summary["hit"] else _slice_counts(summary)
+    output.message(
         f"{summary['rows_out']:,} rows, {tokens:,} tokens, {trained:,} trained "
         f"({trained / max(tokens, 1):.1%}); {how} in {summary['seconds']:.1f} s"
     )
     _report_rejected(output, prepared)
-    for note in prepared.remarks():
-        output.say(f"note: {note}")
+    for remark in prepared.remarks():
+        output.message(f"note: {remark}")
 
 
-def _how_built(summary: dict[str, Any]) -> str:
+def _slice_counts(summary: dict[str, Any]) -> str:
     derived = summary["slices_derived"]
     built = f"{summary['slices_built']:,} of {summary['slices']:,} slices built"
     return f"{built}, {derived:,} derived" if derived else built
@@ -130,118 +138,124 @@ def _report_rejected(output: Output, prepared: Prepared) -> None:
     count = sum(rejected.values())
     if not count:
         return
-    output.say(f"{count:,} of {rows_in:,} rows rejected ({count / rows_in:.1%}):")
+    output.message(f"{count:,} of {rows_in:,} rows rejected ({count / rows_in:.1%}):")
     examples = prepared.examples(EXAMPLES)
-    number = max(len(f"{n:,}") for n in rejected.values())
-    name = max(len(reason) for reason in rejected)
+    count_width = max(len(f"{n:,}") for n in rejected.values())
+    name_width = max(len(reason) for reason in rejected)
     for reason, n in sorted(rejected.items(), key=lambda item: (-item[1], item[0])):
-        output.say(f"  {n:>{number},}  {reason:<{name}}  {HINTS.get(reason, '')}")
+        output.message(f"  {n:>{count_width},}  {reason:<{name_width}}  {HINTS.get(reason, '')}")
         for origin, detail in examples.get(reason, ()):
-            output.say(f"  {'':{number}}  {'':{name}}  {origin}: {one_line(detail)}")
+            output.message(f"{'':{count_width + name_width + 6}}{origin}: {one_line(detail)}")
 
 
-def _is_private(arguments: Given) -> bool:
-    """Return whether a flag or the recipe disables the cache, so that the store is removed."""
+def _is_cache_disabled(arguments: dict[str, Any]) -> bool:
     from tokenmill.build.recipe import is_recipe_file, load_recipe_file
 
     sources = arguments["sources"]
-    stated = load_recipe_file(sources) if is_recipe_file(sources) else {}
-    return bool({**stated, **arguments}.get("disable_cache"))
+    recipe = load_recipe_file(sources) if is_recipe_file(sources) else {}
+    return bool({**recipe, **arguments}.get("disable_cache"))
 
 
-SHOWN_CHARS = 60  # of a value; the whole one is in --json
+MAX_VALUE_CHARS = 60  # --json prints whole values
 
 
-@command(app, *RECIPE, *WHERE, *MEDIA)
-def why(output: Output, given: Given) -> None:
-    """Say whether `prepare` would find its store, and if not, why."""
+@command(app, *RECIPE, *WHERE, *MEDIA, cls=RecipeCommand)
+def why(output: Output, flags: Flags) -> None:
+    """Explain whether `prepare` would reuse a store."""
     from tokenmill.build.calls import explain_recipe
 
-    found = explain_recipe(**recipe_arguments(given))
-    output.result(found, lambda: _show_why(output, found))
+    document = explain_recipe(**recipe_arguments(flags))
+    output.result(document, lambda: _show_why(output, document))
 
 
-def _show_why(output: Output, found: dict[str, Any]) -> None:
-    there, slices = found["slices_there"], found["slices"]
-    if found["hit"]:
-        output.say(f"hit: {found['nearest_path']}")
+def _show_why(output: Output, document: dict[str, Any]) -> None:
+    cached, slices = document["slices_there"], document["slices"]
+    if document["hit"]:
+        output.message(f"hit: {document['nearest_path']}")
         return
-    cached = f"{there:,} of {slices:,} slices are in the cache"
-    output.say(f"miss: {cached}, but no store {found['key'][:12]}")
-    if found["nearest"] is None:
-        output.say("the cache holds no store to compare with")
+    key = document["key"][:12]
+    output.message(f"miss: store {key} is not cached; {cached:,} of {slices:,} slices are")
+    if document["nearest"] is None:
+        output.message("the cache has no store to compare with")
         return
-    differs = found["differs"]
-    output.say(f"nearest: {found['nearest_path']}")
+    differs = document["differs"]
+    output.message(f"nearest: {document['nearest_path']}")
     width = max(len(difference["field"]) for difference in differs)
     for difference in differs:
-        ours, theirs = _short(difference["ours"]), _short(difference["theirs"])
-        output.say(f"  {difference['field']:<{width}}  {ours}, in the nearest {theirs}")
+        requested, nearest = _short(difference["ours"]), _short(difference["theirs"])
+        output.message(f"  {difference['field']:<{width}}  {requested}; nearest: {nearest}")
 
 
 def _short(value: Any) -> str:
-    return one_line(json.dumps(value, ensure_ascii=False), SHOWN_CHARS)
+    return one_line(json.dumps(value, ensure_ascii=False), MAX_VALUE_CHARS)
 
 
-_SPEC = {name: option for name, option in declared(PromptSpec).items() if name != "tool_form"}
 OPTIONS = (
-    RECIPE_OPTIONS["max_length"]._replace(help="Most tokens of a prompt."),
-    *_SPEC.values(),
-    _SPEC["template_kwargs"]._replace(
-        name="apply_chat_template_kwargs", help="The same as --template-kwargs."
+    TOKENIZER[0],
+    RECIPE_OPTIONS["max_length"]._replace(help="Drop prompts with more tokens."),
+    *(
+        option
+        for name, option in declared(PromptSpec).items()
+        if name not in ("convention", "tool_form")
     ),
     RECIPE_OPTIONS["chat_template"],
-    *TOKENIZER,
+    *TOKENIZER[1:],
     *WHERE,
-    RUN_OPTIONS["on_bad_row"],
 )
 
 
 @command(app, *OPTIONS)
-def prompts(output: Output, given: Given, sources: Sources) -> None:
-    """Measure the lengths of RL prompts once, so that opening them is quick."""
-    from tokenmill.data.prompts import PromptDataset
+def prompts(output: Output, flags: Flags, sources: Sources) -> None:
+    """Measure and cache the token lengths of RL prompts."""
+    from tokenmill.data.prompts import PromptSettings, open_prompts
 
     start = time.perf_counter()
-    found = PromptDataset(sources, **given)
+    settings = PromptSettings(executor=flags.pop("executor", "local"))
+    dataset = open_prompts(settings, sources, **flags)
     document: dict[str, Any] = {
-        "rows": found.source_rows,
-        "kept": len(found),
-        "rejected": found.rejected,
+        "rows": dataset.source_rows,
+        "kept": len(dataset),
+        "rejected": dataset.rejected,
         "seconds": round(time.perf_counter() - start, 3),
-        "hit": found.hit,
-        "path": str(found.path),
-        "key": found.key,
+        "hit": dataset.hit,
+        "path": str(dataset.path),
+        "key": dataset.key,
     }
-    output.known.update(document)
-    _report_prompts(output, found, document)
-    if not len(found):
-        raise nothing_left("prompt", found.rejected, found.rejected_rows(), sources[0])
+    output.partial.update(document)
+    _report_prompts(output, dataset, document)
+    if not len(dataset):
+        raise nothing_left("prompt", dataset.rejected, dataset.rejected_rows(), sources[0])
     output.result(document)
 
 
-def _report_prompts(output: Output, found: PromptDataset, document: dict[str, Any]) -> None:
-    how = "found" if document["hit"] else f"{found.measured:,} rows measured"
+def _report_prompts(output: Output, dataset: PromptDataset, document: dict[str, Any]) -> None:
+    how = "cache hit" if document["hit"] else f"{dataset.measured:,} rows measured"
     kept = f"{document['kept']:,} of {document['rows']:,} prompts"
-    output.say(f"{kept}; {how} in {document['seconds']:.1f} s")
+    output.message(f"{kept}; {how} in {document['seconds']:.1f} s")
     if output.as_json or not document["rejected"]:
         return
     shown: set[str] = set()
-    for origin, reason, detail in found.rejected_rows():
+    for origin, reason, detail in dataset.rejected_rows():
         if reason not in shown:
             shown.add(reason)
-            output.say(f"  {document['rejected'][reason]:,} {reason}: {origin}: {one_line(detail)}")
+            output.message(
+                f"  {document['rejected'][reason]:,} {reason}: {origin}: {one_line(detail)}"
+            )
         if len(shown) == len(document["rejected"]):
             return
 
 
-BATCHES = 12  # how far the demo "trains"; it stops and resumes half way
-SHOWN_TOKENS = 220  # a row that fits a screen
+BATCHES = 12  # batches of the demo, which stops and resumes half way
+MAX_SHOWN_TOKENS = 220  # so that a row fits a screen
 
 
 @command(app, *CACHE)
-def demo(output: Output, given: Given) -> None:
-    """Prepare, inspect and train on a few rows that come with tokenmill."""
+def demo(output: Output, flags: Flags, *, files: str | None = None) -> None:
+    """Prepare, inspect and batch bundled example rows.
+
+    Args:
+        files: Only write the example rows and tokenizer to this new directory.
+    """
     from tokenmill.build.calls import run_recipe
     from tokenmill.cli.commands.inspect import show_row
     from tokenmill.cli.commands.stats import show_stats
@@ -249,45 +263,52 @@ def demo(output: Output, given: Given) -> None:
     from tokenmill.inspect.stats import store_stats
 
     examples = Path(str(resources.files("tokenmill") / "examples"))
+    if files is not None:
+        if Path(files).exists():
+            raise UsageError(("files",), f" must be a new directory, but {files} exists.")
+        shutil.copytree(examples, files)
+        Path(files, "conversations.jsonl").rename(Path(files, "chat.jsonl"))
+        output.result({"path": files}, lambda: output.stdout.print(f"Wrote {files}"))
+        return
     sources = [str(examples / "conversations.jsonl"), str(examples / "dirty.jsonl")]
     tokenizer = str(examples / "tokenizer")
 
     def step(number: int, command: str) -> None:
-        output.people.rule(f"[bold]{number}. {command}", align="left")
+        output.stderr.rule(f"[bold]{number}. {command}", align="left")
 
     step(1, "tokenmill prepare conversations.jsonl dirty.jsonl --tokenizer tokenizer/")
-    first = run_recipe(sources, tokenizer, **given, progress=False)
+    first = run_recipe(sources, tokenizer, **flags, progress=False)
     _report(output, first)
-    step(2, "the same again: the store is found, nothing is built")
-    second = run_recipe(sources, tokenizer, **given, progress=False)
-    output.say(f"hit: {second.hit}, {second.seconds * 1000:.0f} ms, {second.path}")
+    step(2, "the same command again: the store is in the cache")
+    second = run_recipe(sources, tokenizer, **flags, progress=False)
+    output.message(f"hit: {second.hit}, {second.seconds * 1000:.0f} ms, {second.path}")
     if not output.as_json:
         step(3, "tokenmill stats STORE")
-        show_stats(output.screen, store_stats(second.store))
+        show_stats(output.stdout, store_stats(second.store))
         number = _row_to_show(second.store)
         step(4, f"tokenmill inspect STORE --row {number}   (green is trained)")
         show_row(output, view_row(second.store, number, store_tokenizer(second.store)))
-    step(5, "stop after half of the batches, resume from a state of a few integers")
-    state = _resumes_exactly(second.store)
-    output.say(f"state: {state}")
-    output.say(f"batches {BATCHES // 2 + 1} to {BATCHES} after resuming: identical")
+    step(5, "stop half way through the batches, then resume from the saved state")
+    state = _check_resume(second.store)
+    output.message(f"state: {state}")
+    output.message(f"batches {BATCHES // 2 + 1} to {BATCHES} after resuming: identical")
     output.result(second.summary(), lambda: None)
 
 
 def _row_to_show(store: Store) -> int:
     """Return the row with the most turns among those that fit a screen."""
-    fits = [n for n, length in enumerate(store.lengths) if length <= SHOWN_TOKENS]
+    fits = [n for n, length in enumerate(store.lengths) if length <= MAX_SHOWN_TOKENS]
     return max(fits or [0], key=lambda n: len(store[n].turns))
 
 
-def _resumes_exactly(store: Store) -> dict[str, Any]:
+def _check_resume(store: Store) -> dict[str, Any]:
     """Compare batches after a resume with uninterrupted ones; return the state."""
     import numpy as np
 
     from tokenmill import Loader
 
-    straight = Loader(store, batch_size=4, seed=42).repeat()
-    expected = [next(straight) for _ in range(BATCHES)]
+    uninterrupted = Loader(store, batch_size=4, seed=42).repeat()
+    expected = [next(uninterrupted) for _ in range(BATCHES)]
     stopped = Loader(store, batch_size=4, seed=42)
     batches = stopped.repeat()
     for _ in range(BATCHES // 2):
@@ -295,7 +316,7 @@ def _resumes_exactly(store: Store) -> dict[str, Any]:
     state = stopped.state_dict()
     resumed = Loader(store, batch_size=4, seed=42)
     resumed.load_state_dict(state)
-    for wanted, batch in zip(expected[BATCHES // 2 :], resumed.repeat(), strict=False):
-        if not all(np.array_equal(wanted[name], batch[name]) for name in wanted):
-            raise StateError("a resumed batch differs from the uninterrupted one")
+    for reference, batch in zip(expected[BATCHES // 2 :], resumed.repeat(), strict=False):
+        if not all(np.array_equal(reference[name], batch[name]) for name in reference):
+            raise StateError("A batch after the resume differs from the uninterrupted run.")
     return dict(state)

@@ -1,4 +1,4 @@
-"""Commands that look at data before a build: `rows`, `lint`, `trace` and `doctor`."""
+"""The commands `rows`, `lint`, `check-rollouts` and `doctor`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from tokenmill.cli.app import app
+from tokenmill.cli.help import RecipeCommand
 from tokenmill.cli.options import (
     CACHE,
-    ENGINES,
     MEDIA,
     RECIPE,
     RECIPE_OPTIONS,
+    REFERENCE,
     RUN_OPTIONS,
     TOKENIZER,
     WHERE,
-    Given,
+    Flags,
     Sources,
     command,
     recipe_arguments,
@@ -36,35 +37,38 @@ if TYPE_CHECKING:
     from tokenmill.sources.rows import Rows
 
 
-@command(app, *CACHE, RUN_OPTIONS["rehash"])
+READ_AGAIN = RUN_OPTIONS["force_recache"]._replace(help="Read the files again, not the cache.")
+
+
+@command(app, *CACHE, READ_AGAIN)
 def rows(
     output: Output,
-    given: Given,
+    flags: Flags,
     sources: Sources,
     *,
     row: int | None = None,
     scan: bool = False,
 ) -> None:
-    """Index rows, count them, show one.
+    """Count the rows of files, or show one.
 
     Args:
-        row: Show this row; negative counts from the end.
+        row: Show this row; negative numbers count from the end.
         scan: Parse every row and count the bad ones.
     """
     from tokenmill.sources.rows import open_rows
 
     start = time.perf_counter()
-    opened = open_rows(sources, **given)
+    opened = open_rows(sources, **flags)
     document: dict[str, Any] = {
         "rows": len(opened),
         "bytes": sum(file.bytes for file in opened.files),
         "files": len(opened.files),
     }
     if scan:
-        parsed = (value for _, value in opened.scan())
-        document["bad"] = Counter(bad.reason for bad in parsed if isinstance(bad, RowError))
+        values = (value for _, value in opened.scan())
+        document["bad"] = Counter(error.reason for error in values if isinstance(error, RowError))
     document["seconds"] = round(time.perf_counter() - start, 3)
-    output.known.update(document)
+    output.partial.update(document)
     if row is None:
         output.result(document, lambda: _show_totals(output, document))
     else:
@@ -72,38 +76,38 @@ def rows(
 
 
 def _show_totals(output: Output, document: dict[str, Any]) -> None:
-    output.say(
+    output.message(
         f"{document['rows']:,} rows in {document['files']:,} files, "
         f"{document['bytes']:,} bytes, {document['seconds']} s"
     )
     for reason, count in document.get("bad", {}).items():
-        output.say(f"  {count:,} {reason}")
+        output.message(f"  {count:,} {reason}")
 
 
 def _show_source_row(output: Output, opened: Rows, row: int) -> None:
     """Print the row's own bytes on stdout, its origin on stderr."""
     if not -len(opened) <= row < len(opened):
-        raise UsageError(f"--row {row}: there are {len(opened):,} rows")
+        raise UsageError(f"--row {row} is out of range: there are {len(opened):,} rows")
     origin = opened.origin(row)
     if not output.as_json:
         byte = "" if origin.offset is None else f"byte {origin.offset:,}, "
-        output.say(f"{origin} (row {origin.row:,}, {byte}{origin.length:,} bytes)")
+        output.message(f"{origin} (row {origin.row:,}, {byte}{origin.length:,} bytes)")
         raw = opened.raw(row)
-        # A program gets the bytes, a terminal what cannot steer it.
-        steady = harmless(raw.decode("utf-8", "backslashreplace"))
-        typer.echo(steady if sys.stdout.isatty() else raw)
-    output.known["origin"] = origin._asdict()
-    value = opened[row]  # a bad row is refused here
-    output.result({**output.known, "row": value}, lambda: None)
+        # Control characters must not reach a terminal; a program gets the bytes.
+        escaped = harmless(raw.decode("utf-8", "backslashreplace"))
+        typer.echo(escaped if sys.stdout.isatty() else raw)
+    output.partial["origin"] = origin._asdict()
+    value = opened[row]  # raises for a bad row
+    output.result({**output.partial, "row": value}, lambda: None)
 
 
-PLACES_SHOWN = 5  # of a finding's places; --json has more
+MAX_PLACES = 5  # of a finding; --json prints more
 
 
-@command(app, *RECIPE, *WHERE, *MEDIA, *ENGINES)
+@command(app, *RECIPE, *WHERE, *MEDIA, *REFERENCE, cls=RecipeCommand)
 def lint(
     output: Output,
-    given: Given,
+    flags: Flags,
     *,
     sample: int = SAMPLE_ROWS,
     check_all: Annotated[bool, typer.Option("--all", help="Check every row.")] = False,
@@ -112,22 +116,22 @@ def lint(
     fail_on: Literal["error", "warning", "info", "never"] = "error",
     list_rules: bool = False,
 ) -> None:
-    """Find what is wrong with rows before they are prepared.
+    """Find problems in rows before you prepare them.
 
     Args:
-        sample: How many rows are checked; always the same.
-        only: Run this rule alone. Repeatable, or with commas.
-        ignore: Leave out this rule. Repeatable, or with commas.
-        fail_on: The least severe finding that makes exit code 1.
+        sample: Number of rows to check; the same rows every time.
+        only: Run only this rule. Repeatable, or with commas.
+        ignore: Skip this rule. Repeatable, or with commas.
+        fail_on: Exit with code 1 for findings of at least this severity.
         list_rules: List the rules.
     """
-    from tokenmill.inspect.lint.run import lint as look
+    from tokenmill.inspect.lint.run import lint as run_lint
 
     if list_rules:
         _show_rules(output)
         return
-    report = look(
-        **recipe_arguments(given),
+    report = run_lint(
+        **recipe_arguments(flags),
         sample=None if check_all else sample,
         only=_names(only),
         ignore=_names(ignore),
@@ -138,8 +142,8 @@ def lint(
         raise typer.Exit(1)
 
 
-def _names(given: list[str] | None) -> list[str]:
-    return [name.strip() for item in given or () for name in item.split(",") if name.strip()]
+def _names(values: list[str] | None) -> list[str]:
+    return [name.strip() for value in values or () for name in value.split(",") if name.strip()]
 
 
 def _show_rules(output: Output) -> None:
@@ -160,98 +164,101 @@ def _show_findings(output: Output, report: LintReport) -> None:
         rows = "the tokenizer" if not finding.places else f"{finding.count:,} rows"
         rows = rows.replace("1 rows", "1 row") if finding.count == 1 else rows
         head = f"{finding.severity}: ", (finding.rule, "bold"), f"  {rows}"
-        output.show(*head, style=colours[finding.severity])
+        output.line(*head, style=colours[finding.severity])
         lines = [finding.detail if not finding.places else f"{finding.places[0]}: {finding.detail}"]
         if finding.excerpt:
             lines.append(f"| {finding.excerpt}")
         if len(finding.places) > 1:
-            shown = ", ".join(map(str, finding.places[1:PLACES_SHOWN]))
-            more = finding.count - min(len(finding.places), PLACES_SHOWN)
+            shown = ", ".join(map(str, finding.places[1:MAX_PLACES]))
+            more = finding.count - min(len(finding.places), MAX_PLACES)
             lines.append(f"also {shown}{f' and {more:,} more' if more > 0 else ''}")
         for line in [*lines, f"→ {finding.hint}"]:
-            output.show(f"    {one_line(line, 240)}")
+            output.line(f"    {one_line(line, 240)}")
     counts = {severity: len(report.of(severity)) for severity in ("error", "warning", "info")}
-    found = ", ".join(f"{n} {name}{'s' if n != 1 else ''}" for name, n in counts.items() if n)
-    looked = f"{report.rows_checked:,} of {report.rows:,} rows"
-    output.say(f"{found or 'nothing found'} in {looked}; {report.seconds:.1f} s")
+    total = ", ".join(f"{n} {name}{'s' if n != 1 else ''}" for name, n in counts.items() if n)
+    checked = f"{report.rows_checked:,} of {report.rows:,} rows"
+    output.message(f"{total or 'nothing found'} in {checked}; {report.seconds:.1f} s")
     if report.sample is not None:
-        output.say(f"this was a sample of {report.sample['rows']:,} rows; --all checks every row")
+        output.message(f"sample of {report.sample['rows']:,} rows; --all checks every row")
 
 
 RENDERED = tuple(
-    RECIPE_OPTIONS[name] for name in ("chat_template", "template_kwargs", "date", "thinking_opener")
+    RECIPE_OPTIONS[name]
+    for name in ("chat_template", "chat_template_kwargs", "date", "thinking_opener")
 )
 
 
 RolloutFormat = Literal["auto", "openai", "rollout", "miles", "skyrl", "verl", "trl", "slime"]
 
 
-@command(app, *TOKENIZER, *RENDERED, *WHERE, *ENGINES)
-def trace(
+@command(app, *TOKENIZER, *RENDERED, *WHERE, *REFERENCE, name="check-rollouts")
+def check(
     output: Output,
-    given: Given,
+    flags: Flags,
     dump: list[str],
     *,
     format: RolloutFormat = "auto",  # noqa: A002 - a name of the contract
     fail_on: Literal["structure", "text", "retokenized"] | None = None,
     findings: int = 20,
 ) -> None:
-    """Check recorded rollouts against the chat template and the tokenizer.
+    """Compare recorded rollouts with template and tokenizer.
 
     Args:
-        dump: Files of recorded rollouts, globs.
-        format: Format of the rows; auto looks at each row's columns.
-        fail_on: The least grave class that makes exit code 1.
-        findings: How many findings are shown; --json has all.
+        dump: Files of recorded rollouts, or globs.
+        format: Format of the rows; auto detects it for each row.
+        fail_on: Exit with code 1 for findings of at least this class.
+        findings: Number of findings to show; --json prints all.
     """
     from tokenmill.inspect.drift import check_rollouts
 
-    report = check_rollouts(dump, format=format, progress=output.progress, **given)
+    report = check_rollouts(dump, format=format, progress=output.progress, **flags)
     output.result(report.document(), lambda: _show_rollouts(output, report, findings))
-    judged = report.trajectories - sum(report.rejected.values())
-    if report.fails(fail_on) or (report.rejected and judged <= 0):
+    checked = report.trajectories - sum(report.rejected.values())
+    if report.fails(fail_on) or (report.rejected and checked <= 0):
         raise typer.Exit(1)
 
 
-def _show_rollouts(output: Output, report: RolloutReport, most: int) -> None:
+def _show_rollouts(output: Output, report: RolloutReport, max_findings: int) -> None:
     colours = {"structure": "bold red", "text": "yellow", "retokenized": "cyan"}
-    for finding in report.findings[:most]:
-        places = [f"{k} {finding[k]}" for k in ("turn", "token") if finding[k] is not None]
-        at = ", ".join([str(finding["origin"]), *places])
-        head = f"{finding['class']}: ", (finding["kind"], "bold"), f"  {at}"
-        output.show(*head, style=colours[finding["class"]])
+    for finding in report.findings[:max_findings]:
+        location = [f"{k} {finding[k]}" for k in ("turn", "token") if finding[k] is not None]
+        where = ", ".join([str(finding["origin"]), *location])
+        head = f"{finding['class']}: ", (finding["kind"], "bold"), f"  {where}"
+        output.line(*head, style=colours[finding["class"]])
         lines = [f"expected  {finding['expected']}", f"found     {finding['found']}"]
         lines += [finding["detail"]] if finding["detail"] else []
         for line in lines:
-            output.show(f"    {one_line(line, 240)}")
-    if (more := len(report.findings) + report.findings_left_off - most) > 0:
-        output.say(f"and {more:,} more findings")
-    for origin, reason, detail in report.rejected_rows[:most]:
-        output.say(f"{origin}: rejected for {reason}: {one_line(detail, 200)}")
-    for why, count in report.unchecked.items():
-        output.say(f"{count:,} trajectories: {why}")
+            output.line(f"    {one_line(line, 240)}")
+    if (more := len(report.findings) + report.findings_left_off - max_findings) > 0:
+        output.message(f"and {more:,} more findings")
+    for origin, reason, detail in report.rejected_rows[:max_findings]:
+        output.message(f"{origin}: rejected ({reason}): {one_line(detail, 200)}")
+    for cause, count in report.unchecked.items():
+        output.message(f"{count:,} trajectories not checked: {cause}")
+    for warning, count in report.warnings.items():
+        output.message(f"{count:,} trajectories: {warning}")
     counts = ", ".join(f"{count:,} {name}" for name, count in report.counts.items())
     rejected = sum(report.rejected.values())
     counts += f", {report.truncated:,} cut off" if report.truncated else ""
     counts += f", {rejected:,} rejected" if rejected else ""
-    output.say(f"{report.trajectories:,} trajectories: {counts}; {report.seconds:.1f} s")
+    output.message(f"{report.trajectories:,} trajectories: {counts}; {report.seconds:.1f} s")
 
 
 COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "fail": "bold red"}
-TRIED = TOKENIZER[0]._replace(help="Directory, tokenizer.json or hub id to try engines with.")
+TESTED = TOKENIZER[0]._replace(help="Tokenizer to test the engines with.")
 
 
-@command(app, TRIED, *TOKENIZER[1:], *CACHE)
-def doctor(output: Output, given: Given, sources: list[str] | None = None) -> None:
-    """Check engines, cache, disk, settings and Ray, and say what to do.
+@command(app, TESTED, *TOKENIZER[1:], *CACHE)
+def doctor(output: Output, flags: Flags, sources: list[str] | None = None) -> None:
+    """Check engines, cache, disk, settings and Ray.
 
     Args:
-        sources: Sources that are to be prepared.
+        sources: Files that you want to prepare.
     """
     from tokenmill.inspect.doctor import examine
 
-    given["describe_ray"] = _describe_ray
-    checks = examine(sources or (), given.pop("tokenizer", None), **given)
+    flags["describe_ray"] = _describe_ray
+    checks = examine(sources or (), flags.pop("tokenizer", None), **flags)
     failed = [check for check in checks if check.status == "fail"]
     document = {"ok": not failed, "checks": [check.document() for check in checks]}
     output.result(document, lambda: _show_checks(output, checks))
@@ -269,7 +276,7 @@ def _show_checks(output: Output, checks: list[Check]) -> None:
     width = max(len(check.name) for check in checks)
     for check in checks:
         parts = f"{check.status:<7}", (f" {check.name:<{width}}  ", "bold")
-        output.show(*parts, one_line(check.detail, 300), style=COLOURS[check.status])
-        output.show(f"{'':<{width + 10}}→ {check.remedy}", style="dim")
+        output.line(*parts, one_line(check.detail, 300), style=COLOURS[check.status])
+        output.line(f"{'':<{width + 10}}→ {check.remedy}", style="dim")
     failed = sum(check.status == "fail" for check in checks)
-    output.say(f"{failed} of {len(checks)} checks failed" if failed else "ready")
+    output.message(f"{failed} of {len(checks)} checks failed" if failed else "ready")

@@ -1,4 +1,4 @@
-"""``tokenmill stats``: what is in a store, how it packs, and what a mixture serves."""
+"""The command `stats`: statistics of a store, its packs, or a mixture."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-WIDEST = 10_000  # columns
-BAR = 40  # columns of the longest bar
+MAX_WIDTH = 10_000  # columns
+MAX_BAR = 40  # columns of the longest bar
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -26,7 +26,7 @@ EIGHTHS = " ▏▎▍▌▋▊▉█"
 def stats(
     output: Output,
     store: Annotated[
-        str | None, typer.Argument(metavar="STORE", help="What `tokenmill prepare` printed.")
+        str | None, typer.Argument(metavar="STORE", help="Path that `tokenmill prepare` printed.")
     ] = None,
     *,
     max_length: list[int] | None = None,
@@ -35,15 +35,17 @@ def stats(
     window: PackWindow = 65536,
     oversize: PackOversize = "drop",
     mix: str | None = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of --mix.")] = 1000,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a step, over all ranks.")] = 1,
+    steps: Annotated[int, typer.Option(min=1, help="Number of steps of --mix.")] = 1000,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Samples per step of --mix, over all ranks.")
+    ] = 1,
 ) -> None:
-    """Count rows, tokens and trained tokens; what limits drop, packs hold and mixtures serve.
+    """Count rows and tokens; try limits, packs and mixtures.
 
     Args:
-        max_length: A limit to try beside the usual ones. Repeatable.
-        pack: Pack an epoch to this length, not the usual ones. Repeatable.
-        mix: YAML with sources (stores by name) and weights.
+        max_length: Also show what this limit drops. Repeatable.
+        pack: Pack an epoch to this length instead of the usual ones. Repeatable.
+        mix: YAML file with sources (stores by name) and weights.
     """
     from tokenmill.data.packs import Pack
     from tokenmill.inspect.stats import (
@@ -55,10 +57,10 @@ def stats(
     from tokenmill.store import open_store
 
     if (store is None) == (mix is None):
-        raise UsageError("give a STORE, or --mix RECIPE")
+        raise UsageError("Give either a STORE or --mix RECIPE")
     if mix is not None:
         document = mixture_stats(open_mixture(mix), steps, batch_size)
-        output.result(document, lambda: _show_mixture(output.screen, document))
+        output.result(document, lambda: _show_mixture(output.stdout, document))
         return
     assert store is not None
     packs = [Pack(length, method, window, oversize) for length in pack or ()]
@@ -69,8 +71,8 @@ def stats(
     }
 
     def show() -> None:
-        show_stats(output.screen, document)
-        _show_distributions(output.screen, document)
+        show_stats(output.stdout, document)
+        _show_distributions(output.stdout, document)
 
     output.result(document, show)
 
@@ -103,27 +105,27 @@ def _show_distributions(console: Console, document: dict[str, Any]) -> None:
         console.print(table)
     packed = document["packing"][0]["rows"] if document["packing"] else rows
     if packed < rows:
-        console.print(f"(packs of the first {packed:,} rows of the order)")
+        console.print(f"(packs of the first {packed:,} rows only)")
 
 
 def _show_bars(console: Console, title: str, bins: list[tuple[str, int]]) -> None:
     from rich.text import Text
 
-    most = max((rows for _, rows in bins), default=0)
-    if not most:
+    largest = max((rows for _, rows in bins), default=0)
+    if not largest:
         return
-    name = max(len(title), *(len(label) for label, _ in bins))
-    number = max(4, len(f"{most:,}"))
+    label_width = max(len(title), *(len(label) for label, _ in bins))
+    count_width = max(4, len(f"{largest:,}"))
     console.print()
-    console.print(Text(f"{title:<{name}}  {'rows':>{number}}", style="bold"))
+    console.print(Text(f"{title:<{label_width}}  {'rows':>{count_width}}", style="bold"))
     for label, rows in bins:
-        bar = _bar(rows / most)
-        console.print(Text(f"{label:>{name}}  {rows:>{number},}  ").append(bar, style="cyan"))
+        line = Text(f"{label:>{label_width}}  {rows:>{count_width},}  ")
+        console.print(line.append(_bar(rows / largest), style="cyan"))
 
 
 def _bar(share: float) -> str:
-    """Return a bar of eighths of a column, at least one for a share above 0."""
-    eighths = max(int(share * BAR * 8), 1 if share else 0)
+    """Return a bar drawn in eighths of a column; any share above 0 is visible."""
+    eighths = max(int(share * MAX_BAR * 8), 1 if share else 0)
     whole, rest = divmod(eighths, 8)
     return "█" * whole + (EIGHTHS[rest] if rest else "")
 
@@ -138,9 +140,9 @@ def show_stats(console: Console, document: dict[str, Any]) -> None:
     groups = {name: count for name, count in document.get("groups", {}).items() if count}
     if groups:
         console.print("groups: " + ", ".join(f"{count:,} {name}" for name, count in groups.items()))
-    if document["pictures"]:
+    if document["images"]:
         console.print(
-            f"{document['pictures']:,} pictures of {document['patches']:,} patches in "
+            f"{document['images']:,} images of {document['patches']:,} patches in "
             f"{document['rows_with_pictures']:,} rows"
         )
     lengths = _table("per row", *document["percentiles"])
@@ -153,8 +155,8 @@ def show_stats(console: Console, document: dict[str, Any]) -> None:
     for source in document["sources"]:
         numbers = (source["rows"], source["tokens"], source["trained_tokens"])
         _add(sources, source["path"] or "?", numbers, _share(numbers[2], numbers[1]))
-    # Wider than any screen: a long path runs over the edge instead of being cut or folded.
-    width, console.width = console.width, WIDEST
+    # A long path runs over the edge of the screen instead of being cut or folded.
+    width, console.width = console.width, MAX_WIDTH
     for table in (lengths, roles, sources, _sidecars(document)):
         if table.row_count and len(table.columns) > 1:
             console.print()
@@ -165,11 +167,11 @@ def show_stats(console: Console, document: dict[str, Any]) -> None:
 def _sidecars(document: dict[str, Any]) -> Table:
     from rich.text import Text
 
-    table = _table("attached", "per", "low", "mean", "high", "rows missing", "made by")
-    for one in document["sidecars"]:
-        numbers = ("–" if one[it] is None else f"{one[it]:.4g}" for it in ("low", "mean", "high"))
-        made_by = Text(harmless(one["made_by"]), no_wrap=True)
-        table.add_row(one["name"], one["per"], *numbers, f"{one['missing']:,}", made_by)
+    table = _table("attached", "per", "low", "mean", "high", "rows missing", "producer")
+    for it in document["sidecars"]:
+        numbers = ("–" if it[k] is None else f"{it[k]:.4g}" for k in ("low", "mean", "high"))
+        producer = Text(harmless(it["producer"]), no_wrap=True)
+        table.add_row(it["name"], it["per"], *numbers, f"{it['missing']:,}", producer)
     return table
 
 
@@ -185,7 +187,7 @@ def _table(first: str, *numbers: str) -> Table:
 def _add(table: Table, name: str, numbers: Iterable[int], *rest: str) -> None:
     from rich.text import Text
 
-    # A Text is taken as it stands; a path such as [a].jsonl is no markup.
+    # A string would be read as markup, for example in the path [a].jsonl.
     table.add_row(Text(harmless(name), no_wrap=True), *(f"{number:,}" for number in numbers), *rest)
 
 

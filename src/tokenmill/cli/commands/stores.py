@@ -1,4 +1,4 @@
-"""Commands on stores and the cache: `verify`, `attach`, `export`, `push`, `pull`, `cache`."""
+"""The commands `verify`, `attach`, `export`, `push`, `pull` and `cache`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from tokenmill.cli.app import app, require_command
+from tokenmill.cli.help import Group
 from tokenmill.cli.options import (
     CACHE,
     EmbedMedia,
-    Given,
+    Flags,
     OutDirectory,
     PackMethod,
     PackOversize,
@@ -24,7 +25,7 @@ from tokenmill.cli.options import (
     command,
 )
 from tokenmill.cli.output import Output
-from tokenmill.errors import SourceMissing, UsageError
+from tokenmill.errors import MissingFileError, SourceMissing, UsageError
 from tokenmill.inspect.terminal_text import harmless
 
 if TYPE_CHECKING:
@@ -36,14 +37,16 @@ def verify(output: Output, store: StorePath) -> None:
     """Check every checksum of a store."""
     from tokenmill.store import open_store
 
-    checked, errors = open_store(store).check_everything()
-    listed = [error.as_dict() for error in errors]
-    document = {"ok": not errors, "checked_bytes": checked, "errors": listed}
+    checked_bytes, errors = open_store(store).check_everything()
+    documents = [error.as_dict() for error in errors]
+    document = {"ok": not errors, "checked_bytes": checked_bytes, "errors": documents}
 
     def show() -> None:
         for error in errors:
-            output.say(str(error))
-        output.say(f"{'intact' if not errors else 'CORRUPT'}: {checked:,} bytes checked")
+            output.message(str(error))
+        missing = all(isinstance(error, MissingFileError) for error in errors)
+        verdict = ("INCOMPLETE" if missing else "CORRUPT") if errors else "intact"
+        output.message(f"{verdict}: {checked_bytes:,} bytes checked")
 
     output.result(document, show)
     if errors:
@@ -57,16 +60,16 @@ def attach(
     name: str,
     file: str,
     *,
-    made_by: str,
+    producer: str,
     per: Literal["row", "token"] = "row",
 ) -> None:
-    """Attach numbers to the rows of a store.
+    """Attach numbers to the rows or tokens of a store.
 
     Args:
-        name: What batches and filters call them.
+        name: Name of the values in batches and filters.
         file: A .npy or .jsonl file.
-        made_by: What computed the values: a digest of the model, or a text.
-        per: One value for each of these.
+        producer: Where the values come from, for example a digest of the model.
+        per: What each value belongs to.
     """
     from tokenmill.store import open_store
 
@@ -74,25 +77,25 @@ def attach(
     path = Path(file)
     if not path.is_file():
         raise SourceMissing("no such file", path=path)
-    values = _array(path) if path.suffix == ".npy" else _lines(path, opened, per)
-    sidecar = opened.attach(name, values, made_by=made_by, per=per)
-    members = {key: getattr(sidecar, key) for key in ("name", "made_by", "per")}
+    values = _load_npy(path) if path.suffix == ".npy" else _read_lines(path, opened, per)
+    sidecar = opened.attach(name, values, producer=producer, per=per)
+    members = {key: getattr(sidecar, key) for key in ("name", "producer", "per")}
     document = {"path": str(sidecar.path), **members, "rows": len(sidecar), "bytes": sidecar.bytes}
-    output.say(f"{sidecar.name}: {sidecar.record.values:,} values, one per {sidecar.per}")
+    output.message(f"{sidecar.name}: {sidecar.record.values:,} values, one per {sidecar.per}")
     output.result(document)
 
 
-def _array(path: Path) -> Any:
+def _load_npy(path: Path) -> Any:
     import numpy as np
 
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
-        raise UsageError(f"not an array of numbers: {error}", path=path) from error
+        raise UsageError(f"not a .npy array of numbers: {error}", path=path) from error
 
 
-def _lines(path: Path, store: Store, per: str) -> Iterator[Any]:
-    """Yield one line's values per row: a number, or as many as the row has tokens."""
+def _read_lines(path: Path, store: Store, per: str) -> Iterator[Any]:
+    """Yield a number per row, or a list with a number per token."""
     import msgspec
 
     kind: Any = float if per == "row" else list[float]
@@ -104,14 +107,12 @@ def _lines(path: Path, store: Store, per: str) -> Iterator[Any]:
             try:
                 values = decoder.decode(data)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                wanted = "a number" if per == "row" else "a list of numbers"
-                raise UsageError(f"not {wanted}: {error}", path=path, line=line) from error
+                expected = "a number" if per == "row" else "a list of numbers"
+                message = f"expected {expected}: {error}"
+                raise UsageError(message, path=path, line=line) from error
             if per == "token" and row < len(store) and len(values) != store.lengths[row]:
-                raise UsageError(
-                    f"{len(values)} values for row {row}, which has {store.lengths[row]} tokens",
-                    path=path,
-                    line=line,
-                )
+                message = f"row {row} has {store.lengths[row]} tokens, got {len(values)} values"
+                raise UsageError(message, path=path, line=line)
             yield values
             row += 1
 
@@ -142,21 +143,22 @@ def export(
     epochs: int = 1,
     embed_media: EmbedMedia = False,
 ) -> None:
-    """Write a store's rows in another library's format.
+    """Write a store in another library's file format.
 
     Args:
         format: Format of the files.
-        out: One file when it ends in .parquet, .arrow or .jsonl, else a directory.
-        mask: How trained tokens are marked; for parquet, arrow, jsonl.
-        also: For hf: origin, length, lengths, of groups margin, or a carried one. Repeatable.
-        split: For hf: a split and its share of the rows. Repeatable.
-        split_seed: Seed of the splits, as for tm.split.
-        length: Tokens per pack; for packed-parquet.
-        pad_multiple: Pad rows in packs to a multiple; for --layout megatron-bridge.
-        layout: Columns of packs.
-        order: Order of rows or packs; when not given, sequential for rows, feistel for packs.
+        out: A file if it ends in .parquet, .arrow or .jsonl, else a directory.
+        mask: Column that marks trained tokens, in parquet, arrow and jsonl.
+        also: Column to add to hf: origin, length, lengths, margin (groups), or a kept column.
+            Repeatable.
+        split: A split and its share of the rows, for hf. Repeatable.
+        split_seed: Seed of --split.
+        length: Tokens per pack, for packed-parquet.
+        pad_multiple: Pad each row of a pack to a multiple, for --layout megatron-bridge.
+        layout: Columns of packed-parquet.
+        order: Order of rows or packs. Default: sequential for rows, feistel for packs.
         seed: Seed of the order.
-        epochs: Epochs written one after the other.
+        epochs: Number of epochs to write.
     """
     from tokenmill.data.packs import Pack
     from tokenmill.exports.export_files import default_name, unit_of
@@ -164,7 +166,7 @@ def export(
     from tokenmill.store import open_store
 
     opened = open_store(store)
-    made = write(
+    exported = write(
         _split_by(opened, split, split_seed) if split else opened,
         format,
         out or default_name(opened.key, format),
@@ -178,38 +180,38 @@ def export(
         epochs=epochs,
         embed_media=embed_media,
     )
-    document = {"path": str(made.path), "rows": made.rows, "bytes": made.bytes, "format": format,
-                "files": made.files, "found": made.found}  # fmt: skip
+    document = {"path": str(exported.path), "rows": exported.rows, "bytes": exported.bytes,
+                "format": format, "files": exported.files, "found": exported.found}  # fmt: skip
     if not output.as_json:
-        what = "packs" if length is not None else unit_of(opened, format)
-        how = "found" if made.found else "written"
-        output.say(f"{made.rows:,} {what}, {made.bytes:,} bytes in {made.files} files, {how}")
+        unit = "packs" if length is not None else unit_of(opened, format)
+        size = f"{exported.bytes:,} bytes in {exported.files} files"
+        how = "exist already" if exported.found else "written"
+        output.message(f"{exported.rows:,} {unit}, {size}, {how}")
     output.result(document)
 
 
-def _split_by(store: Store, given: list[str], seed: int) -> dict[str, Any]:
-    """Split the store by ``--split NAME=SHARE``; one alone may go without its share."""
-    from tokenmill.data.choices import split
-
+def _split_by(store: Store, splits: list[str], seed: int) -> dict[str, Any]:
+    """Split the store by ``--split NAME=SHARE``; a single split may leave out its share."""
     shares: dict[str, float] = {}
-    for one in given:
-        name, equals, share = one.partition("=")
-        try:
-            number = float(share) if equals or len(given) > 1 else 1.0
-        except ValueError:
-            raise UsageError(f"--split {one}: write NAME=SHARE, for example train=0.98") from None
+    for text in splits:
+        name, equals, share = text.partition("=")
         if name in shares:
-            raise UsageError(f"--split names {name} twice")
-        shares[name] = number
-    return dict(zip(shares, split(store, shares, seed=seed), strict=True))
+            raise UsageError(f"--split {name} is given twice")
+        try:
+            shares[name] = float(share) if equals or len(splits) > 1 else 1.0
+        except ValueError:
+            raise UsageError(
+                f"--split must be NAME=SHARE, for example train=0.98, got {text!r}"
+            ) from None
+    return dict(store.split(shares, seed=seed))
 
 
 @command(app)
 def push(output: Output, store: StorePath, target: str, *, embed_media: EmbedMedia = False) -> None:
-    """Copy a store to S3 or another place that fsspec can write.
+    """Copy a store to S3 or another remote location.
 
     Args:
-        target: URL of the directory that becomes the store.
+        target: URL of the new store's directory; any protocol of fsspec.
     """
     from tokenmill._core.remote import is_remote
     from tokenmill.store import open_store
@@ -218,35 +220,37 @@ def push(output: Output, store: StorePath, target: str, *, embed_media: EmbedMed
     opened = open_store(store)
     done = push_store(opened, target, embed_media=embed_media)
     new = done.files - done.skipped
-    output.say(f"{new:,} of {done.files:,} files sent, {done.rows:,} rows, {done.bytes:,} bytes")
-    staying = [sidecar.name for sidecar in opened.sidecars] if is_remote(target) else []
-    if staying:
-        output.say(f"not sent: {', '.join(staying)}; attach them again where the store is read")
+    output.message(
+        f"{new:,} of {done.files:,} files sent, {done.rows:,} rows, {done.bytes:,} bytes"
+    )
+    sidecars = [sidecar.name for sidecar in opened.sidecars] if is_remote(target) else []
+    if sidecars:
+        output.message(f"sidecars not sent: {', '.join(sidecars)}; attach them to the copy again")
     output.result(asdict(done))
 
 
 @command(app, *CACHE)
 def pull(
     output: Output,
-    given: Given,
+    flags: Flags,
     source: str,
     *,
     out: OutDirectory = None,
     embed_media: EmbedMedia = False,
 ) -> None:
-    """Bring a store from S3 or another place into the cache.
+    """Copy a remote store into the cache.
 
     Args:
         source: URL that `tokenmill push` printed.
     """
     from tokenmill.store.transfer import copy_from
 
-    done = copy_from(source, out=out, embed_media=embed_media, **given)
-    output.say(f"{done.rows:,} rows, {done.bytes:,} bytes, every block checked")
+    done = copy_from(source, out=out, embed_media=embed_media, **flags)
+    output.message(f"{done.rows:,} rows, {done.bytes:,} bytes, every block checked")
     output.result(asdict(done))
 
 
-cache_app = typer.Typer(help="List the cache; remove what no store needs.")
+cache_app = typer.Typer(cls=Group, help="List the cache, or remove files that no store needs.")
 app.add_typer(cache_app, name="cache")
 cache_app.callback(invoke_without_command=True)(require_command)
 
@@ -254,77 +258,80 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @command(cache_app, *CACHE, name="list")
-def list_cache(output: Output, given: Given) -> None:
-    """List the stores in the cache and the space that its parts take."""
+def list_cache(output: Output, flags: Flags) -> None:
+    """List the stores in the cache and its size."""
     from tokenmill.store.collect import survey
 
-    root = _root(given)
-    found = survey(root)
-    output.result(found, lambda: _show_cache(output, root, found))
+    root = _root(flags)
+    document = survey(root)
+    output.result(document, lambda: _show_cache(output, root, document))
 
 
-def _show_cache(output: Output, root: Path, found: dict[str, Any]) -> None:
-    for entry in found["entries"]:
+def _show_cache(output: Output, root: Path, document: dict[str, Any]) -> None:
+    for entry in document["entries"]:
         if "error" in entry:
-            # It may quote what stands in the damaged file.
+            # The error may quote bytes of the damaged file.
             typer.echo(f"{entry['key'][:12]}  DAMAGED  {harmless(entry['error'])}")
             continue
-        made = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry["made"]))
+        created = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry["made"]))
         counts = f"{entry['rows']:>12,} rows  {entry['tokens']:>15,} tokens"
-        typer.echo(f"{entry['key'][:12]}  {made}  {counts}  {entry['path']}")
-        for one in entry["sidecars"]:
-            told = f"{one['name']} per {one['per']}, made by {one['made_by']}"
-            typer.echo(f"              + {harmless(told)}  {one['bytes']:,} bytes")
-    parts = ", ".join(f"{name} {size:,}" for name, size in found["parts"].items() if size)
-    output.say(f"{root}: {found['bytes']:,} bytes{f' ({parts})' if parts else ''}")
+        typer.echo(f"{entry['key'][:12]}  {created}  {counts}  {entry['path']}")
+        for sidecar in entry["sidecars"]:
+            detail = f"{sidecar['name']} per {sidecar['per']}, producer {sidecar['producer']}"
+            typer.echo(f"              + {harmless(detail)}  {sidecar['bytes']:,} bytes")
+    parts = ", ".join(f"{name} {size:,}" for name, size in document["parts"].items() if size)
+    output.message(f"{root}: {document['bytes']:,} bytes{f' ({parts})' if parts else ''}")
 
 
 @command(cache_app, *CACHE)
 def gc(
     output: Output,
-    given: Given,
+    flags: Flags,
     *,
     grace: str = "24h",
     older_than: str | None = None,
     store: list[str] | None = None,
     dry_run: bool = False,
 ) -> None:
-    """Mark files that no store needs; remove those marked longer ago than the grace period.
+    """Remove files that no store needs.
+
+    Files are marked first, and removed by a run after the grace period.
 
     Args:
-        grace: Time between marking and removing: 30m, 24h, 7d.
-        older_than: Also remove stores made longer ago: 30d.
+        grace: Time between marking and removing, for example 30m, 24h or 7d.
+        older_than: Also remove stores older than this, for example 30d.
         store: Also remove this store. Repeatable.
-        dry_run: Only report what would be done.
+        dry_run: Only report what would happen.
     """
     from tokenmill.store.collect import collect
 
-    done = collect(
-        _root(given),
-        grace_s=_seconds(grace, "--grace"),
-        older_than_s=None if older_than is None else _seconds(older_than, "--older-than"),
+    collected = collect(
+        _root(flags),
+        grace_s=_seconds("grace", grace),
+        older_than_s=None if older_than is None else _seconds("older_than", older_than),
         stores=store or (),
         dry_run=dry_run,
     )
-    document = {"entries": done.removed, "bytes": done.freed_bytes, "marked": done.marked}
+    removed, marked, freed = collected.removed, collected.marked, collected.freed_bytes
+    document = {"entries": removed, "bytes": freed, "marked": marked}
 
     def show() -> None:
         would = "would be " if dry_run else ""
-        output.say(f"{len(done.removed):,} {would}removed, {done.freed_bytes:,} bytes")
-        marked = f"{len(done.marked):,} {would}marked"
-        output.say(f"{marked}; running gc again after {grace} removes them")
+        output.message(f"{len(removed):,} {would}removed, {freed:,} bytes")
+        output.message(f"{len(marked):,} {would}marked; run gc again after {grace} to remove them")
 
     output.result(document, show)
 
 
-def _root(given: Given) -> Path:
+def _root(flags: Flags) -> Path:
     from tokenmill._core.paths import default_cache_dir
 
-    return Path(given.get("cache_dir") or default_cache_dir())
+    return Path(flags.get("cache_dir") or default_cache_dir())
 
 
-def _seconds(text: str, flag: str) -> float:
+def _seconds(name: str, text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if match is None:
-        raise UsageError(f"{flag} is {text!r}; write it as 90s, 30m, 24h or 7d")
+        flag = f"--{name.replace('_', '-')}"
+        raise UsageError(f"{flag} must be a duration like 90s, 30m, 24h or 7d, got {text!r}")
     return float(match[1]) * _UNITS[match[2]]

@@ -1,5 +1,5 @@
-"""Find what is wrong with rows before anything is trained on them.
+"""Find problems in rows before training.
 
-`run.lint` sends blocks of rows to an executor. Workers (`linter`) render and encode them as a
-build would and apply `checks`; duplicates are found from digests and sketches (`minhash`).
+`run.lint` sends blocks of rows to an executor. Workers (`linter`) render and encode them like a
+build and apply `checks`. Duplicates are found from digests and sketches (`minhash`).
 """

@@ -14,16 +14,16 @@ import xxhash
 
 from tokenmill.chat import ChatSpec, Rendering
 from tokenmill.chat.calls import strings
-from tokenmill.chat.pictures import MediaTokens, take_pictures
+from tokenmill.chat.images import MediaTokens, take_images
 from tokenmill.chat.shapes import AnswerGroup, Conversation, Plain
 from tokenmill.chat.template import REASONING_KEYS
 from tokenmill.errors import RowError
 from tokenmill.inspect.lint.rules import excerpt
-from tokenmill.media import Pictures, Reference, reference_of
-from tokenmill.media.reference import MissingPicture
+from tokenmill.media import Images, Reference, reference_of
+from tokenmill.media.reference import MissingImage
 from tokenmill.tokenizers.encoded import Encoded
 
-Sighting = tuple[str, str, str]  # rule, detail, excerpt
+RowFinding = tuple[str, str, str]  # rule, detail, excerpt
 Side = Conversation | Plain
 
 CALL_KEYS = ("tool_calls", "function_call")
@@ -31,7 +31,7 @@ SILENT_ROLES = ("tool", "function", "ipython")  # an empty tool result is a resu
 
 
 def texts_of(parsed: Side) -> Iterator[tuple[str, str]]:
-    """Yield every text of a row, with a name of its place."""
+    """Yield (place, text) for every text of a row."""
     if isinstance(parsed, Plain):
         if parsed.prompt:
             yield "the prompt", parsed.prompt
@@ -57,20 +57,20 @@ def texts_of(parsed: Side) -> Iterator[tuple[str, str]]:
 
 def control_text(
     tokens: re.Pattern[str] | None, texts: Iterable[tuple[str, str]]
-) -> Iterator[Sighting]:
+) -> Iterator[RowFinding]:
     for place, text in texts:
-        found = None if tokens is None else tokens.search(text)
-        if found is not None:
-            detail = f"{place} holds {found[0]!r}, which is encoded as the control token"
-            yield "control_text", detail, excerpt(text, found.start())
+        match = None if tokens is None else tokens.search(text)
+        if match is not None:
+            detail = f"{place} contains {match[0]!r}, which is encoded as a control token"
+            yield "control_text", detail, excerpt(text, match.start())
 
 
-def empty_turns(parsed: Side) -> Iterator[Sighting]:
+def empty_turns(parsed: Side) -> Iterator[RowFinding]:
     if isinstance(parsed, Plain):
         if parsed.shape == "prompt_completion" and not parsed.prompt.strip():
             yield "empty_turn", "the prompt is empty", excerpt(parsed.text)
         if not parsed.text.strip():
-            yield "empty_turn", "there is no text to train on", excerpt(parsed.prompt)
+            yield "empty_turn", "the trained text is empty", excerpt(parsed.prompt)
         return
     for number, message in enumerate(parsed.messages):
         content = message.get("content")
@@ -82,10 +82,9 @@ def empty_turns(parsed: Side) -> Iterator[Sighting]:
             yield "empty_turn", f"turn {number} ({message['role']}) is empty", shown
 
 
-def argument_texts(row: Any, key: str | None) -> Iterator[Sighting]:
-    """Yield tool calls whose arguments are text in the row itself, before any normalization."""
-    names = (key,) if key else ("messages", "conversations")
-    turns = next((row[name] for name in names if row.get(name) is not None), None)
+def argument_texts(row: Any, columns: Sequence[str]) -> Iterator[RowFinding]:
+    """Yield tool calls with text as arguments, from the row before normalization."""
+    turns = next((row[name] for name in columns if row.get(name) is not None), None)
     for number, turn in enumerate(turns if isinstance(turns, list) else ()):
         calls = turn.get("tool_calls") if isinstance(turn, dict) else None
         for call in calls if isinstance(calls, list) else ():
@@ -97,7 +96,7 @@ def argument_texts(row: Any, key: str | None) -> Iterator[Sighting]:
                 detail = f"turn {number} calls {name!r} with JSON text as arguments"
                 yield "string_arguments", detail, excerpt(arguments)
             else:
-                detail = f"turn {number} calls {name!r} with text that is no JSON object"
+                detail = f"turn {number} calls {name!r} with text that is not a JSON object"
                 yield "broken_arguments", detail, excerpt(arguments)
 
 
@@ -113,16 +112,16 @@ def _is_object(text: str) -> bool:
         return False
 
 
-# Mojibake is UTF-8 read as Latin-1 or Windows-1252 (``cafÃ©``, ``donâ€™t``). ``Â`` and
-# ``Ã`` before a character that no language puts there count alone. Any other sequence that is valid
-# UTF-8 counts only where there are several, and most characters beyond ASCII belong to one, so
+# Mojibake is UTF-8 read as Latin-1 or Windows-1252 (``cafÃ©``, ``donâ€™t``). One ``Â`` or ``Ã``
+# before a character that follows it in no language is enough. Other sequences that are valid UTF-8
+# count only if there are several and they contain most characters beyond ASCII, so that
 # ``«CAFÉ»`` and ``CORAÇÃO`` pass.
 
 
 MIN_SEQUENCES = 3  # of weak evidence
 MIN_SHARE = 0.9  # of the characters beyond ASCII that they make up
 
-# Bytes 0x80 to 0xBF, which follow a lead byte in UTF-8, as Windows-1252 or Latin-1 show them.
+# Bytes 0x80 to 0xBF, which follow a lead byte in UTF-8, decoded as Windows-1252 or Latin-1.
 _TRAIL = "".join(bytes([byte]).decode("cp1252", "ignore") for byte in range(0x80, 0xC0))
 _TRAIL += "".join(map(chr, range(0x80, 0xA0)))
 # Quotes, dashes and dots may follow a letter in real text, so after Â and Ã they prove nothing.
@@ -140,7 +139,7 @@ _BEYOND_ASCII = re.compile("[^\x00-\x7f]")
 
 _SIGNS = (
     ("replacement_character", re.compile("\ufffd")),
-    # A whole pair spelled out is how code writes an emoji; half of one is damage.
+    # Code writes an emoji as an escaped pair; half of a pair is damage.
     (
         "escaped_surrogate",
         re.compile(
@@ -151,50 +150,50 @@ _SIGNS = (
     ("byte_order_mark", re.compile("\ufeff")),
     ("control_character", re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")),
 )
-# Words with an accent are common; only a lead byte beside a trail byte needs a closer look.
+# A quick test: accents are common, but a lead byte before a trail byte is not.
 _ANY = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufeff\ufffd]|\\\\u[dD]|"
     f"[\u00c2-\u00f4][{re.escape(_TRAIL)}]"
 )
 
 
-def odd_characters(texts: Iterable[tuple[str, str]]) -> Iterator[Sighting]:
+def odd_characters(texts: Iterable[tuple[str, str]]) -> Iterator[RowFinding]:
     for place, text in texts:
-        for rule, at in suspicions(text).items():
+        for rule, at in first_positions(text).items():
             sign = text[at : at + 6] if rule == "escaped_surrogate" else text[at]
             shown = f"U+{ord(sign):04X}" if len(sign) == 1 else sign
             yield rule, f"{place} has {shown} at character {at:,}", excerpt(text, at)
 
 
-def suspicions(text: str) -> dict[str, int]:
-    """Return by rule the position of its first sign in a text."""
+def first_positions(text: str) -> dict[str, int]:
+    """Return the first position of every rule that a text breaks."""
     if not _ANY.search(text):
         return {}
     broken = mojibake(text)
-    found = {} if broken is None else {"mojibake": broken}
-    for rule, sign in _SIGNS:
-        place = sign.search(text)
+    positions = {} if broken is None else {"mojibake": broken}
+    for rule, pattern in _SIGNS:
+        match = pattern.search(text)
         # Half of a wrongly decoded character may be a control character: report it once.
-        if place is not None and not (rule == "control_character" and broken is not None):
-            found[rule] = place.start()
-    return found
+        if match is not None and not (rule == "control_character" and broken is not None):
+            positions[rule] = match.start()
+    return positions
 
 
 def mojibake(text: str) -> int | None:
-    """Return where wrongly decoded text starts."""
+    """Return the start of wrongly decoded text, or None."""
     strong = _STRONG.search(text)
     if strong is not None:
         return strong.start()
-    weak = [place for place in _WEAK.finditer(text) if _decodes(place[0])]
+    weak = [match for match in _WEAK.finditer(text) if _decodes(match[0])]
     if len(weak) < MIN_SEQUENCES:
         return None
     beyond = len(_BEYOND_ASCII.findall(text))
-    inside = sum(len(place[0]) for place in weak)
+    inside = sum(len(match[0]) for match in weak)
     return weak[0].start() if inside >= MIN_SHARE * beyond else None
 
 
 def _decodes(run: str) -> bool:
-    """Return whether characters are, as bytes, one character of UTF-8."""
+    """Return whether the characters, encoded as bytes, are one UTF-8 character."""
     data = bytearray()
     for character in run:
         try:
@@ -209,13 +208,13 @@ def _decodes(run: str) -> bool:
         return False
 
 
-# Groups. Answers that cannot be compared are rejected as ``bad_group``; these are about the rest.
+# Groups. `prepare` rejects answers that cannot be compared; these checks are about the others.
 
 
 MIN_GROUPS = 50  # fewer may be one-sided by chance
 RARE_LABEL = 0.1  # share of the rarer label
 ONE_LENGTH = 0.75  # share of pairs in which the longer, or the shorter, answer is chosen
-MIN_REPEATED = 8  # characters of a prompt; a shorter one may well begin an answer
+MIN_REPEATED = 8  # characters; an answer may begin with a shorter prompt by chance
 
 
 def sides_of(parsed: Side | AnswerGroup) -> list[Side]:
@@ -223,34 +222,33 @@ def sides_of(parsed: Side | AnswerGroup) -> list[Side]:
 
 
 def side_of(sides: Sequence[Side], part: int) -> Side:
-    """Return the conversation of one of a row's texts; expanded turns share one."""
+    """Return the conversation of one text of a row; expanded turns share one."""
     return sides[part] if part < len(sides) else sides[0]
 
 
-def comparisons(parsed: Side | AnswerGroup) -> Iterator[Sighting]:
+def comparisons(parsed: Side | AnswerGroup) -> Iterator[RowFinding]:
     if not isinstance(parsed, AnswerGroup):
         return
     scores, swapped = parsed.scores, ""
     if parsed.shape == "preference" and scores is not None and scores[0] < scores[1]:
-        swapped = f"chosen has the score {scores[0]:g}, rejected {scores[1]:g}"
+        swapped = f"the score of chosen is {scores[0]:g}, that of rejected {scores[1]:g}"
     elif parsed.margin is not None and parsed.margin < 0:
-        swapped = f"the margin is {parsed.margin:g}: rejected is better than chosen"
+        swapped = f"the margin is {parsed.margin:g}, so rejected is better than chosen"
     if swapped:
-        yield "swapped_sides", swapped, excerpt(_asked_and_answered(parsed.sides[0])[1])
+        yield "swapped_sides", swapped, excerpt(_prompt_and_answer(parsed.sides[0])[1])
     for number, side in enumerate(parsed.sides):
-        asked, answered = _asked_and_answered(side)
-        if len(asked) >= MIN_REPEATED and answered.startswith(asked):
+        prompt, answer = _prompt_and_answer(side)
+        if len(prompt) >= MIN_REPEATED and answer.startswith(prompt):
             detail = f"{parsed.name(number)} begins with the prompt"
-            yield "answer_repeats_prompt", detail, excerpt(answered)
+            yield "answer_repeats_prompt", detail, excerpt(answer)
 
 
-def _asked_and_answered(side: Side) -> tuple[str, str]:
-    """Return the last user text and the first answer."""
+def _prompt_and_answer(side: Side) -> tuple[str, str]:
     if isinstance(side, Plain):
         return side.prompt.strip(), side.text.strip()
-    asked = [m.get("content") for m in side.messages[: side.completion] if m["role"] == "user"]
-    answered = side.messages[side.completion].get("content")
-    return _text(asked[-1] if asked else ""), _text(answered)
+    prompts = [m.get("content") for m in side.messages[: side.completion] if m["role"] == "user"]
+    answer = side.messages[side.completion].get("content")
+    return _text(prompts[-1] if prompts else ""), _text(answer)
 
 
 def _text(content: Any) -> str:
@@ -289,36 +287,38 @@ LARGE_PIXELS = 1 << 24  # 4096 × 4096; Qwen 2 VL uses 12.8 million at most, oth
 
 
 def check_images(
-    row: dict[str, Any], base: str | None, images: Pictures, spec: ChatSpec, tokens: MediaTokens
-) -> tuple[list[Sighting], list[tuple[int, int]]]:
-    """Return sightings, and digests of bytes and name of every image (0: inside the row)."""
-    sightings: list[Sighting] = []
+    row: dict[str, Any], base: str | None, images: Images, spec: ChatSpec, tokens: MediaTokens
+) -> tuple[list[RowFinding], list[tuple[int, int]]]:
+    """Return findings, and the digests of bytes and name of every image (name 0: inline)."""
+    row_findings: list[RowFinding] = []
     digests: list[tuple[int, int]] = []
     try:
-        _, found = take_pictures(row, spec, tokens)
+        _, found = take_images(row, spec, tokens)
     except RowError:
-        return sightings, digests  # rendering raises the same
+        return row_findings, digests  # rendering raises the same error
     names: dict[int, str] = {}
-    for picture in (*found.own.values(), *(found.column or ())):
+    for image in (*found.own.values(), *(found.column or ())):
         try:
-            reference = reference_of(picture.value)
+            reference = reference_of(image.value)
             data = images.read(reference, base)
             image = images.open(data, reference.name)
         except RowError as error:
-            rule = "missing_picture" if isinstance(error, MissingPicture) else error.reason
-            sightings.append((rule, error.message, ""))
+            rule = "missing_image" if isinstance(error, MissingImage) else error.reason
+            row_findings.append((rule, error.message, ""))
             continue
         digest, name = xxhash.xxh3_64_intdigest(data), reference.name
         digests.append((digest, _name_digest(reference)))
         if digest in names:
             same = name if name == names[digest] else f"{names[digest]} and {name}"
-            sightings.append(("repeated_picture", f"{same}: the same picture twice", ""))
+            row_findings.append(
+                ("repeated_image", f"the row contains the same image twice: {same}", "")
+            )
         names.setdefault(digest, name)
         width, height = image.size
         if width * height > LARGE_PIXELS:
             detail = f"{name} has {width:,} × {height:,} pixels"
-            sightings.append(("large_picture", detail, ""))
-    return sightings, digests
+            row_findings.append(("large_image", detail, ""))
+    return row_findings, digests
 
 
 def _name_digest(reference: Reference) -> int:
@@ -331,7 +331,7 @@ def image_copies(
     rows: npt.NDArray[np.int64],
     digests: npt.NDArray[np.uint64],  # of bytes and name of every image
 ) -> list[tuple[int, int]]:
-    """Return rows with an image that an earlier row has under another name, and that row."""
+    """Return pairs of a row and an earlier row that has the same image under another name."""
     known = digests[:, 1] != 0
     rows, contents, names = rows[known], digests[known, 0], digests[known, 1]
     first = first_equal(contents)
@@ -340,7 +340,6 @@ def image_copies(
 
 
 def first_equal(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-    """Return for each value the position of the first that equals it."""
     _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
     places: npt.NDArray[np.int64] = first[inverse]
     return places

@@ -1,8 +1,8 @@
-"""The work of a lint worker: render and encode a block as a build would, and check everything.
+"""The lint worker: render and encode a block like a build, and apply all checks.
 
-Workers return findings by rule, and for every accepted row a digest of its rendered text and a
-sketch of its body, from which the parent finds duplicates. Candidates for near-duplicates go to
-workers again, which compare the rows exactly.
+Workers return findings by rule and, for every accepted row, a digest of its rendered text and a
+sketch of its body. The parent finds duplicates from these. Workers then compare the candidates for
+near-duplicates exactly.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import numpy as np
 
 from tokenmill._core.collector import without_collector
 from tokenmill.build.blocks import block_of
-from tokenmill.build.externals import base_of
 from tokenmill.build.pipeline import Pipeline
 from tokenmill.build.recipe import Recipe
+from tokenmill.build.referenced import base_of
 from tokenmill.build.slices import expander_of
 from tokenmill.chat import Renderer, Rendering
 from tokenmill.chat.render import digest_of
@@ -31,8 +31,8 @@ from tokenmill.errors import RowError, TokenmillError
 from tokenmill.inspect.lint import minhash
 from tokenmill.inspect.lint.checks import (
     CALL_KEYS,
+    RowFinding,
     Side,
-    Sighting,
     argument_texts,
     balance,
     check_images,
@@ -54,8 +54,8 @@ from tokenmill.tokenizers.encoded import Encoded
 LINT = "tokenmill.inspect.lint.linter:open_linter"
 COMPARE = "tokenmill.inspect.lint.linter:open_comparer"
 RAW_SHOWN = 200  # bytes of a row that could not be parsed
-NULLABLE = (*CALL_KEYS, "tool_call_id", "name")  # a message's members about tools
-MEANT = ("default", "const", "enum", "examples", "example")  # where a JSON schema may mean null
+NULLABLE = (*CALL_KEYS, "tool_call_id", "name")  # members of a message about tools
+NULL_IS_VALUE = ("default", "const", "enum", "examples", "example")  # members of a JSON schema
 
 MAX_HISTORIES = 4096  # orders of roles; data has far fewer
 
@@ -81,10 +81,10 @@ class Linter:
         engines = options["engine"], options["renderer"]
         self.pipeline = Pipeline(self.recipe, self.tokenizer, *engines, expander)
         self._expander = expander
-        self.critic = TemplateCritic(self.renderer)
-        # The copy of the tokenizer may flag other tokens as special than the one that was given.
+        self.template = TemplateChecker(self.renderer)
+        # The cached copy of the tokenizer may have other `special` flags than the caller's.
         self._control = any_of(self._control_tokens(options["card"]["control_tokens"]))
-        self._about_tokenizer = self._look_at_tokenizer()
+        self._about_tokenizer = self._check_tokenizer()
 
     @property
     def renderer(self) -> Renderer:
@@ -92,24 +92,24 @@ class Linter:
         return self.pipeline.renderer
 
     def _control_tokens(self, control_tokens: Sequence[str]) -> set[str]:
-        # Thinking tags are the assistant's own words, whatever the tokenizer calls them.
-        glue = self.critic.glue()
-        tokens = {*control_tokens, *(t for t in self.tokenizer.added_contents if t in glue)}
-        # One letter or one blank is never only a control token.
+        # Thinking tags are part of the assistant's text even if the tokenizer flags them.
+        text = self.template.plain_text()
+        tokens = {*control_tokens, *(t for t in self.tokenizer.added_contents if t in text)}
+        # A single letter or space also occurs in ordinary text.
         return {token for token in tokens if len(token.strip()) > 1 and not THINKING.search(token)}
 
-    def _look_at_tokenizer(self) -> dict[str, str]:
-        found, tokenizer = {}, self.tokenizer
-        pad, eos, bos = tokenizer.pad_id, tokenizer.eos_id, tokenizer.bos_id
+    def _check_tokenizer(self) -> dict[str, str]:
+        findings, tokenizer = {}, self.tokenizer
+        pad, eos, bos = tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id
         name = tokenizer.special_tokens.get("eos_token")
         if pad is not None and pad == eos:
-            found["pad_is_eos"] = f"both are {name!r} ({eos})"
+            findings["pad_is_eos"] = f"both are {name!r} ({eos})"
         if pad is None and eos is not None:
-            found["no_pad_token"] = f"a loader pads with eos, {name!r} ({eos})"
+            findings["no_pad_token"] = f"the loader pads with eos, {name!r} ({eos})"
         start = tokenizer.special_tokens.get("bos_token")
-        if start and self.critic.glue().startswith(start) and self._adds(bos):
-            found["bos_elsewhere"] = f"the template prints {start!r}, and encoding adds it again"
-        return {rule: detail for rule, detail in found.items() if rule in self.rules}
+        if start and self.template.plain_text().startswith(start) and self._adds(bos):
+            findings["bos_in_text"] = f"the template prints {start!r}, and the tokenizer adds it"
+        return {rule: detail for rule, detail in findings.items() if rule in self.rules}
 
     def _adds(self, bos: int | None) -> bool:
         import tokenizers
@@ -122,8 +122,8 @@ class Linter:
     def lint(self, payload: dict[str, Any]) -> dict[str, Any]:
         block = block_of(payload)
         rows, base = read_block(block), base_of(block)
-        self.pipeline.begin(block, "")
-        seen = Collector(self.rules)
+        self.pipeline.begin(block, rows, "")
+        findings = Collector(self.rules)
         chosen: list[int] | None = payload["rows"]
         numbers = list(range(len(rows.values))) if chosen is None else chosen
         values = {number: rows.values[number] for number in numbers}
@@ -134,73 +134,73 @@ class Linter:
             value = values[number]
             if isinstance(value, RowError):
                 raw = rows.raw[number][:RAW_SHOWN].decode("utf-8", "replace")
-                seen.add(number, value.reason, value.message, excerpt(raw))
+                findings.add(number, value.reason, value.message, excerpt(raw))
                 continue
             good.append(number)
             if self._expander is not None and isinstance(value, dict):
-                images, tokens = self._expander.pictures, self._expander.tokens
-                sightings, found = check_images(value, base, images, self.spec, tokens)
-                shown += [(number, *digests) for digests in found]
-                for sighting in sightings:
-                    seen.add(number, *sighting)
+                images, tokens = self._expander.images, self._expander.tokens
+                row_findings, pairs = check_images(value, base, images, self.spec, tokens)
+                shown += [(number, *digests) for digests in pairs]
+                for row_finding in row_findings:
+                    findings.add(number, *row_finding)
             try:
                 parsed = self.renderer.read(value)
             except RowError:
                 continue  # rendering reports it below
             parsed_rows[number] = sides_of(parsed)
-            self._look_at_content(seen, number, value, parsed)
+            self._check_content(findings, number, value, parsed)
         rendering = self.renderer.render([values[number] for number in good])
         for place, _, error in rendering.rejected:
             sides = parsed_rows.get(good[place])
             one = sides[0] if sides is not None and len(sides) == 1 else None
-            self._look_at_rejected(seen, good[place], one, error)
+            self._report_rejected(findings, good[place], one, error)
         sources = [good[place] for place in rendering.source]
         parts = zip(sources, rendering.part, strict=True)
         parsed_texts = [side_of(parsed_rows[number], part) for number, part in parts]
         encoded = self.encode(rendering, parsed_texts)
-        self._look_at_accepted(seen, rendering, encoded, sources, parsed_texts)
+        self._check_accepted(findings, rendering, encoded, sources, parsed_texts)
         return {
             "rows": len(numbers),
-            "findings": seen.document(),
+            "findings": findings.document(),
             "tokenizer": self._about_tokenizer,
             "balance": balance(rendering, encoded),
-            "pictures": shown,
+            "images": shown,
             **self._digests(rendering, encoded, sources, shown),
         }
 
-    def _look_at_content(
-        self, seen: Collector, number: int, row: Any, parsed: Side | AnswerGroup
+    def _check_content(
+        self, findings: Collector, number: int, row: Any, parsed: Side | AnswerGroup
     ) -> None:
-        sightings = [*comparisons(parsed)]
+        row_findings = [*comparisons(parsed)]
         for side in sides_of(parsed):
-            sightings += [*odd_characters(texts_of(side)), *empty_turns(side)]
+            row_findings += [*odd_characters(texts_of(side)), *empty_turns(side)]
             if isinstance(side, Conversation):
-                # Texts and pairs of strings may be rendered already, control tokens and all.
-                sightings += control_text(self._control, texts_of(side))
+                # Texts and pairs of strings may be rendered already, with control tokens.
+                row_findings += control_text(self._control, texts_of(side))
         if isinstance(parsed, Conversation):
-            sightings += argument_texts(row, self.spec.messages_key)
-        for sighting in dict.fromkeys(sightings):  # a prompt is part of every side
-            seen.add(number, *sighting)
+            row_findings += argument_texts(row, self.spec.message_columns)
+        for row_finding in dict.fromkeys(row_findings):  # every side contains the prompt
+            findings.add(number, *row_finding)
 
-    def _look_at_rejected(
-        self, seen: Collector, number: int, parsed: Conversation | Plain | None, error: RowError
+    def _report_rejected(
+        self, findings: Collector, number: int, parsed: Conversation | Plain | None, error: RowError
     ) -> None:
-        if error.reason == "bad_media" and seen.has("missing_picture", number):
+        if error.reason == "bad_media" and findings.has("missing_image", number):
             return
-        sighting = error.reason, error.message, ""
+        row_finding = error.reason, error.message, ""
         if isinstance(parsed, Conversation):
             if error.reason == "template_error":
-                sighting = self.critic.refusal(parsed, error)
+                row_finding = self.template.refusal(parsed, error)
             elif error.reason == "template_drops_content":
-                lost = self.critic.dropped_calls(parsed)
-                sighting = lost or (error.reason, error.message, _words(parsed))
+                lost = self.template.dropped_calls(parsed)
+                row_finding = lost or (error.reason, error.message, _first_text(parsed))
             else:
-                said = next((text for _, text in texts_of(parsed) if text), "")
-                sighting = error.reason, error.message, excerpt(said)
-        seen.add(number, *sighting)
+                text = next((text for _, text in texts_of(parsed) if text), "")
+                row_finding = error.reason, error.message, excerpt(text)
+        findings.add(number, *row_finding)
 
     def encode(self, rendering: Rendering, parsed_rows: list[Conversation | Plain]) -> Encoded:
-        """Encode texts; the only "turn end" of each is the start of its body."""
+        """Encode texts; the only turn end of each text is the start of its body."""
         bodies = [
             [_body_start(text, parsed)]
             for text, parsed in zip(rendering.texts, parsed_rows, strict=True)
@@ -208,18 +208,18 @@ class Linter:
         digests = np.fromiter(map(digest_of, rendering.texts), np.uint64, len(bodies))
         return self.pipeline.encoded(replace(rendering, ends=bodies), digests)[0]
 
-    def _look_at_accepted(
+    def _check_accepted(
         self,
-        seen: Collector,
+        findings: Collector,
         rendering: Rendering,
         encoded: Encoded,
         sources: list[int],
         parsed_texts: list[Side],
     ) -> None:
         for place, error in encoded.rejected:
-            if error.reason != "bad_media" or not seen.has("missing_picture", sources[place]):
+            if error.reason != "bad_media" or not findings.has("missing_image", sources[place]):
                 text = rendering.texts[place]
-                seen.add(sources[place], error.reason, error.message, excerpt(text))
+                findings.add(sources[place], error.reason, error.message, excerpt(text))
         unclosed, clipped = set(rendering.unclosed), set(rendering.clipped)
         trained = encoded.trained
         for place in encoded.kept.tolist():
@@ -227,56 +227,57 @@ class Linter:
             parsed = parsed_texts[place]
             ids, mask, _ = encoded.row(place)
             if not trained[place]:
-                detail = "no token of this row would be trained"
-                seen.add(number, "no_trained_tokens", detail, excerpt(text))
+                detail = "no token of this row is trained"
+                findings.add(number, "no_trained_tokens", detail, excerpt(text))
             limit = self.recipe.max_length
             if limit is not None and len(ids) > limit:
                 detail = f"{len(ids):,} tokens, {len(ids) - limit:,} more than {limit:,}"
-                seen.add(number, "overlong", detail, excerpt(text))
-            bos = self.tokenizer.bos_id
+                findings.add(number, "overlong", detail, excerpt(text))
+            bos = self.tokenizer.bos_token_id
             if bos is not None and len(ids) > 1 and ids[0] == bos == ids[1]:
                 detail = "the first two tokens are begin-of-sequence"
-                seen.add(number, "double_bos", detail, excerpt(text))
-            if place in unclosed or (trained[place] and self._left_open(parsed, ids, mask)):
+                findings.add(number, "double_bos", detail, excerpt(text))
+            if place in unclosed or (trained[place] and self._lacks_end_of_turn(parsed, ids, mask)):
                 end = rendering.spans[place]
                 at = end[-1][1] if end else len(text)
-                seen.add(number, "missing_closer", "what is trained just ends", excerpt(text, at))
+                detail = "the trained text ends without an end-of-turn token"
+                findings.add(number, "missing_closer", detail, excerpt(text, at))
             if place in clipped:
-                detail = "its first tokens are the generation prompt, which is not trained"
-                seen.add(number, "generation_header", detail, excerpt(text))
+                detail = "the block starts with the generation prompt, which is not trained"
+                findings.add(number, "generation_header", detail, excerpt(text))
             if isinstance(parsed, Conversation):
-                self._look_at_render(seen, number, parsed, text)
+                self._check_rendered(findings, number, parsed, text)
 
-    def _left_open(self, parsed: Conversation | Plain, ids: Any, mask: Any) -> bool:
-        """Return whether the last trained token is no control token, unless rendering checks it."""
+    def _lacks_end_of_turn(self, parsed: Conversation | Plain, ids: Any, mask: Any) -> bool:
+        """Return whether the last trained token is an ordinary one; the renderer may check it."""
         if isinstance(parsed, Plain):
             if parsed.shape == "text" or self.recipe.append_eos:
                 return False
         elif not self.renderer.reference(parsed.tools).has_generation:
-            return False  # the renderer finds each end-of-turn token
+            return False  # the renderer checks each end-of-turn token
         last = int(ids[np.flatnonzero(mask)[-1]])
         return not bool(self.tokenizer.table.is_added[last])
 
-    def _look_at_render(
-        self, seen: Collector, number: int, conversation: Conversation, text: str
+    def _check_rendered(
+        self, findings: Collector, number: int, conversation: Conversation, text: str
     ) -> None:
-        sightings = [
-            self.critic.dropped_tools(conversation, text),
-            self.critic.dropped_context(conversation, text),
+        row_findings = [
+            self.template.dropped_tools(conversation, text),
+            self.template.dropped_context(conversation, text),
         ]
         train_on = self.spec.trained(conversation.shape)
         if train_on == "everything" or self.renderer.reference(conversation.tools).has_generation:
-            sightings.append(self.critic.dropped_calls(conversation, text))
+            row_findings.append(self.template.dropped_calls(conversation, text))
         if conversation.tools is not None or not conversation.simple:
-            sightings.append(self.critic.nulls(conversation))
+            row_findings.append(self.template.nulls(conversation))
         if self.spec.expand == "none" and train_on == "all_assistant_messages":
-            lost = self.critic.lost_thinking(conversation, text)
+            lost = self.template.lost_thinking(conversation, text)
             if lost is None and sum(m["role"] == "assistant" for m in conversation.messages) > 1:
-                lost = self.critic.differing_history(conversation)
-            sightings.append(lost)
-        for sighting in sightings:
-            if sighting is not None:
-                seen.add(number, *sighting)
+                lost = self.template.differing_history(conversation)
+            row_findings.append(lost)
+        for row_finding in row_findings:
+            if row_finding is not None:
+                findings.add(number, *row_finding)
 
     def _digests(
         self,
@@ -285,14 +286,14 @@ class Linter:
         sources: list[int],
         shown: list[tuple[int, int, int]],
     ) -> dict[str, Any]:
-        """Return numbers, digests and sketches of the accepted rows; of parts, the last counts."""
+        """Return numbers, digests and sketches of the accepted rows; of several parts the last."""
         places = {sources[place]: place for place in encoded.kept.tolist()}
         numbers = sorted(places)
         texts = {number: rendering.texts[place] for number, place in places.items()}
         for first, facts in rendering.groups.items():
             members = rendering.texts[first : first + len(facts.labels)]
             texts[sources[first]] = "\0".join(members)
-        seen_in: dict[int, str] = {}  # equal images; rows with any have no near-duplicates
+        seen_in: dict[int, str] = {}  # digests of images; rows with images have no sketch
         for number, content, _ in shown:
             seen_in[number] = f"{seen_in.get(number, '')}\0{content:x}"
         digests = [digest_of(texts[number] + seen_in.get(number, "")) for number in numbers]
@@ -301,10 +302,10 @@ class Linter:
             for number in numbers:
                 if number in seen_in:
                     continue
-                found = minhash.shingles(body(encoded, places[number]))
-                if len(found) >= minhash.MIN_SHINGLES:
+                hashes = minhash.shingles(body(encoded, places[number]))
+                if len(hashes) >= minhash.MIN_SHINGLES:
                     sketched.append(number)
-                    hashed.append(found)
+                    hashed.append(hashes)
         return {
             "numbers": numbers,
             "digests": digests,
@@ -319,7 +320,7 @@ def body(encoded: Encoded, place: int) -> np.ndarray[Any, Any]:
 
 
 def _body_start(text: str, parsed: Conversation | Plain) -> int:
-    """Return where the content of the first turn that is no system turn begins."""
+    """Return the start of the content of the first turn that is not a system turn."""
     if isinstance(parsed, Conversation):
         for message in parsed.messages:
             content = message.get("content")
@@ -338,10 +339,10 @@ def open_comparer(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[st
 
     def compare(payload: dict[str, Any]) -> dict[str, Any]:
         pairs: list[tuple[int, list[int]]] = payload["pairs"]
-        wanted = sorted({number for row, others in pairs for number in (row, *others)})
-        sets = shingle_sets(linter, rows.batch(wanted))
-        known = dict(zip(wanted, sets, strict=True))
-        return {"near": [list(found) for found in near_duplicates(pairs, known)]}
+        numbers = sorted({number for row, others in pairs for number in (row, *others)})
+        sets = shingle_sets(linter, rows.batch(numbers))
+        known = dict(zip(numbers, sets, strict=True))
+        return {"near": [list(pair) for pair in near_duplicates(pairs, known)]}
 
     return compare
 
@@ -358,7 +359,6 @@ def near_duplicates(
 
 
 def shingle_sets(linter: Linter, values: Sequence[dict[str, Any]]) -> list[minhash.Hashes]:
-    """Return each row's distinct shingles; rejected rows have none."""
     rendering = linter.renderer.render(values)
     parsed_rows = [
         side_of(sides_of(linter.renderer.read(values[place])), part)
@@ -366,40 +366,45 @@ def shingle_sets(linter: Linter, values: Sequence[dict[str, Any]]) -> list[minha
     ]
     encoded = linter.encode(rendering, parsed_rows)
     sets = [np.zeros(0, np.uint64)] * len(values)
-    for place in encoded.kept.tolist():  # of a row's parts the last counts, as before
+    for place in encoded.kept.tolist():  # of several parts the last, as in `_digests`
         sets[rendering.source[place]] = np.unique(minhash.shingles(body(encoded, place)))
     return sets
 
 
-class TemplateCritic:
+class TemplateChecker:
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
         self._tags: dict[str, re.Pattern[str] | None] = {}
-        self._histories: dict[tuple[tuple[str, ...], str], Sighting | None] = {}
+        self._histories: dict[tuple[tuple[str, ...], str], RowFinding | None] = {}
 
-    def glue(self) -> str:
-        """Return the render of a plain conversation; empty without a template."""
+    def plain_text(self) -> str:
+        """Return a rendered plain conversation; empty without a template."""
         try:
             return self._renderer.reference().render([*_PROBE])
         except TokenmillError:
             return ""
 
-    def refusal(self, conversation: Conversation, error: RowError) -> Sighting:
-        """Return ``role_order`` where other words in these roles are refused, too, else the error.
+    def refusal(self, conversation: Conversation, error: RowError) -> RowFinding:
+        """Return ``role_order`` if the roles alone cause the error, else ``template_error``.
 
-        The same words must pass in alternating turns.
+        Placeholder texts must raise the same error with these roles, and none in alternating turns.
         """
         roles = [message["role"] for message in conversation.messages]
         turns = ["assistant" if number % 2 else "user" for number in range(len(roles))]
-        said = conversation.variables
-        if self._refused(roles, said) == error.message and self._refused(turns, said) is None:
+        options = conversation.variables
+        raised = self._refused(roles, options)
+        if raised == error.message and self._refused(turns, options) is None:
             shown = " → ".join(roles[:12])
-            return "role_order", f"{error.message}; the roles are {shown}", _words(conversation)
-        return "template_error", error.message, _words(conversation)
+            return (
+                "role_order",
+                f"{error.message}; the roles are {shown}",
+                _first_text(conversation),
+            )
+        return "template_error", error.message, _first_text(conversation)
 
     def _refused(self, roles: list[str], variables: dict[str, Any] | None) -> str | None:
         try:
-            self._renderer.reference(None, variables).render(_words_in(roles))
+            self._renderer.reference(None, variables).render(_placeholder_turns(roles))
         except TokenmillError as error:
             return error.message
         return None
@@ -412,37 +417,43 @@ class TemplateCritic:
         except TokenmillError:
             return None
 
-    def dropped_calls(self, conversation: Conversation, text: str | None = None) -> Sighting | None:
+    def dropped_calls(
+        self, conversation: Conversation, text: str | None = None
+    ) -> RowFinding | None:
         text = self._render(conversation) if text is None else text
         if text is None:
             return None
         for number, message in enumerate(conversation.messages):
             for name in _called(message):
                 if name not in text:
-                    detail = f"turn {number} calls {name!r}, which the template prints nowhere"
+                    detail = f"turn {number} calls {name!r}; the template does not print the call"
                     return "template_drops_tool_calls", detail, excerpt(text, len(text))
         if not any(_called(message) for message in conversation.messages):
             return None
         none = [_with_calls(m, 0) for m in conversation.messages]
         if self._render(replace(conversation, messages=none)) == text:
-            detail = "the same is printed without the calls"
-            return "template_drops_tool_calls", detail, _words(conversation)
+            detail = "the rendered text is the same without the calls"
+            return "template_drops_tool_calls", detail, _first_text(conversation)
         if any(len(_called(message)) > 1 for message in conversation.messages):
             first = [_with_calls(m, 1) for m in conversation.messages]
             if self._render(replace(conversation, messages=first)) == text:
-                detail = "of several calls in a turn the template prints the first alone"
-                return "template_drops_tool_calls", detail, _words(conversation)
+                detail = "the template prints only the first of several calls in a turn"
+                return "template_drops_tool_calls", detail, _first_text(conversation)
         return None
 
-    def dropped_tools(self, conversation: Conversation, text: str) -> Sighting | None:
+    def dropped_tools(self, conversation: Conversation, text: str) -> RowFinding | None:
         names = [name for name in map(_tool_name, conversation.tools or ()) if name]
         if not names or any(name in text for name in names):
             return None
         shown = ", ".join(names[:3])
-        return "template_drops_tools", f"{len(names)} tools ({shown} …) are printed nowhere", ""
+        return (
+            "template_drops_tools",
+            f"the template prints none of {len(names)} tools: {shown}",
+            "",
+        )
 
-    def dropped_context(self, conversation: Conversation, text: str) -> Sighting | None:
-        # Mistral's templates print the system text before the last user turn only, and nowhere
+    def dropped_context(self, conversation: Conversation, text: str) -> RowFinding | None:
+        # Mistral's templates print the system text only before the last user turn, and not at all
         # in a conversation that ends with an answer.
         for number, message in enumerate(conversation.messages):
             content = message.get("content")
@@ -454,12 +465,11 @@ class TemplateCritic:
             other = [*conversation.messages]
             other[number] = {**message, "content": f"{words} {words}"}
             if self._render(replace(conversation, messages=other)) == text:
-                detail = f"turn {number} ({message['role']}) is printed nowhere"
+                detail = f"the template does not print turn {number} ({message['role']})"
                 return "template_drops_context", detail, excerpt(words)
         return None
 
-    def nulls(self, conversation: Conversation) -> Sighting | None:
-        """Return null members that change what the template prints."""
+    def nulls(self, conversation: Conversation) -> RowFinding | None:
         paths: list[str] = []
         known = {_tool_name(tool): _properties(tool) for tool in conversation.tools or ()}
         tools = None if conversation.tools is None else _pruned(conversation.tools, "tools", paths)
@@ -477,8 +487,7 @@ class TemplateCritic:
         shown = excerpt(as_is, max(0, as_is.find("null")))
         return "null_tool_keys", f"{paths[0]} is null{more}", shown
 
-    def lost_thinking(self, conversation: Conversation, text: str) -> Sighting | None:
-        """Return earlier assistant turns whose thinking the template drops."""
+    def lost_thinking(self, conversation: Conversation, text: str) -> RowFinding | None:
         assistants = [n for n, m in enumerate(conversation.messages) if m["role"] == "assistant"]
         lost, first = [], ""
         for number in assistants[:-1]:
@@ -492,7 +501,7 @@ class TemplateCritic:
         numbers = ", ".join(map(str, lost[:8])) + (" …" if len(lost) > 8 else "")
         which = "turn" if len(lost) == 1 else "turns"
         which += f" {numbers} of {len(conversation.messages)}"
-        return "rewrites_history", f"{which}: thinking is not printed in history", excerpt(first)
+        return "rewrites_history", f"{which}: the thinking is not printed", excerpt(first)
 
     def _thoughts(self, message: dict[str, Any], tools: list[Any] | None) -> Iterator[str]:
         for key in REASONING_KEYS:
@@ -509,45 +518,47 @@ class TemplateCritic:
             self._tags[template.source] = any_of(thinking_tags(literals(template.tree)))
         return self._tags[template.source]
 
-    def differing_history(self, conversation: Conversation) -> Sighting | None:
-        """Return whether the trained text of a turn changes once another turn follows."""
+    def differing_history(self, conversation: Conversation) -> RowFinding | None:
+        """Return a finding if the trained text of a turn changes when another turn follows."""
         roles = tuple(message["role"] for message in conversation.messages)
-        asked = roles, repr(conversation.variables)
-        if asked not in self._histories and len(self._histories) < MAX_HISTORIES:
-            self._histories[asked] = self._ask_history(roles, conversation.variables)
-        return self._histories.get(asked)
+        key = roles, repr(conversation.variables)
+        if key not in self._histories and len(self._histories) < MAX_HISTORIES:
+            self._histories[key] = self._compare_history(roles, conversation.variables)
+        return self._histories.get(key)
 
-    def _ask_history(
+    def _compare_history(
         self, roles: tuple[str, ...], variables: dict[str, Any] | None
-    ) -> Sighting | None:
-        # If a later turn is printed differently in history, so is the first assistant turn.
-        words = _words_in(roles)
+    ) -> RowFinding | None:
+        # If any turn is printed differently in history, the first assistant turn is, too.
+        words = _placeholder_turns(roles)
         first = roles.index("assistant") + 1
         rows = [{"messages": part, VARIABLES_KEY: variables} for part in (words[:first], words)]
-        made = self._probe.render(rows)
-        if made.source != [0, 1]:
+        rendering = self._probe.render(rows)
+        if rendering.source != [0, 1]:
             return None
         trained = []
-        for text, spans in zip(made.texts, made.spans, strict=True):
+        for text, spans in zip(rendering.texts, rendering.spans, strict=True):
             start, end = (spans or [(0, 0)])[0]
             trained.append(text[start:end])
         last, history = trained
         if last == history:
             return None
-        return "history_differs", f"as the last turn {last!r}, as history {history!r}", ""
+        return "history_differs", f"last turn: {last!r}, earlier turn: {history!r}", ""
 
     @cached_property
     def _probe(self) -> Renderer:
         spec, own = self._renderer.spec, self._renderer
         return Renderer(
-            type(spec)(template_kwargs=spec.template_kwargs, date=spec.date, trailing="trim"),
+            type(spec)(
+                chat_template_kwargs=spec.chat_template_kwargs, date=spec.date, trailing="trim"
+            ),
             own.reference().source,
             own.special_tokens,
             renderer="jinja2",
         )
 
 
-def _words_in(roles: Sequence[str]) -> list[dict[str, Any]]:
+def _placeholder_turns(roles: Sequence[str]) -> list[dict[str, Any]]:
     return [{"role": role, "content": f"Word {n}."} for n, role in enumerate(roles)]
 
 
@@ -557,15 +568,15 @@ def _with_calls(message: dict[str, Any], count: int) -> dict[str, Any]:
     return {**kept, "tool_calls": calls[:count]} if count and isinstance(calls, list) else kept
 
 
-def _words(conversation: Conversation) -> str:
+def _first_text(conversation: Conversation) -> str:
     content = conversation.messages[0].get("content") if conversation.messages else ""
     return excerpt(content) if isinstance(content, str) else ""
 
 
 def _called(message: dict[str, Any]) -> list[str]:
     calls = message.get("tool_calls")
-    found = [*(calls if isinstance(calls, list) else ()), message.get("function_call")]
-    names = (function_of(call).get("name") for call in found)
+    all_calls = [*(calls if isinstance(calls, list) else ()), message.get("function_call")]
+    names = (function_of(call).get("name") for call in all_calls)
     return [name for name in names if isinstance(name, str)]
 
 
@@ -581,7 +592,7 @@ def _properties(tool: Any) -> set[str]:
 
 
 def _pruned(
-    value: Any, path: str, paths: list[str], keep: tuple[str, ...] | set[str] = MEANT
+    value: Any, path: str, paths: list[str], keep: tuple[str, ...] | set[str] = NULL_IS_VALUE
 ) -> Any:
     """Return the value without null members, and append their paths to ``paths``."""
     if isinstance(value, list):
@@ -593,7 +604,9 @@ def _pruned(
         if item is None and name not in keep:
             paths.append(f"{path}.{name}")
         else:
-            kept[name] = item if name in MEANT else _pruned(item, f"{path}.{name}", paths, keep)
+            kept[name] = (
+                item if name in NULL_IS_VALUE else _pruned(item, f"{path}.{name}", paths, keep)
+            )
     return kept
 
 
@@ -604,7 +617,7 @@ def _pruned_message(
     if len(message) <= 2:
         return message
     kept: dict[str, Any] = {}
-    declared = set().union(*(known.get(name, set()) for name in _called(message)), MEANT)
+    declared = set().union(*(known.get(name, set()) for name in _called(message)), NULL_IS_VALUE)
     for name, item in message.items():
         if name in NULLABLE and item is None:
             paths.append(f"{path}.{name}")

@@ -1,4 +1,4 @@
-"""Near-duplicates by MinHash over shingles of tokens, the system turn left out.
+"""Find near-duplicates by MinHash over shingles of tokens, without the system turn.
 
 A *shingle* is `SHINGLE` consecutive tokens, hashed to 64 bits. A *sketch* is `BANDS` × `PER_BAND`
 MinHashes, each band condensed to 32 bits. Rows that agree in a band are compared exactly with the

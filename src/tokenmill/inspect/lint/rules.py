@@ -1,7 +1,7 @@
 """Lint rules, findings, and the report.
 
-An ``error`` loses the row, or trains something the data does not mean; a ``warning`` is probably
-not intended; an ``info`` is worth knowing.
+An ``error`` rejects the row or trains the wrong tokens; a ``warning`` is probably not intended; an
+``info`` is worth knowing.
 """
 
 from __future__ import annotations
@@ -30,101 +30,103 @@ class Rule:
 
 
 _TABLE = (
-    # The reasons for which `prepare` rejects a row, two of them split more finely.
-    ("bad_json", "error", "the bytes are not one JSON object",
-     "mend the line: one JSON object per line, UTF-8, no NaN, no lone surrogates"),
-    ("bad_shape", "error", "no conversation, pair or text that the format describes",
-     "name the columns (--format, --messages-key …) or mend the row"),
-    ("bad_group", "error", "answers that cannot be compared: one is empty, or they do not differ",
-     "mend the row: two answers to one prompt that differ, a label that is true or false, a score "
-     "for each answer"),
-    ("missing_picture", "error", "a picture that the row refers to is not there",
-     "put it there, or say where pictures are (--media-root)"),
-    ("bad_media", "error", "a picture cannot be used: broken, too large, outside, or no processor",
-     "mend or replace the picture; rows with pictures need --processor"),
-    ("media_mismatch", "error", "more or fewer pictures than places for them",
-     "one <image>, or one image part, for every picture of the row"),
-    ("template_error", "error", "the chat template itself refuses the conversation",
-     "mend the row, or use a template that accepts it (--chat-template)"),
-    ("role_order", "error", "the template refuses these roles in this order",
-     "merge neighbouring turns of one role, move the system turn to the front, or use another "
+    # The reasons for which `prepare` rejects a row; two of them are split into several rules.
+    ("bad_json", "error", "the line is not one JSON object",
+     "fix the line: one JSON object per line, UTF-8, no NaN, no lone surrogates"),
+    ("bad_shape", "error", "the row is not a conversation, pair or text of the format",
+     "set --format or --column messages=NAME, or fix the row"),
+    ("bad_group", "error", "the answers cannot be compared: one is empty, or they are equal",
+     "fix the row: two different answers to one prompt, a label that is true or false, or a score "
+     "per answer"),
+    ("missing_image", "error", "an image of the row does not exist",
+     "add the file, or set --media-root to the directory of the images"),
+    ("bad_media", "error", "an image cannot be used: broken, too large, not allowed, no processor",
+     "fix or replace the image; rows with images need --processor"),
+    ("media_mismatch", "error", "the numbers of images and image places differ",
+     "write one <image>, or one image part, per image of the row"),
+    ("template_error", "error", "the chat template raises an error for the conversation",
+     "fix the row, or use a template that accepts it (--chat-template)"),
+    ("role_order", "error", "the template raises an error for these roles in this order",
+     "merge consecutive turns of one role, move the system turn to the front, or use another "
      "template"),
-    ("template_drops_content", "error", "the template prints an assistant's words nowhere",
-     "use a template that prints them, or take them out of the row"),
+    ("template_drops_content", "error", "the template does not print the text of an assistant",
+     "use a template that prints it, or remove it from the row"),
     ("template_drops_tool_calls", "error", "the template does not print the tool calls",
-     "use a template that knows tool calls; this one trains an answer without them"),
-    ("mask_unproven", "error", "no method could show which text is the assistant's",
-     "see docs/masks.md; often the template cuts or rewrites the text"),
+     "use a template that supports tool calls; this one trains answers without them"),
+    ("mask_unproven", "error", "the text of the assistant could not be located with certainty",
+     "often the template cuts or rewrites the text; see mask_unproven in docs/reference/errors.md"),
     ("trailing_user", "warning", "the conversation ends with a user turn",
-     "--trailing trim keeps such rows without their last turn"),
-    ("no_trained_tokens", "error", "nothing in the row would be trained",
-     "look at --train-on, and at weight or train in the messages"),
+     "--trailing trim drops the last turn and keeps the row"),
+    ("no_trained_tokens", "error", "no token of the row is trained",
+     "check --train-on, and weight or train in the messages"),
     ("overlong", "warning", "the row has more tokens than --max-length",
-     "raise --max-length, split the row, or --overlong truncate (which loses its end)"),
-    ("limit", "error", "larger, deeper or costlier to render than any real row",
-     "look at the row: it is damaged, or not one row"),
+     "raise --max-length, split the row, or use --overlong truncate, which drops its end"),
+    ("limit", "error", "the row exceeds a limit of size, nesting or rendering time",
+     "check the row: it is damaged, or more than one row"),
     # Rows that would be accepted.
     ("double_bos", "error", "the row starts with two begin-of-sequence tokens",
-     "take the token out of the data or out of the template; one of them prints it already"),
-    ("control_text", "error", "a control token is written inside somebody's text",
-     "take it out or escape it: it is encoded as the real token and ends or opens a turn"),
-    ("missing_closer", "warning", "no token closes what is trained",
-     "nothing teaches the model to stop: use a template that prints and trains an end-of-turn, "
-     "or append_eos"),
-    ("generation_header", "info", "a generation block of the template holds the turn header",
-     "nothing: the generation prompt gives the header, so it is not trained"),
+     "remove the token from the data or from the template"),
+    ("control_text", "error", "the text of a turn contains a control token",
+     "remove or escape it: it is encoded as the real token and ends or starts a turn"),
+    ("missing_closer", "warning", "no end-of-turn token follows the trained text",
+     "the model does not learn to stop: use a template that prints and trains an end-of-turn "
+     "token, or append_eos"),
+    ("generation_header", "info", "a generation block of the template includes the turn header",
+     "nothing to do: the header is part of the generation prompt and is not trained"),
     ("rewrites_history", "warning", "the template drops the thinking of earlier turns",
      '--expand turns (expand="turns") trains every turn once as the last, with its thinking'),
-    ("template_drops_tools", "warning", "the row has tools and the template prints none of them",
-     "the model would call functions it was never shown: use a template that prints tools"),
-    ("template_drops_context", "warning", "the template prints a system, user or tool text nowhere",
-     "the model would be trained to answer what it was not told: use a template that prints it, or "
-     "move the words into a turn that is printed"),
-    ("null_tool_keys", "warning", "null members in tools or calls change what the template prints",
-     "drop them: a columnar schema has filled them in; Parquet rows lose them here by themselves"),
-    ("broken_arguments", "warning", "a call's arguments are text that is no JSON object",
-     "mend them: the template prints the text as it stands, quotes and all"),
-    ("empty_turn", "warning", "a turn says nothing",
-     "drop the turn or the row; an empty answer teaches the model to say nothing"),
+    ("template_drops_tools", "warning", "the row has tools, but the template prints none of them",
+     "the model would learn to call functions that it cannot see: use a template that prints "
+     "tools"),
+    ("template_drops_context", "warning", "the template drops a system, user or tool text",
+     "the model would be trained without this text: use a template that prints it, or move the "
+     "text to a turn that is printed"),
+    ("null_tool_keys", "warning", "null members in tools or calls change the rendered text",
+     "drop them: a columnar schema added them; for Parquet rows tokenmill drops them"),
+    ("broken_arguments", "warning", "the arguments of a call are text, but not a JSON object",
+     "fix them: the template prints the text unchanged, with quotes"),
+    ("empty_turn", "warning", "a turn is empty",
+     "drop the turn or the row: an empty answer trains the model to answer nothing"),
     ("duplicate", "warning", "the same rendered text as an earlier row",
      "keep one: every copy is trained again"),
     ("swapped_sides", "warning", "the rejected answer has the better score",
-     "swap the sides, or mend the scores"),
+     "swap the sides, or fix the scores"),
     ("answer_repeats_prompt", "warning", "an answer begins with its prompt",
-     "cut the prompt out of the answer: the model would learn to repeat it"),
-    ("repeated_picture", "warning", "the same picture twice in one row",
-     "take one out, unless the row compares a picture with itself"),
-    ("large_picture", "warning", "a picture of more pixels than any processor here looks at",
-     "store it smaller: it is decoded whole and scaled down every time it is served"),
-    ("mojibake", "warning", "UTF-8 that was once read as Latin-1 or Windows-1252",
+     "remove the prompt from the answer: the model would learn to repeat it"),
+    ("repeated_image", "warning", "the same image twice in one row",
+     "remove one, unless the row compares an image with itself"),
+    ("large_image", "warning", "an image has more pixels than any supported processor uses",
+     "store it smaller: it is decoded and scaled down every time it is served"),
+    ("mojibake", "warning", "UTF-8 text that was decoded as Latin-1 or Windows-1252",
      "decode it again: text.encode('cp1252').decode('utf-8')"),
-    ("replacement_character", "warning", "U+FFFD: a character that an earlier step could not read",
-     "go back to the source; what stood there is lost here"),
-    ("escaped_surrogate", "warning", "half a surrogate pair, spelled out as text",
+    ("replacement_character", "warning", "U+FFFD: an earlier step could not decode a character",
+     "go back to the source: the character is lost here"),
+    ("escaped_surrogate", "warning", "one half of an escaped surrogate pair",
      "the text was escaped twice: decode it once more before writing JSON"),
     ("byte_order_mark", "warning", "U+FEFF inside a text",
-     "take it out: files were joined without removing their byte order marks"),
+     "remove it: files were joined without removing their byte order marks"),
     ("control_character", "warning", "an invisible control character inside a text",
-     "take it out, unless the data really is terminal output"),
+     "remove it, unless the data is terminal output"),
     ("pad_is_eos", "warning", "the tokenizer's pad token is its end-of-sequence token",
-     "harmless in tokenmill; a collator that masks by pad id unlearns to stop: set another pad"),
+     "harmless in tokenmill, but a collator that masks by pad id never trains the eos: set "
+     "another pad token"),
     ("label_imbalance", "warning", "nearly all answers have the same label",
-     "add the rarer ones, or weight them: KTO's loss has a weight for each label"),
+     "add answers of the rare label, or weight them: KTO's loss has a weight per label"),
     # Worth knowing.
     ("length_bias", "info", "the chosen answer is nearly always the longer one, or the shorter",
-     "the model may learn length instead of quality: balance the pairs, or normalise by length"),
+     "the model may learn length instead of quality: balance the pairs, or normalize by length"),
     ("no_pad_token", "info", "the tokenizer has no pad token",
-     "tokenmill pads with eos, unmasked; a trainer that sets pad = eos may mask the real eos"),
-    ("bos_elsewhere", "info", "template and tokenizer each add a begin-of-sequence token",
-     "tokenmill adds none; whoever encodes the rendered text must say add_special_tokens=False"),
-    ("string_arguments", "info", "a call's arguments are JSON text instead of an object",
-     "decoded here; another trainer may print them quoted: write objects"),
+     "tokenmill pads with eos and trains the real eos; a trainer with pad = eos may mask it"),
+    ("bos_in_text", "info", "template and tokenizer each add a begin-of-sequence token",
+     "tokenmill adds none; if you encode the text yourself, use add_special_tokens=False"),
+    ("string_arguments", "info", "the arguments of a call are JSON text instead of an object",
+     "write objects: tokenmill decodes the text, but another trainer may print it quoted"),
     ("history_differs", "info", "earlier turns are printed differently from the last one",
      '--expand turns (expand="turns") trains every turn as it is generated'),
-    ("duplicate_picture", "info", "the same picture as an earlier one under another name",
-     "keep one file and refer to it: copies hide that rows share a picture"),
+    ("duplicate_image", "info", "the same image as an earlier one under another name",
+     "keep one file and refer to it"),
     ("near_duplicate", "info", "nearly the same rendered text as an earlier row",
-     "look at both; keep one unless the difference matters"),
+     "compare the two; keep one unless the difference matters"),
 )  # fmt: skip
 
 # In the order in which findings of one severity are shown.
@@ -133,13 +135,13 @@ RULES: dict[str, Rule] = {row[0]: Rule(*row) for row in _TABLE}
 
 def chosen_rules(only: Sequence[str] = (), ignore: Sequence[str] = ()) -> frozenset[str]:
     if isinstance(only, str) or isinstance(ignore, str):
-        raise UsageError("only and ignore are lists of rules' names, not one text")
+        raise UsageError(("only",), " and ", ("ignore",), " must be lists of rule names")
     for name in (*only, *ignore):
         if name not in RULES:
-            raise UsageError(f"{name!r} is no rule; the rules are {', '.join(RULES)}")
+            raise UsageError(f"unknown rule {name!r}; the rules are {', '.join(RULES)}")
     chosen = frozenset(only or RULES) - frozenset(ignore)
     if not chosen:
-        raise UsageError("no rule is left to look for")
+        raise UsageError(("only",), " and ", ("ignore",), " leave no rule to check")
     return chosen
 
 
@@ -164,13 +166,13 @@ class Collector:
         return row in self._rows.get(rule, ())
 
     def document(self) -> dict[str, Any]:
-        """Return by rule the count, the first rows, and detail and excerpt of the first."""
-        found = {}
+        """Return the count, the first rows, and detail and excerpt of the first row, by rule."""
+        findings = {}
         for rule, rows in self._rows.items():
             detail, shown = rows[min(rows)]
             first = sorted(rows)[:MAX_PLACES]
-            found[rule] = {"count": len(rows), "rows": first, "detail": detail, "excerpt": shown}
-        return found
+            findings[rule] = {"count": len(rows), "rows": first, "detail": detail, "excerpt": shown}
+        return findings
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,7 @@ class Finding:
     rule: str
     count: int  # 1 for a finding about the tokenizer or the data as a whole
     places: tuple[Origin, ...]  # of the first rows; rows of columnar files have length 0
-    detail: str  # what is wrong with the first row
+    detail: str  # about the first row
     excerpt: str = ""
 
     @property
@@ -212,8 +214,8 @@ class LintReport:
     rows: int
     rows_checked: int
     rules: tuple[str, ...]  # that ran
-    sample: dict[str, Any] | None = None  # how rows were chosen; None: all
-    near_duplicates: dict[str, Any] | None = None  # how they were found; None: not looked for
+    sample: dict[str, Any] | None = None  # how rows were chosen; None: all rows
+    near_duplicates: dict[str, Any] | None = None  # parameters of the search; None: not searched
     seconds: float = 0.0
 
     def of(self, severity: str) -> list[Finding]:

@@ -1,7 +1,7 @@
 """Run lint: choose rows, send blocks to the executor, merge the results.
 
-Per accepted row the parent keeps 16 bytes (position and digest of the rendered text) for exact
-duplicates and a sketch of 64 bytes for near-duplicates, at most `minhash.MAX_ROWS` sketches.
+Per accepted row the parent keeps 16 bytes (position and digest of the rendered text) to find exact
+duplicates, and a sketch of 64 bytes for near-duplicates, at most `minhash.MAX_ROWS` of them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tokenmill._core.origin import Origin
 from tokenmill.build.blocks import BlockJob, BlockTask, cache_of, open_sources, size_of
 from tokenmill.build.calls import resolve_call
 from tokenmill.build.executors import executor_for
-from tokenmill.build.identity import identity_card
-from tokenmill.build.processor import processor_card, tokenizer_choice
+from tokenmill.build.identity import identify_tokenizer
+from tokenmill.build.processor import processor_info, tokenizer_choice
 from tokenmill.build.progress import open_progress
-from tokenmill.build.recipe import to_travel
+from tokenmill.build.recipe import serialize
 from tokenmill.build.run import media_options
 from tokenmill.build.tasks import Done, Executor, Setup, Task, run_tasks
 from tokenmill.data.order import Permutation, derive_key
@@ -60,42 +60,43 @@ def lint(
     progress: Any = None,
     **given: Any,
 ) -> LintReport:
-    """Find what is wrong with raw rows before they are prepared.
+    """Find problems in rows before they are prepared.
 
     Args:
         sources: As for `prepare`.
         tokenizer: As for `prepare`.
-        sample: Check this many rows, always the same; None: all of them.
+        sample: Check this many rows, the same ones every time; None: all rows.
         only: Names of the rules that run; empty: all.
         ignore: Names of rules that do not run.
         progress: As for `prepare`.
         given: Any other argument of `prepare` that shapes rows, ``num_workers``, ``cache_dir``,
-            ``executor``, ``engine``, ``renderer``, ``rehash``.
+            ``executor``, ``force_recache``, ``reference``.
     """
     start = time.perf_counter()
     recipe, options = resolve_call(sources, tokenizer, given)
     rules = chosen_rules(only, ignore)
-    if recipe.format in ("tokens", "rollouts"):
+    if recipe.format.startswith(("tokens", "rollouts")):
         raise UsageError(
-            f"lint reads texts; rows of format={recipe.format!r} are checked by prepare itself"
+            "lint does not support rows with ",
+            ("format", recipe.format),
+            "; prepare checks them",
         )
     with executor_for(options.executor, options.num_workers) as executor:
         cache = cache_of(options.cache_dir)
-        processor = processor_card(recipe, cache, executor)
+        processor = processor_info(recipe, cache, executor)
         choice = tokenizer_choice(recipe, processor)
-        card = identity_card(choice, cache.root, executor)
-        rows = open_sources(recipe.sources, cache, rehash=options.rehash)
+        card = identify_tokenizer(choice, cache.root, executor)
+        rows = open_sources(recipe.sources, cache, reread=options.force_recache)
         if not len(rows):
             raise SourceError("no rows: every source is empty", path=recipe.sources[0])
         places = RowOrigins(rows)
         chosen = choose(places.counts, sample)
         ranks = ranks_of(chosen, places.counts)
-        job = BlockJob(executor, cache.root, card, options.engine)
+        job = BlockJob(executor, cache.root, card, reference=options.reference)
         setup = job.setup(
             linter.LINT,
             size_of(_tasks(rows, chosen)),
-            recipe=to_travel(recipe),
-            renderer=options.renderer,
+            recipe=serialize(recipe),
             rules=sorted(rules),
             media=media_options(recipe, options, processor),
             sources=[one if "://" in one else os.path.abspath(one) for one in recipe.sources],
@@ -128,13 +129,14 @@ def lint(
 def _tasks(rows: Rows, chosen: Choice) -> Iterator[BlockTask]:
     for number, block in enumerate(rows.blocks()):
         if number in chosen:
-            yield BlockTask(number, block, more={"rows": chosen[number]})
+            yield BlockTask(number, block, params={"rows": chosen[number]})
 
 
 class RowOrigins:
-    """Origins of opened rows by position among all rows.
+    """The origins of rows, by position among all rows.
 
-    One row of a columnar file would need a copy of the whole file: its origin comes from the block.
+    The origin of a row in a columnar file comes from its block: opening one row would copy the
+    whole file.
     """
 
     def __init__(self, rows: Rows) -> None:
@@ -156,7 +158,6 @@ class RowOrigins:
         return int(self._starts[block])
 
     def origin(self, position: int) -> Origin:
-        """Return file and line of a row, or file and row of one in a columnar file."""
         block = int(np.searchsorted(self._starts, position, side="right")) - 1
         path = self._columnar.get(int(self._files[block]))
         if path is None:
@@ -179,7 +180,7 @@ class _Results:
         self._balance: Counter[str] = Counter()
         self._arrays: dict[int, dict[str, npt.NDArray[Any]]] = {}  # by block
         self._copies: Positions = np.zeros(0, np.int64)
-        self.compared = 0  # rows looked at for near-duplicates
+        self.compared = 0  # rows compared for near-duplicates
 
     def add(self, number: int, result: dict[str, Any]) -> None:
         start = self._places.start(number)
@@ -187,21 +188,21 @@ class _Results:
             self._merge(rule, {**found, "rows": [start + row for row in found["rows"]]})
         self._about_tokenizer.update(result["tokenizer"])
         self._balance.update(result["balance"])
-        # By rank, so that the same rows are compared in whatever order blocks arrive.
-        most = max(0, minhash.MAX_ROWS - self._ranks[number])
-        bands = np.array(result["sketches"][:most], np.uint32)
-        images = np.array(result["pictures"], np.uint64).reshape(-1, 3)
+        # Limit by rank, so that the result does not depend on the order in which blocks arrive.
+        limit = max(0, minhash.MAX_ROWS - self._ranks[number])
+        bands = np.array(result["sketches"][:limit], np.uint32)
+        images = np.array(result["images"], np.uint64).reshape(-1, 3)
         self._arrays[number] = {
             "rows": np.array(result["numbers"], np.int64) + start,
             "digests": np.array(result["digests"], np.uint64),
-            "sketched": np.array(result["sketched"][:most], np.int64) + start,
+            "sketched": np.array(result["sketched"][:limit], np.int64) + start,
             "bands": bands.reshape(-1, minhash.BANDS),
             "image_rows": images[:, 0].astype(np.int64) + start,
             "images": images[:, 1:],
         }
 
     def _all(self, name: str) -> npt.NDArray[Any]:
-        """Return an array over all blocks, in the order of the rows, and forget its parts."""
+        """Join an array over all blocks in row order, and free its parts."""
         return np.concatenate([self._arrays[number].pop(name) for number in sorted(self._arrays)])
 
     def find_duplicates(self) -> None:
@@ -213,56 +214,58 @@ class _Results:
             self._add_rows("duplicate", self._copies, f"the same text as {original}")
 
     def find_image_copies(self) -> None:
-        found = image_copies(self._all("image_rows"), self._all("images"))
-        if found and "duplicate_picture" in self._rules:
-            detail = f"a picture of {self._places.origin(found[0][1])}, under another name"
-            rows = np.array(list(dict.fromkeys(row for row, _ in found)), np.int64)
-            self._add_rows("duplicate_picture", rows, detail)
+        copies = image_copies(self._all("image_rows"), self._all("images"))
+        if copies and "duplicate_image" in self._rules:
+            detail = f"the same image as in {self._places.origin(copies[0][1])}, with another name"
+            rows = np.array(list(dict.fromkeys(row for row, _ in copies)), np.int64)
+            self._add_rows("duplicate_image", rows, detail)
 
     def find_near_duplicates(self, executor: Executor, setup: Setup) -> None:
         rows, bands = self._all("sketched"), self._all("bands")
         once = ~np.isin(rows, self._copies)
         rows, bands = rows[once], bands[once]
         self.compared = len(rows)
-        found: list[tuple[int, int, float]] = []
+        pairs: list[tuple[int, int, float]] = []
 
         def take(done: Done) -> None:
-            found.extend(tuple(entry) for entry in done.result["near"])
+            pairs.extend(tuple(entry) for entry in done.result["near"])
 
         run_tasks(executor, setup, _comparisons(minhash.candidates(bands), rows), take)
-        if found:
-            found.sort()
-            _, other, index = found[0]
-            detail = f"{index:.0%} of its shingles are those of {self._places.origin(other)}"
-            self._add_rows("near_duplicate", np.array([entry[0] for entry in found]), detail)
+        if pairs:
+            pairs.sort()
+            _, other, index = pairs[0]
+            detail = f"{index:.0%} similar to {self._places.origin(other)}"
+            self._add_rows("near_duplicate", np.array([row for row, _, _ in pairs]), detail)
 
     def _add_rows(self, rule: str, positions: Positions, detail: str) -> None:
         first = positions[:MAX_PLACES].tolist()
         shown = self._places.shown(first[0])
-        found = {"count": len(positions), "rows": first, "detail": detail, "excerpt": shown}
-        self._merge(rule, found)
+        finding = {"count": len(positions), "rows": first, "detail": detail, "excerpt": shown}
+        self._merge(rule, finding)
 
-    def _merge(self, rule: str, found: dict[str, Any]) -> None:
-        known = self._found.setdefault(rule, found)
-        if known is found:
+    def _merge(self, rule: str, finding: dict[str, Any]) -> None:
+        known = self._found.setdefault(rule, finding)
+        if known is finding:
             return
-        first = min(known, found, key=lambda one: one["rows"][0])
+        first = min(known, finding, key=lambda one: one["rows"][0])
         self._found[rule] = {
             **first,
-            "count": known["count"] + found["count"],
-            "rows": sorted([*known["rows"], *found["rows"]])[:MAX_PLACES],
+            "count": known["count"] + finding["count"],
+            "rows": sorted([*known["rows"], *finding["rows"]])[:MAX_PLACES],
         }
 
     def findings(self) -> list[Finding]:
-        found = [
+        findings = [
             Finding(rule, one["count"], tuple(map(self._places.origin, one["rows"])),
                     one["detail"], one["excerpt"])
             for rule, one in self._found.items()
         ]  # fmt: skip
         general = [*self._about_tokenizer.items(), *one_sided(self._balance)]
-        found += [Finding(rule, 1, (), detail) for rule, detail in general if rule in self._rules]
+        findings += [
+            Finding(rule, 1, (), detail) for rule, detail in general if rule in self._rules
+        ]
         order = list(RULES)
-        return sorted(found, key=lambda f: (SEVERITIES.index(f.severity), order.index(f.rule)))
+        return sorted(findings, key=lambda f: (SEVERITIES.index(f.severity), order.index(f.rule)))
 
 
 def _comparisons(maybe: dict[int, list[int]], positions: Positions) -> Iterator[Task]:
@@ -275,8 +278,8 @@ def _comparisons(maybe: dict[int, list[int]], positions: Positions) -> Iterator[
         yield Task(number, {"pairs": some}, f"near-duplicates, part {number}")
 
 
-# A sample is drawn by the keyed permutation that orders training data, seed 0: from all rows where
-# there are few blocks, else from the rows of `SAMPLE_BLOCKS` blocks, because a block is read whole.
+# The permutation that orders training data, with seed 0, draws the sample: from all rows if there
+# are few blocks, else from `SAMPLE_BLOCKS` blocks, because a block is always read completely.
 
 SAMPLE_BLOCKS = 32  # blocks of about 8 MiB that are read for a sample
 
@@ -285,30 +288,30 @@ _ROWS, _BLOCKS = 1, 2  # streams of the seed: rows within, and blocks
 Choice = dict[int, list[int] | None]  # number of the block → its rows, None for all of them
 
 
-def choose(rows: Sequence[int], wanted: int | None) -> Choice:
-    if wanted is not None and (isinstance(wanted, bool) or wanted < 1):
-        raise UsageError(f"sample is {wanted!r}; it is a positive number of rows")
-    filled = [number for number, count in enumerate(rows) if count]
-    if wanted is None or wanted >= sum(rows):
+def choose(rows: Sequence[int], count: int | None) -> Choice:
+    if count is not None and (isinstance(count, bool) or count < 1):
+        raise UsageError(("sample",), f" must be a positive number of rows, got {count!r}")
+    filled = [number for number, in_block in enumerate(rows) if in_block]
+    if count is None or count >= sum(rows):
         return dict.fromkeys(filled)
     if len(filled) > SAMPLE_BLOCKS:
         order = Permutation(len(filled), derive_key(0, _BLOCKS)).indices(np.arange(SAMPLE_BLOCKS))
         filled = sorted(filled[place] for place in order.tolist())
     starts = np.concatenate(([0], np.cumsum([rows[number] for number in filled], dtype=np.int64)))
     total = int(starts[-1])
-    if wanted >= total:
+    if count >= total:
         return dict.fromkeys(filled)
-    places = np.sort(Permutation(total, derive_key(0, _ROWS)).indices(np.arange(wanted)))
-    owners = np.searchsorted(starts, places, side="right") - 1
+    positions = np.sort(Permutation(total, derive_key(0, _ROWS)).indices(np.arange(count)))
+    owners = np.searchsorted(starts, positions, side="right") - 1
     return {
-        filled[owner]: (places[owners == owner] - starts[owner]).tolist()
+        filled[owner]: (positions[owners == owner] - starts[owner]).tolist()
         for owner in np.unique(owners).tolist()
     }
 
 
 def ranks_of(choice: Choice, rows: Sequence[int]) -> list[int]:
-    """Return for each block the checked rows before it, and finally their total."""
-    looked = [0] * len(rows)
+    """Return the number of checked rows before each block, and at the end their total."""
+    checked = [0] * len(rows)
     for number, some in choice.items():
-        looked[number] = rows[number] if some is None else len(some)
-    return [0, *accumulate(looked)]
+        checked[number] = rows[number] if some is None else len(some)
+    return [0, *accumulate(checked)]

@@ -1,1 +1,1 @@
-"""The inspector page: a store in a browser, as one file (`document`) or from a server (`serve`)."""
+"""The page that shows a store in a browser, as one file (`document`) or from a server (`serve`)."""

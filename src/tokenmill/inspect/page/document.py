@@ -1,8 +1,8 @@
-"""The page as one HTML file, and its rows.
+"""Write the page as one HTML file.
 
-A content security policy allows exactly the client's style and program, by their hashes, so text of
-a row can never run as code. The data is JSON, compressed with gzip, as base64 in a script element
-that no browser runs. A stored group is in the page whole or not at all.
+A content security policy allows only the page's own style and script, by their hashes, so the text
+of a row can never run as code. The data is JSON, compressed with gzip, as base64 in a script
+element that browsers do not run. Stored groups are never split.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tokenmill.data.packs import Pack
 from tokenmill.data.view import as_view
 from tokenmill.errors import SourceChanged, TokenmillError, UsageError
 from tokenmill.inspect.row import (
-    UNJUDGED,
+    UNCHECKED,
     Int64,
     Rejected,
     RowFacts,
@@ -53,23 +53,23 @@ from tokenmill.inspect.stats import (
     share_histogram,
     store_stats,
 )
-from tokenmill.media import Limits, Pictures
+from tokenmill.media import Images, Limits
 from tokenmill.rl.verdict import CLASSES
 from tokenmill.store import Media, Row, Store
 from tokenmill.store.sidecars import column_of
 from tokenmill.tokenizers.tokenizer import Tokenizer
 
-SCRIPTS = ("text.js", "data.js", "pictures.js", "rows.js", "list.js", "charts.js", "rollouts.js",
+SCRIPTS = ("text.js", "data.js", "images.js", "rows.js", "list.js", "charts.js", "rollouts.js",
            "panels.js", "compare.js", "groups.js", "main.js")  # fmt: skip
 GENERATOR = b'<meta name="generator" content="tokenmill inspect">'
-HEAD_BYTES = 2048  # of an existing file, to recognize one of our pages
+HEAD_BYTES = 2048  # of an existing file, to recognize a page of tokenmill
 GZIP_LEVEL = 6  # 9 gains one percent for three times the time
 
 PAGE_BYTES = 14_500_000  # of a page on disk: small enough for mail
-MEDIA_SHARE = 0.4  # of the bytes for rows, where rows have images
-SENTENCE_BYTES = 1000  # of the sentence about the selection, and of brackets around the rows
+MEDIA_SHARE = 0.4  # of the bytes, for images
+SENTENCE_BYTES = 1000  # reserved for the sentence about the selection and for brackets
 BLOCK_GROUPS = 256  # groups (or rows) that are compressed together
-MAX_TOKENS = 12_000_000  # a browser has to hold them
+MAX_TOKENS = 12_000_000  # in the memory of a browser
 EXTREMES = 20  # rows of each extreme in a sample
 
 
@@ -85,7 +85,6 @@ def client() -> tuple[str, str, str]:
 
 
 def security_policy(*, served: bool) -> str:
-    """Allow the page's own style and program, and requests to its own server."""
     _, style, program = client()
     connect = "'self'" if served else "'none'"
     return (
@@ -100,9 +99,11 @@ def _hash(text: str) -> str:
 
 
 def page(about: dict[str, Any], *, rows: dict[str, Any] | None = None) -> bytes:
-    """Return the page about ``overview``, ``selection`` (a sentence) and perhaps ``compare``.
+    """Return the HTML of the page.
 
-    ``rows`` are compressed ``blocks`` and ``pictures``; None where a server has the rows.
+    Args:
+        about: ``overview``, ``selection`` (a sentence) and optionally ``compare``.
+        rows: Compressed ``blocks`` and ``images``; None if a server has the rows.
     """
     frame, style, program = client()
     parts = {
@@ -112,7 +113,7 @@ def page(about: dict[str, Any], *, rows: dict[str, Any] | None = None) -> bytes:
         "DATA": json.dumps({"about": compressed(about), "rows": rows}, separators=(",", ":")),
         "PROGRAM": program,
     }
-    # Odd pieces are placeholders. Replacing one after the other could replace in data.
+    # Odd pieces are placeholders. Replacing them one after the other could replace inside data.
     pieces = [parts[p] if n % 2 else p for n, p in enumerate(frame.split("%%"))]
     return "".join(pieces).encode("utf-8", "replace")
 
@@ -120,7 +121,7 @@ def page(about: dict[str, Any], *, rows: dict[str, Any] | None = None) -> bytes:
 def compressed(value: Any) -> str:
     try:
         data = msgspec.json.encode(value)
-    except UnicodeEncodeError:  # lone surrogates in somebody's data
+    except UnicodeEncodeError:  # lone surrogates in the data
         data = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
     return base64.b64encode(gzip.compress(data, GZIP_LEVEL, mtime=0)).decode("ascii")
 
@@ -142,13 +143,13 @@ def make_page(
     excerpts = SourceExcerpts(store, cache_dir, fetch=fetch)
     about: dict[str, Any] = {"overview": overview(facts, excerpts)}
     left = max_bytes - len(page(about, rows={})) - SENTENCE_BYTES
-    wanted, how = select_rows(facts, rule=rule, rows=rows, count=count, seed=seed)
+    selected, how = select_rows(facts, rule=rule, rows=rows, count=count, seed=seed)
     for_rows = left - int(MEDIA_SHARE * left) if store.has_media else left
-    taken, blocks = embed(facts, store_tokenizer(store), wanted, for_rows)
+    taken, blocks = embed(facts, store_tokenizer(store), selected, for_rows)
     about["selection"] = _sentence(facts, len(taken), how)
     left = max_bytes - len(page(about, rows={"blocks": blocks})) - SENTENCE_BYTES
-    pictures = compressed(thumbnails(store, taken, left))
-    content = page(about, rows={"blocks": blocks, "pictures": pictures})
+    images = compressed(thumbnails(store, taken, left))
+    content = page(about, rows={"blocks": blocks, "images": images})
     write_page(target, content)
     return {
         "html": str(target),
@@ -167,34 +168,35 @@ def select_rows(
     count: int | None = None,
     seed: int = 0,
 ) -> tuple[Int64, str]:
-    """Return the rows of a page, the most important first, and how they were chosen."""
+    """Return the rows of a page, the most important first, and a description of the choice."""
     store = facts.store
     if rows is not None:
-        chosen, how = list(rows), "the rows asked for"
+        chosen, how = list(rows), "the requested rows"
     elif rule is not None:
         if rule == "rejected":
-            raise UsageError("--rule rejected names no rows; every page lists the rejected ones")
+            message = " selects no rows; the page always lists the rejected ones"
+            raise UsageError(("rule", rule), message)
         chosen = rows_by_rule(store, rule, len(store) if count is None else count, seed)
         how = f"by rule {rule}{f' with seed {seed}' if rule == 'random' else ''}"
     else:
         chosen = sampled_rows(store, seed)
         how = (
-            f"the {EXTREMES} longest, the {EXTREMES} shortest and the {EXTREMES} with the smallest "
-            f"trained share first, then rows drawn at random with seed {seed}"
+            f"the {EXTREMES} longest, the {EXTREMES} shortest, the {EXTREMES} with the smallest "
+            f"trained share, and random rows (seed {seed})"
         )
-    wanted = np.asarray(chosen, dtype=np.int64)
+    selected = np.asarray(chosen, dtype=np.int64)
     if facts.groups is not None:
-        wanted = facts.groups.whole(wanted)
-    if not len(wanted):
-        return wanted, how
-    ends = _group_ends(store, wanted)
-    tokens = np.cumsum(store.lengths[wanted], dtype=np.int64)[ends - 1]
-    fitting = (tokens <= MAX_TOKENS) & (ends <= (len(wanted) if count is None else count))
-    return wanted[: ends[max(0, int(fitting.sum()) - 1)]], how
+        selected = facts.groups.with_groups(selected)
+    if not len(selected):
+        return selected, how
+    ends = _group_ends(store, selected)
+    tokens = np.cumsum(store.lengths[selected], dtype=np.int64)[ends - 1]
+    fitting = (tokens <= MAX_TOKENS) & (ends <= (len(selected) if count is None else count))
+    return selected[: ends[max(0, int(fitting.sum()) - 1)]], how
 
 
 def sampled_rows(store: Store, seed: int) -> list[int]:
-    """Return extremes first, then rows in random order, twice as many tokens as a page holds."""
+    """Return extremes first, then random rows, with twice as many tokens as fit into a page."""
     chosen: dict[int, None] = {}
     for rule in ("longest", "shortest", "least-trained"):
         chosen |= dict.fromkeys(rows_by_rule(store, rule, EXTREMES))
@@ -206,17 +208,17 @@ def sampled_rows(store: Store, seed: int) -> list[int]:
 
 
 def _group_ends(store: Store, rows: Int64) -> Int64:
-    """Return the positions behind every stored group of rows; behind every row without groups."""
+    """Return the end position of every stored group; every row is a group if there are none."""
     groups = as_view(store).groups_of(rows)
     ends: Int64 = np.flatnonzero(np.diff(groups, append=-1)) + 1
     return ends
 
 
 def embed(
-    facts: RowFacts, tokenizer: Tokenizer, wanted: Int64, max_bytes: int
+    facts: RowFacts, tokenizer: Tokenizer, selected: Int64, max_bytes: int
 ) -> tuple[list[int], list[str]]:
-    """Compress as many whole groups as fit into blocks of rows, with the pieces new in each."""
-    groups = np.split(wanted, _group_ends(facts.store, wanted)[:-1]) if len(wanted) else []
+    """Compress as many complete groups as fit into blocks of rows, each with its new pieces."""
+    groups = np.split(selected, _group_ends(facts.store, selected)[:-1]) if len(selected) else []
     taken: list[int] = []
     blocks: list[str] = []
     known: set[int] = set()
@@ -242,33 +244,33 @@ def embed(
 def _sentence(facts: RowFacts, taken: int, how: str) -> str:
     total = len(facts.store)
     if taken == total:
-        return f"All {total:,} rows of the store are in this page."
+        return f"This page contains all {total:,} rows of the store."
     if facts.store.has_groups:
         how += ", each with its whole group"
     elif facts.groups is not None:
-        how += ", each with the others of its group as far as they fit"
+        how += ", each with the rest of its group as far as it fits"
     return (
-        f"{taken:,} of {total:,} rows are in this page: {how}. {total - taken:,} rows are "
-        "not; tokenmill inspect STORE --serve shows every row."
+        f"This page contains {taken:,} of {total:,} rows: {how}. "
+        "To see every row: tokenmill inspect STORE --serve"
     )
 
 
 def write_page(target: Path, content: bytes) -> None:
-    """Publish a page; it replaces a page of ours and nothing else."""
+    """Publish a page; replace only an existing page of tokenmill."""
     if target.is_dir():
-        raise UsageError("--html names a file, this is a directory", path=target)
+        raise UsageError(("html",), " must be a file, this is a directory", path=target)
     with writing_errors(target):
         if target.exists():
             with open(target, "rb") as file:
                 ours = GENERATOR in file.read(HEAD_BYTES)
             if not ours:
-                why = "this file is not a page of ours and is left alone; name another"
-                raise UsageError(why, path=target)
+                message = " would overwrite a file that is not a tokenmill page; choose another"
+                raise UsageError(("html",), message, path=target)
         with Staging(target.parent, beside=target) as staging:
             replace_file(staging.write(target.name, content), target)
 
 
-# The overview: everything on the page except rows, of bounded size
+# The overview: everything on the page except rows. Its size is bounded.
 
 MAX_SOURCES = 5000
 MAX_REJECTED = 2000
@@ -278,8 +280,8 @@ BINS_PER_DOUBLING = 6  # of row lengths
 SHARE_BINS = 20
 MAX_STEPS = 48
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
-SCALE_ROWS = 64  # rows that the ends of a colour scale are taken from
-SCALE_SHARE = 0.02  # of their values lie beyond each end
+SCALE_ROWS = 64  # rows that determine the ends of a colour scale
+SCALE_SHARE = 0.02  # of their values are beyond each end
 PACK_LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
 DRAWN_PACKS = 24
 DRAWN_ROWS = 2000  # per preview: more are thinner than a pixel
@@ -323,20 +325,18 @@ def drift_counts(facts: RowFacts, rows: Any) -> dict[str, int] | None:
     if facts.drift is None:
         return None
     counts = np.bincount(facts.drift[rows] + 1, minlength=len(CLASSES) + 1).tolist()
-    return dict(zip((UNJUDGED, *CLASSES), counts, strict=True))
+    return dict(zip((UNCHECKED, *CLASSES), counts, strict=True))
 
 
 def filter_names(store: Store) -> dict[str, str]:
-    """Return the sidecars per row that a filter can name, with the column of each."""
     return {
-        label: column_of(sidecar.name, sidecar.made_by)
+        label: column_of(sidecar.name, sidecar.producer)
         for label, sidecar in labelled(store.sidecars)
         if sidecar.per == "row" and label.isidentifier()
     }
 
 
 def number_ranges(facts: RowFacts) -> list[dict[str, Any]]:
-    """Return the range of every number per row, and what a filter calls it."""
     attached = filter_names(facts.store)
     found = []
     for name, column in facts.numbers.items():
@@ -344,8 +344,8 @@ def number_ranges(facts: RowFacts) -> list[dict[str, Any]]:
         ends = (finite.min(), finite.max()) if len(finite) else ()
         low, high = [float(f"{end:.6g}") for end in ends] or (None, None)
         filtered = name if name in attached else None
-        if name in facts.carried:
-            filtered = f"carried[{json.dumps(name)}]"
+        if name in facts.extra:
+            filtered = f"extra[{json.dumps(name)}]"
         found.append({"name": name, "low": low, "high": high, "filter": filtered})
     return found
 
@@ -359,7 +359,8 @@ def colour_scales(store: Store) -> list[dict[str, Any]]:
             continue
         values = np.concatenate([sidecar[row][store[row].loss_mask == 1] for row in rows])
         values = values[np.isfinite(values)]
-        # Outliers would make the rest pale; colour is the distance from 0, so 0 is on every scale.
+        # Without outliers, which would make the rest pale. Colour is the distance from 0, so every
+        # scale includes 0.
         ends = [SCALE_SHARE, 1 - SCALE_SHARE]
         low, high = np.quantile(values, ends).tolist() if len(values) else (0, 0)
         low, high = min(low, 0), max(high, 0)
@@ -368,7 +369,7 @@ def colour_scales(store: Store) -> list[dict[str, Any]]:
 
 
 def over_steps(facts: RowFacts, max_steps: int) -> dict[str, Any] | None:
-    """Return rewards, lengths and drift classes by step, neighbouring steps joined if too many."""
+    """Return rewards, lengths and drift classes by step; join adjacent steps if there are many."""
     steps = facts.numbers.get("step")
     if steps is None:
         return None
@@ -429,7 +430,6 @@ def packing_previews(store: Store) -> dict[str, Any]:
 
 
 def rejected_document(store: Store, excerpts: SourceExcerpts | None) -> dict[str, Any]:
-    """Return rejected rows up to a number, with texts up to a size."""
     listed: list[dict[str, Any]] = []
     spent = 0
     for number, row in enumerate(islice(store.rejected_rows(), MAX_REJECTED)):
@@ -439,8 +439,7 @@ def rejected_document(store: Store, excerpts: SourceExcerpts | None) -> dict[str
                 document["raw"] = excerpts.excerpt(row[0])
                 spent += len(document["raw"]["text"] or "")
             else:
-                note = "not in this page, which has excerpts up to a bound; --serve shows them all"
-                document["raw"] = no_excerpt(note)
+                document["raw"] = no_excerpt("left out to limit the size of the page; use --serve")
         listed.append(document)
     return {"total": sum(store.rejected.values()), "reasons": store.rejected, "rows": listed}
 
@@ -461,7 +460,7 @@ def rejected_row(number: int, row: Rejected) -> dict[str, Any]:
 MAX_GROUP_NAME = 80  # characters
 PREVIEW_TOKENS = 32
 PREVIEW_CHARACTERS = 80  # the list shows about half of them
-MAX_CARRIED = 2000  # characters of a row's carried columns
+MAX_EXTRA = 2000  # characters of a row's extra columns
 THUMBNAIL_EDGE = 256  # pixels of the longer side
 MAX_THUMBNAIL_BYTES = 24 << 10
 JPEG_QUALITIES = (80, 55, 30)  # until the thumbnail fits
@@ -495,15 +494,14 @@ def row_document(facts: RowFacts, number: int, tokenizer: Tokenizer) -> dict[str
         "turns": row.turns,
         "ids": row.input_ids.tolist(),
         "mask": row.loss_mask.tolist(),
-        "carried": short_carried(row.carried, is_rollout=is_rollout),
+        "extra": short_extra(row.extra, is_rollout=is_rollout),
         "media": [media_document(media) for media in row.media],
-        "findings": findings_of(row.carried) if is_rollout else [],
+        "findings": findings_of(row.extra) if is_rollout else [],
         "attached": shown_values(attached_to(facts.store.sidecars, number)),
     }
 
 
 def piece_table(tokenizer: Tokenizer, ids: Iterable[int]) -> dict[str, tuple[str, int]]:
-    """Return by token id its bytes in hex, and whether it is a control token."""
     used = sorted(set(ids))
     special = tokenizer.is_special(used).tolist()
     return {
@@ -518,7 +516,6 @@ def row_with_pieces(facts: RowFacts, number: int, tokenizer: Tokenizer) -> dict[
 
 
 def group_document(facts: RowFacts, number: int) -> dict[str, Any] | None:
-    """Return the group of a row, and which answer of it the row is."""
     if facts.groups is None:
         return None
     row, group = facts.store[number], int(facts.groups.group_of[number])
@@ -534,9 +531,9 @@ def group_document(facts: RowFacts, number: int) -> dict[str, Any] | None:
         }
     if len(rows) < 2:
         return None
-    carried, name = row.carried, row.carried["group"]
+    extra, name = row.extra, row.extra["group"]
     name = name if isinstance(name, str) else json.dumps(name)
-    step = "" if carried["step"] is None else f" at step {carried['step']}"
+    step = "" if extra["step"] is None else f" at step {extra['step']}"
     return found | {
         "name": name[:MAX_GROUP_NAME] + step,
         "answer": f"answer {rows.index(number) + 1}",
@@ -547,7 +544,7 @@ def group_document(facts: RowFacts, number: int) -> dict[str, Any] | None:
 def shown_values(
     attached: dict[str, float | list[float]],
 ) -> dict[str, float | str | list[float | str]]:
-    """Return sidecar values in four digits; infinite ones as text, for JSON has none."""
+    """Return sidecar values with four digits; infinite ones as text, because JSON has none."""
 
     def shown(value: float) -> float | str:
         return float(f"{value:.4g}") if math.isfinite(value) else str(value)
@@ -559,10 +556,9 @@ def shown_values(
 
 
 def preview(row: Row, tokenizer: Tokenizer) -> str:
-    """Return the beginning of the first user turn, without control tokens and images."""
     turns = row.turns
-    asked = [turn for turn in turns if turn[0] == "user"] or turns[:1]
-    role, start, end = asked[0] if asked else ("", 0, len(row))
+    user_turns = [turn for turn in turns if turn[0] == "user"] or turns[:1]
+    role, start, end = user_turns[0] if user_turns else ("", 0, len(row))
     places = np.arange(start, end)
     for media in row.media:
         places = places[(places < media.start) | (places >= media.start + media.count)]
@@ -573,32 +569,31 @@ def preview(row: Row, tokenizer: Tokenizer) -> str:
     return " ".join(text.split())[:PREVIEW_CHARACTERS]
 
 
-def short_carried(carried: dict[str, Any], *, is_rollout: bool = False) -> dict[str, Any]:
-    """Return carried columns, or a note for each where they are too long."""
+def short_extra(extra: dict[str, Any], *, is_rollout: bool = False) -> dict[str, Any]:
     if is_rollout:
-        hidden = ("drift", "findings")  # members of their own
-        carried = {k: v for k, v in carried.items() if v is not None and k not in hidden}
-    if not carried or len(json.dumps(carried, ensure_ascii=False)) <= MAX_CARRIED:
-        return carried
+        hidden = ("drift", "findings")  # shown separately
+        extra = {k: v for k, v in extra.items() if v is not None and k not in hidden}
+    if not extra or len(json.dumps(extra, ensure_ascii=False)) <= MAX_EXTRA:
+        return extra
     return {
-        name: f"({len(json.dumps(value)):,} characters; tokenmill inspect --row)"
-        for name, value in carried.items()
+        name: f"({len(json.dumps(value)):,} characters; use tokenmill inspect --row)"
+        for name, value in extra.items()
     }
 
 
-# Images. Notes are the same whatever a file holds: a store may come from anybody and name any file
-# of this machine, and pages are handed on.
+# Images. A store may come from anybody and refer to any file of this machine, and pages are shared.
+# So a note must not depend on the contents of a file.
 
 
 def thumbnail(store: Store, media: Media) -> dict[str, str]:
-    """Return ``src``, a data URI, or a ``note`` that says why there is none."""
+    """Return ``src``, a data URI, or a ``note`` with the reason why there is none."""
     try:
-        data = store.picture(media)
-        image = Pictures(limits=Limits(pixels=MAX_PIXELS)).open(data, media.reference)
+        data = store.image(media)
+        image = Images(limits=Limits(pixels=MAX_PIXELS)).open(data, media.reference)
     except SourceChanged:
-        return {"note": "changed since: what is there now is not what the row was prepared from"}
+        return {"note": "not shown: the image changed after the build"}
     except (TokenmillError, OSError):
-        return {"note": "gone, or it cannot be read here; open_store(media_root=) says where it is"}
+        return {"note": "the image is missing or unreadable; set open_store(media_root=...)"}
     image.thumbnail((THUMBNAIL_EDGE, THUMBNAIL_EDGE))
     for quality in JPEG_QUALITIES:
         written = io.BytesIO()
@@ -606,21 +601,20 @@ def thumbnail(store: Store, media: Media) -> dict[str, str]:
         if written.tell() <= MAX_THUMBNAIL_BYTES:
             coded = base64.b64encode(written.getvalue()).decode("ascii")
             return {"src": f"data:image/jpeg;base64,{coded}"}
-    return {"note": "even a small picture of it is too large for a page"}
+    return {"note": "too large for a page"}
 
 
 def thumbnails(store: Store, rows: Sequence[int], max_bytes: int) -> dict[str, dict[str, str]]:
-    """Return thumbnails by digest, as many as fit into a page."""
-    found: dict[str, dict[str, str]] = {}
+    images: dict[str, dict[str, str]] = {}
     left = float(max_bytes)
     for number in rows if store.has_media else ():
         for media in store[number].media:
-            if media.digest in found:
+            if media.digest in images:
                 continue
-            made = thumbnail(store, media)
-            # Base64 in compressed JSON in base64: a little more than the first base64 alone.
-            left -= 1.05 * sum(map(len, made.values())) + THUMBNAIL_OVERHEAD
-            if left < 0 or len(found) == MAX_THUMBNAILS:
-                return found
-            found[media.digest] = made
-    return found
+            image = thumbnail(store, media)
+            # Base64 in compressed JSON in base64 is a little longer than the first base64 alone.
+            left -= 1.05 * sum(map(len, image.values())) + THUMBNAIL_OVERHEAD
+            if left < 0 or len(images) == MAX_THUMBNAILS:
+                return images
+            images[media.digest] = image
+    return images

@@ -1,7 +1,7 @@
-"""Serve the page over a whole store, to this machine only.
+"""Serve the page for a whole store, to this machine only.
 
-The server listens on 127.0.0.1, and every path begins with a random token. Requests with another
-Host header are refused, nothing may be cached or sent to other origins, and nothing is written.
+The server listens on 127.0.0.1, and every path begins with a random token. It refuses requests with
+another Host header, forbids caching and other origins, and writes nothing.
 """
 
 from __future__ import annotations
@@ -49,52 +49,50 @@ from tokenmill.tokenizers.tokenizer import Tokenizer
 
 HOST = "127.0.0.1"
 TOKEN_BYTES = 24
-MAX_ROWS = 500  # of one answer
+MAX_ROWS = 500  # of one response
 RAW_BYTES = 64 << 10
 SCANNED_TOKENS = 20_000_000  # of one search for text; about a second
 CACHED_QUERIES = 8  # so that paging does not filter again
 MAX_SEARCH_TEXT = 1000  # characters
-MAX_ALIGNED_TOKENS = 4000  # of a differing stretch; the work grows with its square
-MAX_SURVEYED_ROWS = 100_000  # some seconds
+MAX_ALIGNED_TOKENS = 4000  # between equal ends; the time grows with the square
+MAX_SURVEYED_ROWS = 100_000  # takes some seconds
 ORDERS = ("row", "longest", "shortest", "least-trained", "most-trained", "drift")
 NUMBER_ORDERS = ("highest", "lowest")  # as ``highest:reward``; rows without it come last
 
 
 @dataclass(frozen=True)
 class Query:
-    """Which rows a list shows; the default is all."""
-
     where: str = ""  # an expression of the filter language of views
     role: str = ""  # rows with a turn of this role
-    changed: bool = False  # rows that a comparison found changed
-    text: str = ""  # rows whose text contains this, whatever the case
-    start: int = 0  # first row that is searched for text
+    changed: bool = False  # rows that changed, in a comparison
+    text: str = ""  # rows that contain this text, ignoring case
+    start: int = 0  # first row to search for text
     order: str = "row"
 
     @classmethod
-    def parse(cls, given: Mapping[str, str]) -> Query:
-        order, text = given.get("order", "row"), given.get("text", "")
+    def parse(cls, params: Mapping[str, str]) -> Query:
+        order, text = params.get("order", "row"), params.get("text", "")
         if order not in ORDERS and order.partition(":")[0] not in NUMBER_ORDERS:
             known = [*ORDERS, *(f"{name}:NUMBER" for name in NUMBER_ORDERS)]
-            raise UsageError(f"order must be one of {', '.join(known)}")
+            raise UsageError(f"order must be one of {', '.join(known)}, got {order!r}")
         if len(text) > MAX_SEARCH_TEXT:
-            raise UsageError(f"text has at most {MAX_SEARCH_TEXT} characters")
+            raise UsageError(f"text must have at most {MAX_SEARCH_TEXT} characters")
         return cls(
-            where=given.get("where", "").strip(),
-            role=given.get("role", ""),
-            changed=given.get("changed") == "1",
+            where=params.get("where", "").strip(),
+            role=params.get("role", ""),
+            changed=params.get("changed") == "1",
             text=text.lower(),
-            start=whole(given, "start", 0),
+            start=parse_integer(params, "start", 0),
             order=order,
         )
 
 
-def whole(given: Mapping[str, str], name: str, default: int | None = None) -> int:
-    text = given.get(name, "")
+def parse_integer(params: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = params.get(name, "")
     if not text and default is not None:
         return default
     if not (text.isascii() and text.isdigit() and len(text) < 16):
-        raise UsageError(f"{name} is a whole number, not {text!r}")
+        raise UsageError(f"{name} must be a non-negative integer, got {text!r}")
     return int(text)
 
 
@@ -103,8 +101,8 @@ class RowFinder:
         self,
         facts: RowFacts,
         tokenizer: Tokenizer,
-        changed: Callable[[], list[int]] = list,  # rows that a comparison found changed
-        scanned_tokens: int = SCANNED_TOKENS,  # that one search for text reads
+        changed: Callable[[], list[int]] = list,  # rows that changed, in a comparison
+        scanned_tokens: int = SCANNED_TOKENS,  # limit of one search for text
     ) -> None:
         self._facts = facts
         self._store = facts.store
@@ -117,7 +115,7 @@ class RowFinder:
         """Return row numbers, and the row before which a search for text stopped."""
         kept = np.ones(len(self._store), bool)
         if query.where:
-            # Each row by itself: a view would keep whole groups, and write an index.
+            # Filter single rows: a view would keep whole groups and write an index.
             where = Where(query.where, filter_names(self._store))
             kept &= rows_holding(self._store, where)
         if query.changed:
@@ -131,31 +129,30 @@ class RowFinder:
         return rows, searched
 
     def _weights(self, order: str) -> NDArray[np.float64]:
-        """Return the sort key of every row, ascending; NaN comes last."""
         direction, _, name = order.partition(":")
         if direction in NUMBER_ORDERS:
             known = self._facts.numbers
             if name not in known:
                 names = ", ".join(known) or "none"
-                raise UsageError(f"no number {name!r} per row; there are {names}")
+                raise UsageError(f"rows have no number {name!r}; their numbers are {names}")
             return -known[name] if direction == "highest" else known[name]
         if order != "drift":
             return row_weights(self._store, order)
         if self._facts.drift is None:
-            raise UsageError("no drift classes: this is not a store of recorded rollouts")
+            raise UsageError("order=drift needs a store of recorded rollouts")
         return -self._facts.drift.astype(np.float64)
 
     def _with_role(self, role: str) -> NDArray[np.bool_]:
-        having = np.zeros(len(self._store), bool)
+        has_role = np.zeros(len(self._store), bool)
         for at, entry in enumerate(self._store.table):
             reader = self._store.slice_at(at)
             if role not in reader.record.roles:
                 continue
             _, bounds, roles = reader.all_turns()
-            mine = np.flatnonzero(roles == reader.record.roles.index(role))
-            rows = np.searchsorted(bounds, mine, side="right") - 1
-            having[int(entry["first_row"]) + rows] = True
-        return having
+            turns = np.flatnonzero(roles == reader.record.roles.index(role))
+            rows = np.searchsorted(bounds, turns, side="right") - 1
+            has_role[int(entry["first_row"]) + rows] = True
+        return has_role
 
     def _search(self, query: Query, kept: NDArray[np.bool_]) -> int:
         """Clear rows without the text; return the row before which the search stopped."""
@@ -196,12 +193,12 @@ class _RowsByDigest:
 
 
 class StoreComparison:
-    """The same source rows under two recipes.
+    """Compares the rows of two stores that come from the same source rows.
 
-    Rows are *partners* when they were made of the same bytes (the digest of the source row, and the
-    turn number with ``expand``); equal rows are paired in order. Where no bytes agree, the row of
-    the same file name and row number is the partner: its source was edited. Partners are aligned on
-    ids where both stores have one tokenizer, else on the tokens' bytes.
+    The *partner* of a row has the same source bytes (and turn number, with ``expand``); equal rows
+    are paired in order. If no row has the same bytes, its source was edited, and the partner is the
+    row with the same file name and row number. Partners are aligned by ids if both stores have the
+    same tokenizer, else by the bytes of tokens.
     """
 
     def __init__(self, ours: Store, theirs: Store, tokenizer: Tokenizer) -> None:
@@ -218,7 +215,7 @@ class StoreComparison:
         return _RowsByDigest(self.ours), _RowsByDigest(self.theirs)
 
     def partner(self, row: int) -> tuple[int, str] | None:
-        """Return the other store's row, and whether it was found by ``content`` or ``origin``."""
+        """Return the row of the other store, and ``content`` or ``origin`` for how it matches."""
         ours, theirs = self._contents
         digest, part = ours.digests[row], int(ours.parts[row])
         equal = theirs.rows(digest, part)
@@ -239,8 +236,8 @@ class StoreComparison:
         ours = row_with_pieces(self._our_facts, number, self._tokenizer)
         partner = self.partner(number)
         if partner is None:
-            why = "no row of the other store was made of this source row"
-            return {"ours": ours, "theirs": None, "note": why}
+            note = "the other store has no row from this source row"
+            return {"ours": ours, "theirs": None, "note": note}
         place, by = partner
         theirs = row_with_pieces(self._their_facts, place, self._their_tokenizer)
         mine, other = self.ours[number], self.theirs[place]
@@ -265,10 +262,10 @@ class StoreComparison:
             "changed": {
                 "text": b"".join(our_pieces) != b"".join(their_pieces),
                 "ids": our_ids != their_ids,
-                "mask": mask_tokens > 0,  # of tokens that both have; new ones are changed ids
+                "mask": mask_tokens > 0,  # of tokens in both rows; others count as changed ids
                 "mask_tokens": mask_tokens,
             },
-            "note": "" if by == "content" else "same place, other bytes: it was edited",
+            "note": "" if by == "content" else "the source row was edited between the two builds",
         }
 
     @cached_property
@@ -282,12 +279,12 @@ class StoreComparison:
             if kind != "same":
                 changed.append(number)
         matched = surveyed - counts["missing"]
-        whole = surveyed == len(self.ours)
+        is_complete = surveyed == len(self.ours)
         return {
             **counts,
             "surveyed": surveyed,
             "of": len(self.ours),
-            "only_theirs": len(self.theirs) - matched if whole else None,
+            "only_theirs": len(self.theirs) - matched if is_complete else None,
             "rows": changed,
         }
 
@@ -311,7 +308,7 @@ class StoreComparison:
 
 
 def align(ours: list[Any], theirs: list[Any]) -> tuple[list[list[Any]], bool]:
-    """Return edit steps ``[kind, a0, a1, b0, b1]``, and whether the middle was short enough."""
+    """Return edit steps ``[kind, a0, a1, b0, b1]``, and whether the middle was aligned."""
     shorter = min(len(ours), len(theirs))
     head = next((n for n in range(shorter) if ours[n] != theirs[n]), shorter)
     tail = 0
@@ -334,17 +331,17 @@ def align(ours: list[Any], theirs: list[Any]) -> tuple[list[list[Any]], bool]:
     return steps, aligned
 
 
-REQUESTS = ("rows", "place", "rejected", "picture", "row", "raw", "rejected_raw", "compared",
+REQUESTS = ("rows", "place", "rejected", "image", "row", "raw", "rejected_raw", "compared",
             "survey")  # fmt: skip
 
 
 class Viewer:
-    """Answers the page's requests; every one of `REQUESTS` is a method."""
+    """Handles the requests of the page; each of `REQUESTS` is a method."""
 
     def __init__(
         self,
         store: Store,
-        other: Store | None = None,  # to compare it with
+        other: Store | None = None,  # to compare with
         cache_dir: str | None = None,
         *,
         fetch: bool = False,  # read remote sources for the text of rejected rows
@@ -363,14 +360,17 @@ class Viewer:
         return page(
             {
                 "overview": overview(self._facts, None),
-                "selection": f"All {len(self.store):,} rows of the store, asked for as you look.",
+                "selection": f"The page loads all {len(self.store):,} rows of the store on demand.",
                 "compare": None if self.comparison is None else self.comparison.document(),
             }
         )
 
-    def rows(self, given: Mapping[str, str]) -> dict[str, Any]:
-        first, count = whole(given, "first", 0), min(whole(given, "count", 50), MAX_ROWS)
-        rows, searched = self._finder.find(Query.parse(given))
+    def rows(self, params: Mapping[str, str]) -> dict[str, Any]:
+        first, count = (
+            parse_integer(params, "first", 0),
+            min(parse_integer(params, "count", 50), MAX_ROWS),
+        )
+        rows, searched = self._finder.find(Query.parse(params))
         shown = rows[first : first + count].tolist()
         return {
             "total": len(rows),
@@ -380,42 +380,44 @@ class Viewer:
             "rows": [row_summary(self._facts, number, self.tokenizer) for number in shown],
         }
 
-    def place(self, given: Mapping[str, str]) -> dict[str, Any]:
-        """Return the position of a row in the answer to a query, or -1."""
-        rows, _ = self._finder.find(Query.parse(given))
-        found = (rows == whole(given, "row", 0)).nonzero()[0]
+    def place(self, params: Mapping[str, str]) -> dict[str, Any]:
+        rows, _ = self._finder.find(Query.parse(params))
+        found = (rows == parse_integer(params, "row", 0)).nonzero()[0]
         return {"place": int(found[0]) if len(found) else -1}
 
-    def row(self, given: Mapping[str, str]) -> dict[str, Any]:
-        return row_with_pieces(self._facts, self._row_number(given), self.tokenizer)
+    def row(self, params: Mapping[str, str]) -> dict[str, Any]:
+        return row_with_pieces(self._facts, self._row_number(params), self.tokenizer)
 
-    def picture(self, given: Mapping[str, str]) -> dict[str, str]:
-        media = self.store[self._row_number(given)].media
-        place = whole(given, "picture", 0)
+    def image(self, params: Mapping[str, str]) -> dict[str, str]:
+        media = self.store[self._row_number(params)].media
+        place = parse_integer(params, "image", 0)
         if place >= len(media):
-            raise UsageError(f"picture {place}: the row has {len(media)}")
+            raise UsageError(f"image must be below {len(media)}, got {place}")
         return thumbnail(self.store, media[place])
 
-    def raw(self, given: Mapping[str, str]) -> dict[str, Any]:
-        return self._excerpts.excerpt(self.store[self._row_number(given)].origin, RAW_BYTES)
+    def raw(self, params: Mapping[str, str]) -> dict[str, Any]:
+        return self._excerpts.excerpt(self.store[self._row_number(params)].origin, RAW_BYTES)
 
-    def rejected(self, given: Mapping[str, str]) -> dict[str, Any]:
-        first, count = whole(given, "first", 0), min(whole(given, "count", 50), MAX_ROWS)
-        reason = given.get("reason")
+    def rejected(self, params: Mapping[str, str]) -> dict[str, Any]:
+        first, count = (
+            parse_integer(params, "first", 0),
+            min(parse_integer(params, "count", 50), MAX_ROWS),
+        )
+        reason = params.get("reason")
         rows = enumerate(self.store.rejected_rows())
-        wanted = (row for row in rows if not reason or row[1][1] == reason)
-        shown = islice(wanted, first, first + count)
+        matching = (row for row in rows if not reason or row[1][1] == reason)
+        shown = islice(matching, first, first + count)
         return {"first": first, "rows": [rejected_row(*row) for row in shown]}
 
-    def rejected_raw(self, given: Mapping[str, str]) -> dict[str, Any]:
-        number = whole(given, "number")
+    def rejected_raw(self, params: Mapping[str, str]) -> dict[str, Any]:
+        number = parse_integer(params, "number")
         row = next(islice(self.store.rejected_rows(), number, None), None)
         if row is None:
-            raise UsageError(f"no rejected row {number}")
+            raise UsageError(f"the store has no rejected row {number}")
         return self._excerpts.excerpt(row[0], RAW_BYTES)
 
-    def compared(self, given: Mapping[str, str]) -> dict[str, Any]:
-        return self._compared_stores.row(self._row_number(given))
+    def compared(self, params: Mapping[str, str]) -> dict[str, Any]:
+        return self._compared_stores.row(self._row_number(params))
 
     def survey(self, _: Mapping[str, str]) -> dict[str, Any]:
         survey = self._compared_stores.survey
@@ -424,13 +426,13 @@ class Viewer:
     @property
     def _compared_stores(self) -> StoreComparison:
         if self.comparison is None:
-            raise UsageError("nothing to compare with: start with --compare OTHER")
+            raise UsageError("this page compares nothing; start it with --compare OTHER")
         return self.comparison
 
-    def _row_number(self, given: Mapping[str, str]) -> int:
-        number = whole(given, "number")
+    def _row_number(self, params: Mapping[str, str]) -> int:
+        number = parse_integer(params, "number")
         if number >= len(self.store):
-            raise UsageError(f"row {number}: the store has {len(self.store):,} rows")
+            raise UsageError(f"the store has {len(self.store):,} rows, got row {number}")
         return number
 
 
@@ -456,11 +458,11 @@ def application(viewer: Viewer, token: str, port: int) -> Any:
         return Response(text, status, headers, "text/plain; charset=utf-8")
 
     # Starlette runs plain functions in threads, so a search does not block other requests.
-    def answer(request: Request) -> Response:
+    def respond(request: Request) -> Response:
         if request.headers.get("host") not in hosts:
-            return plain("not this host", 421)
-        given = request.path_params.get("token", "").encode("utf-8", "replace")
-        if not secrets.compare_digest(given, secret):
+            return plain("wrong host", 421)
+        sent = request.path_params.get("token", "").encode("utf-8", "replace")
+        if not secrets.compare_digest(sent, secret):
             return plain("not found", 404)
         name = request.path_params.get("name")
         if name is None:
@@ -469,40 +471,41 @@ def application(viewer: Viewer, token: str, port: int) -> Any:
             return plain("not found", 404)
         try:
             document, status = getattr(viewer, name)(request.query_params), 200
-        except TokenmillError as error:  # a damaged slice, say: the page shows it where it is
+        except TokenmillError as error:  # such as a damaged slice; the page shows the message
             document = {"error": error.as_dict()}
             status = 400 if isinstance(error, UsageError) else 500
         body = json.dumps(document, ensure_ascii=False).encode("utf-8", "replace")
         return Response(body, status, headers, "application/json")
 
-    def nowhere(request: Request, error: Exception) -> Response:
+    def not_found(request: Request, error: Exception) -> Response:
         return plain("not found", 404)
 
-    made = Starlette(
+    app = Starlette(
         routes=[
-            Route("/{token}/", answer, methods=["GET"]),
-            Route("/{token}/api/{name}", answer, methods=["GET"]),
+            Route("/{token}/", respond, methods=["GET"]),
+            Route("/{token}/api/{name}", respond, methods=["GET"]),
         ],
-        exception_handlers={404: nowhere, 405: nowhere},
+        exception_handlers={404: not_found, 405: not_found},
     )
-    made.router.redirect_slashes = False  # a redirect would reveal valid prefixes
-    return made
+    app.router.redirect_slashes = False  # a redirect would reveal valid prefixes
+    return app
 
 
 def listen(port: int) -> socket.socket:
-    """Return a socket on the loopback interface; port 0 takes a free one."""
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((HOST, port))
     except (OSError, OverflowError) as error:
         listening.close()
-        raise UsageError(f"--port {port} cannot be used: {error}; 0 takes a free one") from error
+        raise UsageError(
+            ("port", port), f" cannot be used: {error}; ", ("port", 0), " chooses a free one"
+        ) from error
     return listening
 
 
 def serve(viewer: Viewer, port: int, ready: Callable[[str, int], None]) -> None:
-    """Serve until interrupted; ``ready`` gets the page's address and port."""
+    """Serve until interrupted; call ``ready`` with the URL of the page and the port."""
     with optional("starlette", "--serve"):
         import starlette.applications  # noqa: F401
     with optional("uvicorn", "--serve"):
@@ -521,8 +524,8 @@ def serve(viewer: Viewer, port: int, ready: Callable[[str, int], None]) -> None:
             timeout_graceful_shutdown=2,
         )
         server = uvicorn.Server(config)
-        listening.listen()  # from now on a browser waits instead of being refused
+        listening.listen()  # from now on a browser can connect and wait
         ready(f"http://{HOST}:{bound}/{token}/", bound)
-        # Ctrl-C is how this ends: uvicorn closes everything, then hands the signal on.
+        # Ctrl-C ends the server: uvicorn closes everything, then raises the signal again.
         with suppress(KeyboardInterrupt):
             server.run(sockets=[listening])

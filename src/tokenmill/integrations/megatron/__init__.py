@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill._core.optional import first_use
+from tokenmill._core.optional import lazy_exports
 from tokenmill.data.packs import Pack, Slots
-from tokenmill.data.stream import WholeRun
+from tokenmill.data.stream import RunIndex
 from tokenmill.data.view import View, tokens_alone
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PackedSamples", "SFTDataset"]
 
-__getattr__ = first_use(__name__, dataset="SFTDataset")
+__getattr__ = lazy_exports(__name__, dataset="SFTDataset")
 
 
 class PackedSamples:
@@ -41,13 +41,13 @@ class PackedSamples:
         slots = Slots(1 if context_parallel <= 1 else 2 * context_parallel)
         epochs, view = 1, tokens_alone(view, "Megatron-LM")
         while True:
-            self.run = WholeRun(view, epochs=epochs, seed=seed, order=order, pack=pack, slots=slots)
+            self.run = RunIndex(view, epochs=epochs, seed=seed, order=order, pack=pack, slots=slots)
             if count is None or len(self.run) >= count:
                 break
             # Epochs differ by a few packs, so the first one gives only an estimate.
             epochs = max(epochs + 1, count * epochs // len(self.run))
         self.length = pack.length
-        self._pad = self.run.pad_id or 0
+        self._pad = self.run.pad_token_id or 0
 
     def __len__(self) -> int:
         return len(self.run)

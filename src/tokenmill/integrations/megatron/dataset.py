@@ -35,8 +35,8 @@ class SFTDataset(MegatronDataset):  # type: ignore[misc]
     ) -> None:
         if config.create_attention_mask or config.reset_attention_mask:
             raise UsageError(
-                "rows in a pack are told apart by cu_seqlens, not by an attention mask: "
-                "--no-create-attention-mask-in-dataloader, and no --reset-attention-mask"
+                "Packed rows are separated by cu_seqlens, not by an attention mask. Set "
+                "--no-create-attention-mask-in-dataloader and remove --reset-attention-mask."
             )
         super().__init__(dataset, dataset_path, indices, num_samples, index_split, config)
         self.samples = PackedSamples(
@@ -72,5 +72,5 @@ class SFTDataset(MegatronDataset):  # type: ignore[misc]
 def _range(indices: Any) -> slice:
     numbers = np.asarray(indices)
     if numbers.size and not np.array_equal(numbers, np.arange(numbers[0], numbers[-1] + 1)):
-        raise UsageError("a split of a store is a range of its rows")
+        raise UsageError("A split of a store must be a contiguous range of its rows.")
     return slice(int(numbers[0]), int(numbers[-1]) + 1) if numbers.size else slice(0, 0)

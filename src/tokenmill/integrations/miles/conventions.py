@@ -40,7 +40,7 @@ PROBES: tuple[dict[str, Any], ...] = (
     {"function": {**_FUNCTION, "defer_loading": True, "unknown": 1}, "unknown": 1},
     {"function": _FUNCTION, "defer_loading": True},
     {"type": "custom", "function": _FUNCTION},
-    {"function": dict(reversed(_FUNCTION.items()))},  # does the row's order stay?
+    {"function": dict(reversed(_FUNCTION.items()))},  # is the order of keys kept?
 )
 """Tools that the versions of the class treat differently."""
 
@@ -62,7 +62,7 @@ class ServedTools:
         try:
             written: dict[str, Any] = self._tool.model_validate(tool).model_dump()
         except ValueError as error:  # pydantic's
-            raise RowError(f"sglang refuses a tool: {error}") from error
+            raise RowError(f"sglang rejects a tool: {error}") from error
         return written
 
     @cached_property
@@ -87,8 +87,8 @@ def _installed_class() -> Any:
     except Exception as error:  # of whatever a server imports
         reason = f"{type(error).__name__}: {error}"
     raise UsageError(
-        f"sglang is installed, but {PROTOCOL}.Tool, which says how tools reach a template in miles,"
-        f" cannot be imported: {reason}"
+        f"sglang is installed, but {PROTOCOL}.Tool, with which miles formats tools, cannot be "
+        f"imported: {reason}"
     )
 
 
@@ -136,8 +136,8 @@ class Miles(Verbatim):
         served = ServedTools()
         if served.form != self.spec.tool_form:
             raise UsageError(
-                "the sglang here writes tools another way than that of the process that asked for "
-                "these prompts; install the same version in both"
+                "sglang formats tools differently here than in the process that requested these "
+                "prompts. Install the same version in both."
             )
         return served
 
@@ -175,7 +175,7 @@ def _decoded_call(call: Any) -> dict[str, Any]:
     try:
         arguments = json.loads(function["arguments"])  # miles' parser: it accepts NaN
     except (ValueError, RecursionError) as error:
-        raise RowError(f"arguments of a tool call are no JSON: {error}") from error
+        raise RowError(f"arguments of a tool call are not valid JSON: {error}") from error
     return {**call, "function": {**function, "arguments": arguments}}
 
 

@@ -29,14 +29,14 @@ def state_path(directory: str, rollout_id: Any) -> Path:
     return Path(directory) / "rollout" / f"tokenmill_data_source_{rollout_id}.state"
 
 
-def host_path(directory: str, rollout_id: Any) -> Path:
+def framework_state_path(directory: str, rollout_id: Any) -> Path:
     """The state of the framework's own data source."""
     return Path(directory) / "rollout" / f"global_dataset_state_dict_{rollout_id}.pt"
 
 
-def write_state(path: Path, state: dict[str, Any], carried: dict[str, Any]) -> None:
+def write_state(path: Path, state: dict[str, Any], extra: dict[str, Any]) -> None:
     """Write a state of plain values, and a body with the framework's samples and metadata."""
-    body = encode_carried(carried)
+    body = encode_extra(extra)
     head = {
         "kind": KIND,
         "version": VERSION,
@@ -59,23 +59,23 @@ def read_state(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     except (msgspec.MsgspecError, UnicodeDecodeError, KeyError) as error:
         raise CorruptionError(f"not a state of a data source ({error})", path=path) from error
     if kind != KIND:
-        raise StateError(f"a state of {kind!r}, not of a data source", path=path)
+        raise StateError(f"This is a state of {kind!r}, not of a data source.", path=path)
     if version != VERSION:
         raise StateError(
-            f"the state has version {version!r}, this tokenmill has {VERSION}: finish the run with "
-            "the release that started it, or remove this file to start the prompts from the first",
+            f"The state has version {version!r}, but this tokenmill reads {VERSION}. Finish the "
+            "run with the release that started it, or remove this file to restart the prompts.",
             path=path,
         )
     state = head.get("state")
     seal = fingerprint.checksum(fingerprint.canonical(state) + body)
     if not isinstance(state, dict) or seal != head.get("seal"):
-        raise CorruptionError("the state or the samples are not the ones written", path=path)
+        raise CorruptionError("The checksum of the state does not match.", path=path)
     try:
-        carried = decode_carried(body)
-        msgspec.convert(carried, _Body)  # validates
+        extra = decode_extra(body)
+        msgspec.convert(extra, _Body)  # validates
     except UNREADABLE as error:
-        raise CorruptionError(f"the samples cannot be read: {error}", path=path) from error
-    return state, carried
+        raise CorruptionError(f"The samples cannot be read: {error}", path=path) from error
+    return state, extra
 
 
 class _Body(msgspec.Struct):
@@ -85,7 +85,7 @@ class _Body(msgspec.Struct):
 
 # Values
 
-_TUPLE, _PAIRS, _SET, _INTEGER, _TEXT, _ARRAY, _TENSOR, _PICTURE = range(1, 9)
+_TUPLE, _PAIRS, _SET, _INTEGER, _TEXT, _ARRAY, _TENSOR, _IMAGE = range(1, 9)
 UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, KeyError, RuntimeError, ImportError)
 _KINDS = "biufc"  # of array elements: booleans, numbers
 _DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8",
@@ -93,14 +93,16 @@ _DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16
 _MODES = ("1", "L", "LA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "I", "F")
 
 
-def encode_carried(carried: dict[str, Any]) -> bytes:
+def encode_extra(extra: dict[str, Any]) -> bytes:
     try:
-        return msgspec.msgpack.encode(_plain(carried, "the state"))
+        return msgspec.msgpack.encode(_plain(extra, "the state"))
     except RecursionError:
-        raise UsageError("a sample's or the metadata's values nest too deep to be saved") from None
+        raise UsageError(
+            "Values of a sample or of the metadata are nested too deeply to be saved."
+        ) from None
 
 
-def decode_carried(body: bytes) -> dict[str, Any]:
+def decode_extra(body: bytes) -> dict[str, Any]:
     return msgspec.msgpack.decode(body, type=dict[str, Any], ext_hook=_restored)
 
 
@@ -150,10 +152,10 @@ def _foreign(value: Any, where: str) -> msgspec.msgpack.Ext:
             flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             return _tagged(_TENSOR, [named, list(value.shape), flat.numpy().tobytes()])
     if home == "PIL" and hasattr(value, "tobytes") and value.mode in _MODES:
-        return _tagged(_PICTURE, [value.mode, list(value.size), value.tobytes()])
+        return _tagged(_IMAGE, [value.mode, list(value.size), value.tobytes()])
     raise UsageError(
-        f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which a state without "
-        "code cannot hold: put plain values, arrays or pictures into samples and metadata"
+        f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be saved "
+        "without pickle. Use plain values, arrays, tensors or images in samples and metadata."
     )
 
 
@@ -166,17 +168,17 @@ def _restored(kind: int, data: memoryview) -> Any:
         _TEXT: lambda text: text.decode("utf-8", "surrogatepass"),
         _ARRAY: lambda parts: _array(*parts),
         _TENSOR: lambda parts: _tensor(*parts),
-        _PICTURE: lambda parts: _picture(*parts),
+        _IMAGE: lambda parts: _image(*parts),
     }
     if kind not in restore:
-        raise ValueError(f"no value is tagged {kind}")
+        raise ValueError(f"unknown tag {kind}")
     return restore[kind](msgspec.msgpack.decode(data, ext_hook=_restored))
 
 
 def _array(dtype: str, shape: list[int], scalar: bool, data: bytes) -> Any:
     kind = np.dtype(dtype)
     if kind.kind not in _KINDS:
-        raise ValueError(f"no array holds {dtype!r}")
+        raise ValueError(f"unsupported array type {dtype!r}")
     array = np.frombuffer(data, kind).reshape(shape)
     return array[()] if scalar else array.copy()
 
@@ -185,18 +187,18 @@ def _tensor(dtype: str, shape: list[int], data: bytes) -> Any:
     import torch
 
     if dtype not in _DTYPES:
-        raise ValueError(f"no tensor holds {dtype!r}")
+        raise ValueError(f"unsupported tensor type {dtype!r}")
     kind = getattr(torch, dtype)
     if not data:
         return torch.empty(shape, dtype=kind)
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(kind).reshape(shape)
 
 
-def _picture(mode: str, size: list[int], data: bytes) -> Any:
+def _image(mode: str, size: list[int], data: bytes) -> Any:
     from PIL import Image
 
     if mode not in _MODES:
-        raise ValueError(f"no picture is of mode {mode!r}")
+        raise ValueError(f"unsupported image mode {mode!r}")
     return Image.frombytes(mode, (size[0], size[1]), data)
 
 
@@ -215,15 +217,15 @@ def rows_of_dump(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
         raise SourceMissing("no such file", path=path) from error
     except pickle.UnpicklingError as error:
         raise SourceError(
-            "holds more than tensors and plain values, and restoring that would execute code;"
-            " save the samples as dicts, or as JSON lines",
+            "The file has objects other than tensors and plain values, and loading them would "
+            "execute code. Save the samples as dicts, or as JSON lines.",
             path=path,
         ) from error
     except (OSError, RuntimeError, EOFError, ValueError) as error:
         raise SourceError(f"torch cannot read it: {error}", path=path) from error
     samples = dump.get("samples") if isinstance(dump, dict) else dump
     if not isinstance(samples, list) or not all(isinstance(one, dict) for one in samples):
-        raise SourceError("no dump of rollouts: it holds no list of samples", path=path)
+        raise SourceError("Not a dump of rollouts: it has no list of samples.", path=path)
     step = dump.get("rollout_id") if isinstance(dump, dict) else None
     for sample in samples:
         row = sample if step is None else {"rollout_id": step, **sample}

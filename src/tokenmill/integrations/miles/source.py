@@ -26,12 +26,18 @@ import numpy as np
 from tokenmill._core.fingerprint import checksum64
 from tokenmill._core.origin import nothing_left
 from tokenmill.build.recipe import Recipe, RunOptions
+from tokenmill.data.order import FeistelOrder
 from tokenmill.data.prompt_rows import Prompt
-from tokenmill.data.prompts import PromptDataset
+from tokenmill.data.prompts import PromptDataset, PromptSettings, open_prompts
 from tokenmill.data.view import as_view, tokens_alone
 from tokenmill.errors import CorruptionError, SourceError, StateError, UsageError, check_one_of
 from tokenmill.integrations.miles.conventions import MILES, SLIME, MilesOrder
-from tokenmill.integrations.miles.saved import host_path, read_state, state_path, write_state
+from tokenmill.integrations.miles.saved import (
+    framework_state_path,
+    read_state,
+    state_path,
+    write_state,
+)
 from tokenmill.integrations.trainers import date_named, prepared, response_mask, stated_date
 from tokenmill.store import Row, Store, open_store
 
@@ -68,7 +74,7 @@ class Framework:
                 return cls(name, importlib.import_module(f"{name}.utils.types").Sample)
             except (ImportError, AttributeError) as error:
                 reasons.append(f"{name}: {error}")
-        raise UsageError(f"this needs miles or slime beside tokenmill ({'; '.join(reasons)})")
+        raise UsageError(f"miles or slime must be installed ({'; '.join(reasons)}).")
 
     @property
     def loaders(self) -> Any:
@@ -90,16 +96,16 @@ class Flags:
         return getattr(self.args, name, None)
 
     @property
-    def template_kwargs(self) -> dict[str, Any]:
+    def chat_template_kwargs(self) -> dict[str, Any]:
         value = self.apply_chat_template_kwargs
         value = json.loads(value) if isinstance(value, str) else value
         return dict(value or {})
 
     @property
-    def order(self) -> str | type[MilesOrder]:
+    def order(self) -> type[MilesOrder | FeistelOrder]:
         stated = os.environ.get(ORDER) or "miles"
         check_one_of(ORDER, stated, ("miles", "feistel"))
-        return MilesOrder if stated == "miles" else stated
+        return MilesOrder if stated == "miles" else FeistelOrder
 
     @property
     def serves_evaluation(self) -> bool:
@@ -132,15 +138,16 @@ def _load_function(path: str) -> Any:
         raise UsageError(f"{path!r} cannot be imported: {error}") from error
 
 
-def _open_prompts(flags: Flags, framework: Framework, path: Any, **arguments: Any) -> PromptDataset:
+def _open_prompts(
+    flags: Flags, framework: Framework, path: Any, order: Any = FeistelOrder, **arguments: Any
+) -> PromptDataset:
     with date_named(flags.hf_checkpoint):
-        prompts = PromptDataset(
-            path, convention=CONVENTIONS[framework.name], **{**flags.tokenizer, **arguments}
-        )
+        settings = PromptSettings(convention=CONVENTIONS[framework.name], order=order)
+        prompts = open_prompts(settings, path, **{**flags.tokenizer, **arguments})
     if not len(prompts):
         raise nothing_left("prompt", prompts.rejected, prompts.rejected_rows(), str(path))
     if prompts.rejected:
-        logger.warning("prompts of %s that are not served: %s", path, prompts.rejected)
+        logger.warning("Rejected prompts of %s: %s", path, prompts.rejected)
     return prompts
 
 
@@ -231,7 +238,7 @@ class DataSource:
             metadata_key=flags.metadata_key or "metadata",
             multimodal_keys=flags.multimodal_keys,
             apply_chat_template=bool(flags.apply_chat_template),
-            apply_chat_template_kwargs=flags.template_kwargs,
+            apply_chat_template_kwargs=flags.chat_template_kwargs,
             seed=flags.rollout_seed,
             order=flags.order,
         )
@@ -269,7 +276,9 @@ class DataSource:
         size = self.args.n_samples_per_prompt
         for group in samples:
             if len(group) != size:
-                raise UsageError(f"a group of {len(group)} samples; n_samples_per_prompt is {size}")
+                raise UsageError(
+                    f"A group has {len(group)} samples, but n_samples_per_prompt is {size}."
+                )
         self.buffer += samples
 
     def get_buffer_length(self) -> int:
@@ -298,7 +307,7 @@ class DataSource:
         if not self.args.rollout_global_dataset:
             return
         if self.args.save is None:
-            raise UsageError("there is nowhere to save to: give --save")
+            raise UsageError("Set --save to save the data source.")
         state = {
             "prompts": None if self.dataset is None else self.dataset.state_dict(),
             **{name: getattr(self, name) for name in COUNTERS},
@@ -314,19 +323,21 @@ class DataSource:
         if not self.args.rollout_global_dataset or self.args.load is None:
             return
         path = state_path(self.args.load, rollout_id)
-        theirs = host_path(self.args.load, rollout_id)
+        theirs = framework_state_path(self.args.load, rollout_id)
         if path.exists():
             self._load_own(path)
         elif theirs.exists():
             self._load_framework(theirs)
         else:
-            logger.info("no state of a data source at %s: starting from the beginning", path)
+            logger.info("No state of a data source at %s, starting from the beginning", path)
 
     def _load_own(self, path: Path) -> None:
         state, body = read_state(path)
         missing = {"prompts", "n_samples_per_prompt", *COUNTERS} - set(state)
         if missing or not all(type(state[name]) is int for name in COUNTERS):
-            raise CorruptionError(f"has no {', '.join(sorted(missing or COUNTERS))}", path=path)
+            raise CorruptionError(
+                f"The state has no valid {', '.join(sorted(missing or COUNTERS))}.", path=path
+            )
         if self.dataset is not None:
             self.dataset.load_state_dict(state["prompts"] or {})
         for name in COUNTERS:
@@ -337,8 +348,8 @@ class DataSource:
         size = self.args.n_samples_per_prompt
         if any(len(group) != size for group in self.buffer):
             raise StateError(
-                f"the state's buffer holds groups of {state['n_samples_per_prompt']} samples, "
-                f"n_samples_per_prompt is {size}",
+                f"The state has groups of {state['n_samples_per_prompt']} samples, but "
+                f"n_samples_per_prompt is {size}.",
                 path=path,
             )
         logger.info("data source: epoch %s, prompt %s", self.epoch_id, self.sample_offset)
@@ -347,9 +358,7 @@ class DataSource:
         import torch
 
         state = torch.load(path, weights_only=True)
-        logger.warning(
-            "%s is the host's own state: its place is taken up, its buffer was never saved", path
-        )
+        logger.warning("%s is the framework's own state: it has a position, but no buffer", path)
         if self.dataset is not None:
             position = int(state.get("sample_offset", 0))
             self.dataset.seek(int(state.get("epoch_id", 0)), position)
@@ -359,7 +368,7 @@ class DataSource:
 
 
 def _pop_first(args: Any, rollout_id: Any, buffer: list[list[Any]], count: int) -> list[list[Any]]:
-    """The oldest groups: what the frameworks do without ``--buffer-filter-path``."""
+    """Remove and return the oldest groups, the default of the frameworks."""
     taken = buffer[:count]
     del buffer[: len(taken)]
     return taken
@@ -380,13 +389,12 @@ class Lookup:
             digests[first : first + size] = columns["digest"]
             if np.any(columns["part"]):
                 raise UsageError(
-                    "this store has rows of single turns (expand=), so a conversation is "
-                    "several of its rows; prepare it with expand='none'",
+                    "This store has one row per turn. Prepare it with expand='none'.",
                     path=store.path,
                 )
         self._order = np.argsort(digests, kind="stable")
         self._sorted = digests[self._order]
-        self.passed_over: Counter[str] = Counter()
+        self.skipped: Counter[str] = Counter()
 
     def find(self, raw: bytes) -> Row | None:
         digest = np.uint64(checksum64(raw))
@@ -399,7 +407,7 @@ class Lookup:
 def sft_rollout(args: Any, rollout_id: Any, data_source: Any, evaluation: bool = False) -> Any:
     """Return one step's samples, with tokens, response_length and loss_mask from the store."""
     if evaluation:
-        raise UsageError("sft_rollout cannot evaluate: set --eval-function-path")
+        raise UsageError("sft_rollout cannot evaluate. Set --eval-function-path.")
     if not isinstance(data_source, DataSource) or data_source.dataset is None:
         raise UsageError(
             "sft_rollout needs --data-source-path tokenmill.integrations.miles.DataSource "
@@ -424,14 +432,14 @@ def sft_rollout(args: Any, rollout_id: Any, data_source: Any, evaluation: bool =
             groups.append(group)
         if missing > len(data_source) + args.rollout_batch_size and not groups:
             raise SourceError(
-                f"none of {missing:,} rows is in the store; it was made of other data",
+                f"None of {missing:,} rows is in the store. It was prepared from other data.",
                 path=lookup.store.path,
             )
     if missing:
-        lookup.passed_over["rows"] += missing
+        lookup.skipped["rows"] += missing
         logger.warning(
-            "%s rows passed over, %s so far: the store rejected them (%s)",
-            missing, lookup.passed_over["rows"], lookup.store.rejected,
+            "%s rows skipped, %s in total: the store rejected them (%s)",
+            missing, lookup.skipped["rows"], lookup.store.rejected,
         )  # fmt: skip
     return groups
 
@@ -441,12 +449,11 @@ def open_sft_store(args: Any) -> Store:
     if stated:
         return open_store(stated)
     flags = Flags(args)
-    turn_end: Any = os.environ.get(TURN_END) or "turn"  # the frameworks train what follows, too
+    turn_end: Any = os.environ.get(TURN_END) or "turn"  # as the frameworks
     recipe = Recipe(
         sources=flags.prompt_data,
-        messages_key=flags.input_key,
-        tools_key=flags.tool_key or "tools",
-        template_kwargs=flags.template_kwargs,
+        columns={"messages": flags.input_key or "messages", "tools": flags.tool_key or "tools"},
+        chat_template_kwargs=flags.chat_template_kwargs,
         turn_end=turn_end,
         trailing="trim",  # the frameworks train the turns before it
         **flags.tokenizer,

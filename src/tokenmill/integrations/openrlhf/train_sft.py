@@ -14,11 +14,11 @@ from tokenmill.store import open_store
 
 with optional("openrlhf", "this program"):
     import torch
-    from openrlhf import datasets as host
-    from openrlhf.datasets import utils as host_utils
+    from openrlhf import datasets as original
+    from openrlhf.datasets import utils as original_utils
 
 PROGRAM = "openrlhf.cli.train_sft"
-_BLENDING = host_utils.blending_datasets  # before `main` replaces it
+_BLENDING = original_utils.blending_datasets  # before `main` replaces it
 
 Item = tuple["torch.Tensor", ...]
 
@@ -29,7 +29,7 @@ def blending_datasets(datasets: str, *given: Any, **named: Any) -> Any:
     for path in map(str.strip, datasets.split(",")):
         if not is_store(path):
             raise UsageError(
-                "this program takes stores: tokenmill prepare FILE --tokenizer MODEL makes one",
+                "Not a store. Create one with: tokenmill prepare FILE --tokenizer MODEL",
                 path=path,
             )
         OPENRLHF.check(as_view(open_store(path)), strategy.args.data.max_len)
@@ -37,7 +37,7 @@ def blending_datasets(datasets: str, *given: Any, **named: Any) -> Any:
     return _BLENDING(datasets, *given, **{**named, "dataset_split": None})
 
 
-class SFTDataset(Items[Item], host.SFTDataset):  # type: ignore[misc]
+class SFTDataset(Items[Item], original.SFTDataset):  # type: ignore[misc]
     """Rows of `blending_datasets` as ids, attention and mask; OpenRLHF's collator pads them."""
 
     def __init__(
@@ -52,8 +52,8 @@ class SFTDataset(Items[Item], host.SFTDataset):  # type: ignore[misc]
     ) -> None:
         if pretrain_mode:
             raise UsageError(
-                "--model.pretrain_mode_enable trains every token: prepare the rows with "
-                "--train-on everything instead"
+                "--model.pretrain_mode_enable is not supported. To train every token, prepare the "
+                "rows with --train-on everything."
             )
         self.rows, self.tokenizer = dataset.with_format("numpy"), tokenizer
 
@@ -67,8 +67,8 @@ class SFTDataset(Items[Item], host.SFTDataset):  # type: ignore[misc]
 
 
 def main() -> None:
-    host.SFTDataset = SFTDataset
-    host_utils.blending_datasets = blending_datasets
+    original.SFTDataset = SFTDataset
+    original_utils.blending_datasets = blending_datasets
     runpy.run_module(PROGRAM, run_name="__main__", alter_sys=True)
 
 

@@ -53,7 +53,7 @@ log = logging.getLogger("tokenmill.ray")
 
 
 def join(address: str | None) -> Callable[[], None]:
-    """Join a cluster (docs/ray.md says which) and return a function that leaves it."""
+    """Join a cluster (see docs/guides/ray.md) and return a function that leaves it."""
     if ray.is_initialized():
         return lambda: None
     named = address or os.environ.get("RAY_ADDRESS") or None
@@ -63,7 +63,7 @@ def join(address: str | None) -> Callable[[], None]:
     if named is not None and not _answers(named):
         # Ray itself would try for many minutes.
         raise WorkerError(
-            f"no Ray cluster answers at {named}; start it, or correct or unset RAY_ADDRESS"
+            f"No Ray cluster answers at {named}. Start it, or correct or unset RAY_ADDRESS."
         )
     try:
         # Another program may read the caller's standard output.
@@ -259,8 +259,8 @@ def probe(sentinels: list[Sentinel]) -> None:
             ) from error
         if report["code"] != worker.code_digest():
             raise WorkerError(
-                f"{report['place']} has another tokenmill than the caller, which could make other "
-                "bytes; install the same one on every node"
+                f"{report['place']} has another tokenmill than the caller. Install the same "
+                "version on every node."
             )
         if report["trouble"]:
             raise CacheError(report["trouble"], path=Path(sentinels[0][0]).parents[2])
@@ -296,7 +296,7 @@ class RayExecutor:
         if num_workers is not None:
             check_positive("num_workers", num_workers)
         if isinstance(num_cpus, bool) or not isinstance(num_cpus, int | float) or num_cpus < 0:
-            raise UsageError(f"num_cpus must be a number from 0, not {num_cpus!r}")
+            raise UsageError(("num_cpus",), f" must be a non-negative number, got {num_cpus!r}.")
         self.num_workers = num_workers
         self.address = address
         self.num_cpus = num_cpus
@@ -356,11 +356,11 @@ class _RayRun:
         self._scheduling = scheduling
         # A task that finds this file does nothing.
         self._stop = f"{sentinels[0][0]}-stop-{secrets.token_hex(8)}" if sentinels else ""
-        setup = replace(setup, options=wire.as_travelled(setup.options))
+        setup = replace(setup, options=wire.deserialize(setup.options))
         key = checksum(wire.frame(wire.Begin(setup.entry, setup.options)))
         job = worker.Job(setup, key, sentinels, self._stop)
         self._job = ray.put(job)  # once for all tasks
-        node = ray.get_runtime_context().get_node_id() if setup.near_caller else None
+        node = ray.get_runtime_context().get_node_id() if setup.prefer_local else None
         self._remote = ray.remote(worker.do_task).options(
             **scheduling.options(near=node),
             max_retries=MAX_RETRIES,
@@ -402,7 +402,7 @@ class _RayRun:
     def _fill(self, waiting: Iterator[Task]) -> None:
         self._update_window()
         for task in itertools.islice(waiting, max(0, self._window - len(self._pending))):
-            sent = replace(task, payload=wire.as_travelled(task.payload))
+            sent = replace(task, payload=wire.deserialize(task.payload))
             self._pending[self._remote.remote(self._job, sent)] = task
 
     def _update_window(self) -> None:

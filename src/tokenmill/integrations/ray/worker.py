@@ -83,7 +83,7 @@ def _answer(job: Job, task: Task) -> wire.Finished | wire.Failed:
         with _opened(job) as work:
             started = time.perf_counter()
             # Serialization errors are raised here, where the traceback is.
-            result = wire.as_travelled(finish(work(task.payload)))
+            result = wire.deserialize(finish(work(task.payload)))
             seconds = time.perf_counter() - started
         return wire.Finished(task.number, result, seconds)
     except TokenmillError as error:

@@ -129,12 +129,14 @@ class Sampler(torch_data.Sampler[int]):  # type: ignore[misc]
     ) -> None:
         rows = len(data_source)
         if not rows:
-            raise UsageError("there is nothing to sample: the data has no rows")
+            raise UsageError("The data has no rows to sample.")
         if num_samples is not None:
             check_positive("num_samples", num_samples)
         sizes = [rows] if lengths is None else [int(length) for length in lengths]
         if sum(sizes) != rows:
-            raise UsageError(f"lengths are {sizes}, together {sum(sizes)}; the data has {rows}")
+            raise UsageError(
+                f"lengths {sizes} add up to {sum(sizes)}, but the data has {rows} rows."
+            )
         self.num_samples = rows if num_samples is None else num_samples
         self.order: Order
         if weights is None:
@@ -143,7 +145,7 @@ class Sampler(torch_data.Sampler[int]):  # type: ignore[misc]
             schedule = Schedule(sizes, list(weights), "repeat")
             self.order = MixedOrder.of(schedule, order, check_seed(seed))
         else:
-            raise UsageError(f"{len(weights)} weights for {len(sizes)} datasets")
+            raise UsageError(f"weights has {len(weights)} values for {len(sizes)} datasets.")
         shares = "" if weights is None else f"/{sizes}/{[str(weight) for weight in weights]}"
         self._spec = StreamSpec(
             dataset=str(getattr(data_source, "key", None) or f"{rows} rows"),
@@ -194,12 +196,16 @@ class Sampler(torch_data.Sampler[int]):  # type: ignore[misc]
         numbers = [state.get("begun"), state.get("num_samples")]
         for number in numbers:
             if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-                raise StateError("not a state of this sampler: it does not say where it began")
+                raise StateError("Not a state of this sampler: it has no start position.")
             if max(number, position) > LARGEST:
-                raise StateError(f"the state's position is {max(number, position)}: too large")
+                raise StateError(
+                    f"The position of the state is too large: {max(number, position)}."
+                )
         begun, length = numbers
         if not begun <= position <= begun + length:
-            raise StateError(f"the state's pass began at {begun}, but its position is {position}")
+            raise StateError(
+                f"The pass of the state began at {begun}, but its position is {position}."
+            )
         return begun, position, length
 
 
@@ -279,35 +285,35 @@ class SFTDataset(RowDataset, torch_data.Dataset[Item]):  # type: ignore[misc]
         self._dropped = _untrained(self.view, max_length)
         self._check_images()
         if not len(self):
-            raise SourceError(f"no row has a trained token within max_length={max_length}")
+            raise SourceError(f"No row has a trained token within max_length={max_length}.")
         _register_subclass()
 
     def _check_images(self) -> None:
         """Raise before the run what SkyRL would raise in the middle of it."""
         if not self.view.has_media:
             return
-        images = self.view.pictures_at(np.arange(len(self.view), dtype=np.int64))
+        images = self.view.images_at(np.arange(len(self.view), dtype=np.int64))
         without = np.flatnonzero(images == 0)
         if without.size == images.size:
             return
         if without.size:
             raise UsageError(
-                "some rows have pictures and others none, and SkyRL takes no batch of both: serve "
-                'them apart, by store.filter("pictures > 0")',
+                "Only some rows have images, but SkyRL cannot mix them in a batch. Separate them "
+                'with store.filter("images > 0").',
                 **self.view[int(without[0])].origin.location,
             )
         names = set(image_features(self.view[0], self._processor, "SkyRL"))
         if names != set(VISION):
             raise UsageError(
-                f"SkyRL takes {' and '.join(VISION)}, and the processor of these rows gives "
-                f"{', '.join(sorted(names))}"
+                f"SkyRL needs the features {' and '.join(VISION)}, but the processor of these rows "
+                f"returns {', '.join(sorted(names))}."
             )
 
     @cached_property
     def _processor(self) -> Processor:
         stores = {store.processor_key: store for store in self.view.stores if store.has_media}
         if len(stores) > 1:
-            raise UsageError("rows with pictures of different processors cannot be one dataset")
+            raise UsageError("The stores were prepared with different image processors.")
         return processor_of(*stores.values())
 
     def item(self, row: Row) -> Item:
@@ -390,7 +396,7 @@ def from_config(config: Any, *, tokenizer: Any = None, **more: Any) -> Any:
         return _pretokenized(paths, _get(config, "max_length"))
     pairs = _pairs(config, "train", "dataset_name", "dataset_split", "train")
     if not pairs:
-        raise UsageError("the config names no data: set train_datasets")
+        raise UsageError("The config has no data. Set train_datasets.")
     return SFTDataset(*(_prepared(config, *pair, tokenizer, more) for pair in pairs))
 
 
@@ -417,7 +423,7 @@ def _pretokenized(paths: Sequence[str], limit: int | None) -> Any:
     foreign = [path for path in paths if os.path.exists(path) and not is_store(path)]
     if not foreign:
         return SFTDataset(*paths, max_length=limit)
-    purpose = "no store of tokenmill's: reading it by SkyRL's own loader"
+    purpose = "reading a dataset that is not a store"
     with optional("skyrl", purpose, path=foreign[0]):
         from skyrl.train.dataset.pretokenized import load_from_pretokenized
         from skyrl.train.dataset.sft_dataset import ConcatSFTDataset
@@ -447,12 +453,12 @@ def _pairs(
         if splits is None and _get(config, old_split) is not None:
             splits = [_get(config, old_split)]
     if isinstance(names, str) or isinstance(splits, str):
-        raise UsageError(f"{side}_datasets and {side}_dataset_splits are lists")
+        raise UsageError(f"{side}_datasets and {side}_dataset_splits must be lists.")
     names = [os.fspath(name) for name in names]
     splits = [default_split] * len(names) if splits is None else [str(split) for split in splits]
     if len(names) != len(splits):
         raise UsageError(
-            f"{side}_dataset_splits names {len(splits)} splits for {len(names)} datasets"
+            f"{side}_dataset_splits has {len(splits)} splits for {len(names)} datasets."
         )
     return list(zip(names, splits, strict=True))
 
@@ -461,7 +467,7 @@ def _check_labels(labels: Any, sources: Any) -> None:
     labels = list(labels)
     if len(labels) != len(sources) or len(set(labels)) != len(labels) or not all(labels):
         raise UsageError(
-            f"eval_dataset_names must be {len(sources)} different names, not {labels}: set them"
+            f"eval_dataset_names must have {len(sources)} different names, got {labels}."
         )
 
 
@@ -474,7 +480,9 @@ def _prepared(
     if tokenizer is None:
         tokenizer = _get(_get(config, "model"), "path")
     if tokenizer is None:
-        raise UsageError("no tokenizer: give tokenizer=, or a config with model.path")
+        raise UsageError(
+            "No tokenizer: pass ", ("tokenizer",), ", or set model.path in the config."
+        )
     cache_dir, messages_key = _get(config, "cache_dir"), _get(config, "messages_key")
     sources = sources_of(dataset, split)
     disabled = bool(_get(config, "disable_cache", False))
@@ -483,14 +491,14 @@ def _prepared(
         indexes = cache_dir if private is None else private.path
         if _is_alpaca(sources, messages_key or "messages", indexes):
             train_on = "last_assistant_message"  # SkyRL has nothing else for these rows
+    columns = {role: _get(config, f"{role}_key", role) or None for role in ("tools", "system")}
+    if messages_key not in (None, "messages"):  # so that `tokenmill prepare` finds the same store
+        columns["messages"] = messages_key
     recipe: dict[str, Any] = {
         "sources": sources,
         "tokenizer": tokenizer,
         "tokenizer_backend": "transformers",
-        # The default is left unset, so that `tokenmill prepare` finds the same store.
-        "messages_key": None if messages_key == "messages" else messages_key,
-        "tools_key": _get(config, "tools_key", "tools") or NO_COLUMN,
-        "system_key": _get(config, "system_key", "system") or NO_COLUMN,
+        "columns": columns,
         "date": stated_date(),
         "train_on": train_on,
         "turn_end": TURN_ENDS[train_on],
@@ -513,7 +521,7 @@ def _prepared(
         elif name in RunOptions.__struct_fields__:
             options[name] = value
         else:
-            raise UsageError(f"unknown argument: {name}")
+            raise UsageError(f"Unknown argument: {name}.")
     store = prepared(Recipe(**recipe), RunOptions(**options), progress=progress)
     rejected = ", ".join(f"{count:,} {why}" for why, count in store.rejected.items()) or "none"
     _log.log(
@@ -525,7 +533,7 @@ def _prepared(
 
 
 def _is_alpaca(sources: Sequence[str], messages_key: str, cache_dir: Any) -> bool:
-    """Whether SkyRL would read instructions and outputs: the columns of all rows decide."""
+    """Whether SkyRL would read instructions and outputs, from the columns of all rows."""
     rows = open_rows(list(sources), cache_dir=cache_dir)
 
     def scan() -> dict[str, Any]:
@@ -567,10 +575,11 @@ class PromptDataset(Items[PromptItem], torch_data.Dataset[PromptItem]):  # type:
     ) -> None:
         names = [datasets] if isinstance(datasets, str) else list(datasets)
         if not names:
-            raise UsageError("the config names no prompts: set data.train_data")
+            raise UsageError("The config has no prompts. Set data.train_data.")
         self.prompt_key, self.env_class_key = prompt_key, env_class_key
         with date_named(tokenizer):
-            self.prompts = prompts.PromptDataset(
+            self.prompts = prompts.open_prompts(
+                prompts.PromptSettings(convention=VERBATIM),
                 [source for name in names for source in _sources(name)],
                 tokenizer,
                 max_length=max_prompt_length,
@@ -579,13 +588,12 @@ class PromptDataset(Items[PromptItem], torch_data.Dataset[PromptItem]):  # type:
                 apply_chat_template=True,
                 date=stated_date(),
                 tokenizer_backend="transformers",
-                convention=VERBATIM,
-                # SkyRL asks for 8 on any machine.
+                # SkyRL's default is 8 on any machine.
                 num_workers=min(num_workers, os.cpu_count() or 1) if num_workers > 1 else 0,
                 cache_dir=cache_dir,
             )
         if self.prompts.rejected:
-            _log.warning("%r: not served: %s", self.prompts, self.prompts.rejected)
+            _log.warning("%r: rejected: %s", self.prompts, self.prompts.rejected)
 
     @property
     def key(self) -> str:

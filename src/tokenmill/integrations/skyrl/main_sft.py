@@ -8,12 +8,12 @@ from tokenmill._core.optional import optional
 from tokenmill.integrations.skyrl.data import as_task, eval_from_config, from_config
 
 with optional("skyrl", "this program"):
-    from skyrl.train import main_sft as host
+    from skyrl.train import main_sft as original
 
-_SKYRL_TASK = host.sft_entrypoint  # before `main` replaces it
+_SKYRL_TASK = original.sft_entrypoint  # before `main` replaces it
 
 
-class Trainer(host.SFTTrainer):  # type: ignore[misc]
+class Trainer(original.SFTTrainer):  # type: ignore[misc]
     def load_dataset(self) -> Any:
         return from_config(self.sft_cfg, tokenizer=self.tokenizer)
 
@@ -23,13 +23,13 @@ class Trainer(host.SFTTrainer):  # type: ignore[misc]
 
 def sft_entrypoint(cfg: Any, skyrl_cfg: Any) -> None:
     """The body of SkyRL's Ray task, with our trainer class where it looks for its own."""
-    host.SFTTrainer = Trainer
+    original.SFTTrainer = Trainer
     _SKYRL_TASK._function(cfg, skyrl_cfg)
 
 
 def main() -> None:
-    host.sft_entrypoint = as_task(sft_entrypoint)
-    host.main()
+    original.sft_entrypoint = as_task(sft_entrypoint)
+    original.main()
 
 
 if __name__ == "__main__":

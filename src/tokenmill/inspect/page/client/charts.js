@@ -1,4 +1,4 @@
-// Histograms, whose bars may be pressed, and packs drawn to scale.
+// Histograms with clickable bars, and packs drawn to scale.
 
 function bars(name, bins, label, { pick = null, noun = "row", size = "" } = {}) {
   const most = Math.max(1, ...bins.map((bin) => bin.rows));
@@ -29,14 +29,14 @@ function lengthChart(bins, pick) {
   const label = (bin) => `${count(bin.from)} to ${count(bin.to)} tokens`;
   const steps = [0, 0.25, 0.5, 0.75].map((part) => Math.round(part * last));
   return el("figure", { id: "chart-length" },
-    el("figcaption", {}, el("strong", { text: "Length" }), " tokens of a row"),
+    el("figcaption", {}, el("strong", { text: "Length" }), " tokens per row"),
     bars("Rows by length", bins, label, { pick: (bin) => pick(bin.from, bin.to) }),
     axis(bins.length ? [...steps.map((n) => count(bins[n].from)), count(bins[last].to)] : []));
 }
 
 function shareChart(bins, pick) {
   return el("figure", { id: "chart-share" },
-    el("figcaption", {}, el("strong", { text: "Trained share" }), " trained tokens of a row over all its tokens"),
+    el("figcaption", {}, el("strong", { text: "Trained share" }), " trained tokens / tokens, per row"),
     bars("Rows by trained share", bins, shareLabel("trained"), { pick: (bin) => pick(...inPercent(bin)) }),
     axis(PERCENTS));
 }
@@ -45,8 +45,8 @@ function packRows(preview, open) {
   const box = el("div", { class: "packs" });
   preview.drawn.forEach((pieces, number) => {
     const filled = pieces.reduce((sum, piece) => sum + piece[1], 0);
-    const said = `Pack ${number + 1}: ${plural(pieces.length, "row")}, ${count(filled)} of ${count(preview.length)} tokens, ${percent(filled, preview.length, 1)} full`;
-    const strip = el("div", { class: "pack", role: "img", "aria-label": said });
+    const label = `Pack ${number + 1}: ${plural(pieces.length, "row")}, ${count(filled)} of ${count(preview.length)} tokens, ${percent(filled, preview.length, 1)} full`;
+    const strip = el("div", { class: "pack", role: "img", "aria-label": label });
     pieces.forEach(([row, tokens], n) => {
       const part = el("span", {
         class: n % 2 ? "piece odd" : "piece", "data-row": row,

@@ -1,4 +1,4 @@
-// Two stores side by side: what changed in text, ids and mask.
+// Two stores side by side: changes of text, ids and mask.
 
 function marksOf(both, side) {
   const own = side === "ours" ? both.ours : both.theirs;
@@ -14,7 +14,7 @@ function marksOf(both, side) {
   return marks;
 }
 
-// One column of rows that stand side by side: what it is, its numbers, its tokens.
+// One column of rows that are shown side by side: title, numbers, tokens.
 function sideOf(title, row, facts, shown) {
   return el("div", { class: "side" },
     el("h3", { text: title }),
@@ -25,14 +25,14 @@ function sideOf(title, row, facts, shown) {
 function comparedRow(both) {
   if (!both.theirs) return el("div", {}, el("p", { class: "note", text: both.note }), turnsOf(both.ours));
   const { changed } = both;
-  const say = (name, yes, more) => el("span", { class: yes ? "verdict differs" : "verdict", "data-what": name, text: `${name} ${yes ? `changed${more || ""}` : "same"}` });
+  const verdict = (name, yes, more) => el("span", { class: yes ? "verdict differs" : "verdict", "data-what": name, text: `${name} ${yes ? `changed${more || ""}` : "same"}` });
   const column = (title, row, side) => sideOf(title, row, [], { marks: marksOf(both, side), side });
   return el("div", { class: "comparison" },
-    el("p", { class: "verdicts" }, say("text", changed.text), say("ids", changed.ids), say("mask", changed.mask, changed.mask_tokens ? ` on ${plural(changed.mask_tokens, "token")}` : "")),
+    el("p", { class: "verdicts" }, verdict("text", changed.text), verdict("ids", changed.ids), verdict("mask", changed.mask, changed.mask_tokens ? ` on ${plural(changed.mask_tokens, "token")}` : "")),
     both.note ? el("p", { class: "note", text: both.note }) : null,
-    both.aligned ? null : el("p", { class: "note", text: "The differing stretch is too long to be aligned token by token." }),
-    el("p", { class: "hint" }, "Outlined: other tokens. Dashed: the same token with another mask."),
-    el("div", { class: "sides" }, column("This store", both.ours, "ours"), column("The other", both.theirs, "theirs")));
+    both.aligned ? null : el("p", { class: "note", text: "The rows differ too much to align single tokens." }),
+    el("p", { class: "hint" }, "Outlined: different token. Dashed: same token, different mask."),
+    el("div", { class: "sides" }, column("This store", both.ours, "ours"), column("Other store", both.theirs, "theirs")));
 }
 
 function comparePanel(data, filter) {
@@ -46,10 +46,10 @@ function comparePanel(data, filter) {
       survey.replaceChildren(
         el("p", { text: `Row by row${part}:` }),
         table(["what", "rows"], [
-          ["ids and mask the same", count(found.same)], ["ids changed", count(found.ids)],
+          ["same ids and mask", count(found.same)], ["ids changed", count(found.ids)],
           ["only the mask changed", count(found.mask_only)], ["not in the other store", count(found.missing)],
           ...(found.only_theirs === null ? [] : [["only in the other store", count(found.only_theirs)]])]),
-        el("button", { type: "button", text: "Show the rows that changed", onclick: () => filter({ changed: true }) }));
+        el("button", { type: "button", text: "Show changed rows", onclick: () => filter({ changed: true }) }));
     } catch (error) {
       survey.replaceChildren(el("p", { class: "note", text: error.message }));
     }
@@ -57,11 +57,11 @@ function comparePanel(data, filter) {
   const show = (value) => el("code", { text: harmless(JSON.stringify(value)) });
   return [
     el("h2", { text: "Comparison" }),
-    el("p", {}, "This store ", el("code", { text: harmless(overview.path) }), el("br"), "The other ", el("code", { text: harmless(compare.path) })),
-    el("h3", { text: "What differs in the recipes" }),
+    el("p", {}, "This store ", el("code", { text: harmless(overview.path) }), el("br"), "Other store ", el("code", { text: harmless(compare.path) })),
+    el("h3", { text: "Differences between the recipes" }),
     compare.differs.length
-      ? el("div", { class: "scroll" }, el("table", { id: "differs" }, el("thead", {}, el("tr", {}, ...["field", "this store", "the other"].map((text) => el("th", { scope: "col", text })))),
+      ? el("div", { class: "scroll" }, el("table", { id: "differs" }, el("thead", {}, el("tr", {}, ...["field", "this store", "other store"].map((text) => el("th", { scope: "col", text })))),
         el("tbody", {}, ...compare.differs.map((one) => el("tr", {}, el("th", { scope: "row", text: one.field }), el("td", {}, show(one.ours)), el("td", {}, show(one.theirs)))))))
-      : el("p", { text: "Nothing: both have one key document." }),
+      : el("p", { text: "None: both stores were built with the same recipe." }),
     el("h3", { text: "Rows" }), survey];
 }

@@ -1,5 +1,5 @@
-// Where rows come from: `FileData` has what the page carries, `ServedData` requests it.
-// Both return results to look through (`find`), whole rows (`row`), and rejected rows with their text.
+// The data of the page: `FileData` reads it from the page, `ServedData` requests it from the server.
+// Both return search results (`find`), whole rows (`row`), and rejected rows with their text.
 
 async function decompressed(text) {
   const bytes = Uint8Array.from(atob(text), (one) => one.charCodeAt(0));
@@ -7,7 +7,7 @@ async function decompressed(text) {
   return JSON.parse(lenient.decode(await new Response(stream).arrayBuffer()));
 }
 
-// Bytes of tokens, and which are control tokens: by id, bytes in hex and 0 or 1.
+// The bytes of tokens by id (in hex), and whether they are control tokens (0 or 1).
 class Pieces {
   constructor() {
     this.known = new Map();
@@ -21,13 +21,13 @@ class Pieces {
   }
 }
 
-// Of an order by a number, as `highest:reward`: the direction and the name, which may hold anything.
+// Direction and name of an order by a number, such as `highest:reward`. The name may be any text.
 const numberOrder = (order) => {
   const found = /^(highest|lowest):([^]*)$/.exec(order);
   return found ? [found[1], found[2]] : [null, null];
 };
 
-// A condition of a query: text in the filter language of views, and the same for a row of the page.
+// A condition of a query: as text in the filter language of views, and as a function of a row.
 const COMPARE = {
   ">=": (value, constant) => value !== null && value >= constant,
   "<=": (value, constant) => value !== null && value <= constant,
@@ -67,18 +67,18 @@ class FileData {
       (!query.role || row.turns.some(([role]) => role === query.role)));
     if (query.text) {
       const needle = query.text.toLowerCase();
-      const having = [];
+      const matches = [];
       for (let n = 0; n < rows.length; n++) {
         const row = rows[n];
         if (row.text === undefined) row.text = lenient.decode(joined(row.ids.map(row.piece))).toLowerCase();
-        if (row.text.includes(needle)) having.push(row);
+        if (row.text.includes(needle)) matches.push(row);
         if (n % 512 === 511) {
-          progress(n / rows.length, having.length);
+          progress(n / rows.length, matches.length);
           await new Promise((resume) => setTimeout(resume));
           if (cancelled()) return null;
         }
       }
-      rows = having;
+      rows = matches;
     }
     const weights = {
       longest: (row) => -row.length,
@@ -111,9 +111,9 @@ class FileData {
     return row.raw;
   }
 
-  async picture(row, one) {
-    this.pictures = this.pictures || decompressed(this.embedded.pictures);
-    return (await this.pictures)[one.digest];
+  async image(row, one) {
+    this.images = this.images || decompressed(this.embedded.images);
+    return (await this.images)[one.digest];
   }
 }
 
@@ -127,21 +127,21 @@ class ServedData {
 
   async open() {}
 
-  async ask(name, given) {
+  async request(name, params) {
     const url = new URL(`api/${name}`, document.baseURI);
-    for (const [key, value] of Object.entries(given || {})) {
+    for (const [key, value] of Object.entries(params || {})) {
       if (value !== null && value !== undefined && value !== "") url.searchParams.set(key, value);
     }
-    const answer = await fetch(url);
-    const document_ = await answer.json();
-    if (document_.error) throw new Error(document_.error.message);
-    return document_;
+    const response = await fetch(url);
+    const result = await response.json();
+    if (result.error) throw new Error(result.error.message);
+    return result;
   }
 
   async find(query) {
     const where = [...query.conditions.map((one) => one.text), ...(query.where ? [`(${query.where})`] : [])].join(" and ");
-    const given = { where, role: query.role, changed: query.changed ? 1 : null, text: query.text, start: query.start || null, order: query.order };
-    const first = await this.ask("rows", { ...given, first: 0, count: 60 });
+    const params = { where, role: query.role, changed: query.changed ? 1 : null, text: query.text, start: query.start || null, order: query.order };
+    const first = await this.request("rows", { ...params, first: 0, count: 60 });
     return {
       total: first.total,
       searched: first.searched,
@@ -149,12 +149,12 @@ class ServedData {
       load: async (from, to) => {
         const rows = [];
         for (let at = from; at < to; at += 200) {
-          const part = await this.ask("rows", { ...given, first: at, count: Math.min(200, to - at) });
+          const part = await this.request("rows", { ...params, first: at, count: Math.min(200, to - at) });
           rows.push(...part.rows);
         }
         return rows;
       },
-      place: async (number) => (await this.ask("place", { ...given, row: number })).place,
+      place: async (number) => (await this.request("place", { ...params, row: number })).place,
     };
   }
 
@@ -165,34 +165,34 @@ class ServedData {
 
   async row(number) {
     if (number < 0 || number >= this.size) return null;
-    return this.withPieces(await this.ask("row", { number }));
+    return this.withPieces(await this.request("row", { number }));
   }
 
-  async picture(row, one) {
-    if (row.theirs) return { note: "a picture of the other store" };
-    return this.ask("picture", { number: row.row, picture: row.media.indexOf(one) });
+  async image(row, one) {
+    if (row.theirs) return { note: "images of the other store are not shown" };
+    return this.request("image", { number: row.row, image: row.media.indexOf(one) });
   }
 
   raw(number) {
-    return this.ask("raw", { number });
+    return this.request("raw", { number });
   }
 
   async rejected(first, size, reason) {
-    return (await this.ask("rejected", { first, count: size, reason })).rows;
+    return (await this.request("rejected", { first, count: size, reason })).rows;
   }
 
   rejectedRaw(row) {
-    return this.ask("rejected_raw", { number: row.number });
+    return this.request("rejected_raw", { number: row.number });
   }
 
   async compared(number) {
-    const both = await this.ask("compared", { number });
+    const both = await this.request("compared", { number });
     this.withPieces(both.ours);
     if (both.theirs) this.withPieces(both.theirs).theirs = true;
     return both;
   }
 
   survey() {
-    return this.ask("survey");
+    return this.request("survey");
   }
 }

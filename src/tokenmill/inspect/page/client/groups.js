@@ -1,4 +1,4 @@
-// The rows of a group: their prompt once, then the answers side by side from where they part.
+// The rows of a group: the common prompt once, then the answers side by side.
 
 const ANSWERS_AT_ONCE = 8; // of a group; a button shows more
 
@@ -10,7 +10,7 @@ function groupRows({ name, rows }) {
   return plural(rows.length, "answer");
 }
 
-// How many tokens recorded answers have in common before the first that was sampled.
+// The number of equal tokens of recorded answers before the first sampled token.
 function commonPrompt(rows) {
   let at = 0;
   const [first] = rows;
@@ -20,7 +20,7 @@ function commonPrompt(rows) {
 
 function groupFacts(group) {
   return el("p", { class: "facts" },
-    group.prompt_tokens === null ? null : el("span", { text: `${plural(group.prompt_tokens, "token")} of the prompt` }),
+    group.prompt_tokens === null ? null : el("span", { text: `prompt: ${plural(group.prompt_tokens, "token")}` }),
     group.margin === null ? null : el("span", { class: "margin", text: `margin ${group.margin}` }));
 }
 
@@ -34,7 +34,7 @@ function groupedRows(rows) {
     ...attachedPerRow(row).map(([name, value]) => harmless(`${name} ${value}`))];
   const missing = group.rows.length - rows.length;
   const marks = rows.map(findingMarks);
-  // The prompt stands once: what was found in it in any answer is marked there.
+  // The prompt is shown once, with the findings of all answers in it.
   const promptMarks = Object.assign([], ...[...marks].reverse());
   const box = el("div", { class: "sides answers" });
   const more = (first) => {
@@ -46,13 +46,13 @@ function groupedRows(rows) {
     });
     const left = rows.length - first - ANSWERS_AT_ONCE;
     if (left <= 0) return;
-    const button = el("button", { type: "button", class: "more-answers", text: `show more: ${plural(left, "answer")} ${left === 1 ? "is" : "are"} left`, onclick: () => { button.remove(); more(first + ANSWERS_AT_ONCE); } });
+    const button = el("button", { type: "button", class: "more-answers", text: `show more (${plural(left, "answer")} left)`, onclick: () => { button.remove(); more(first + ANSWERS_AT_ONCE); } });
     box.append(button);
   };
   more(0);
   return el("div", { class: "comparison" },
     missing ? el("p", { class: "note", text: `${plural(missing, "answer")} of this group ${missing === 1 ? "is" : "are"} not in this page.` }) : null,
-    parting === null ? el("p", { class: "note", text: "The template writes the prompt differently for different answers, so each stands whole." }) : null,
+    parting === null ? el("p", { class: "note", text: "The prompt is rendered differently for different answers, so each row is shown completely." }) : null,
     parting ? el("div", { id: "prompt" }, el("h3", { text: "Prompt" }), turnsOf(rows[0], { side: "prompt", to: parting, marks: promptMarks })) : null,
     box);
 }

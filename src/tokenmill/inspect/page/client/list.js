@@ -1,9 +1,9 @@
-// A list of any length: only what is seen is in the document. Very long results are cut into pages,
-// because browsers cannot scroll over more than some million pixels.
+// A list of any length: only visible rows are in the document. Very long results are split into
+// pages, because browsers cannot scroll over more than some million pixels.
 
-const ITEM = 64; // pixels, as in the style
+const ITEM = 64; // pixels, as in page.css
 const PAGE = 50000; // rows of one page of the list
-const CHUNK = 40; // rows asked for together
+const CHUNK = 40; // rows per request
 
 class List {
   constructor(box, open) {
@@ -11,7 +11,7 @@ class List {
     this.open = open;
     this.results = null;
     this.known = new Map();
-    this.asked = new Set();
+    this.requested = new Set();
     this.page = 0;
     this.chosen = -1;
     this.spacer = el("div", { class: "spacer", role: "presentation" });
@@ -29,7 +29,7 @@ class List {
     this.results = results;
     this.numbers = numbers;
     this.known.clear();
-    this.asked.clear();
+    this.requested.clear();
     this.chosen = -1;
     this.turn(page);
   }
@@ -74,7 +74,7 @@ class List {
     });
     made.style.top = `${n * ITEM}px`;
     if (!row) {
-      this.ask(Math.floor(at / CHUNK));
+      this.request(Math.floor(at / CHUNK));
       made.append(el("span", { class: "muted", text: "…" }));
       return made;
     }
@@ -98,9 +98,9 @@ class List {
     return [...names].filter((name) => typeof row.numbers[name] === "number").map((name) => numberChip(name, row.numbers[name]));
   }
 
-  async ask(chunk) {
-    if (this.asked.has(chunk)) return;
-    this.asked.add(chunk);
+  async request(chunk) {
+    if (this.requested.has(chunk)) return;
+    this.requested.add(chunk);
     const results = this.results;
     const first = chunk * CHUNK;
     try {
@@ -109,7 +109,7 @@ class List {
       rows.forEach((row, n) => this.known.set(first + n, row));
       this.draw();
     } catch (error) {
-      showStatus(`cannot read rows: ${error.message}`);
+      showStatus(`Cannot load rows: ${error.message}`);
     }
   }
 
@@ -129,7 +129,7 @@ class List {
     if (row) await this.open(row.row);
   }
 
-  // What is known of a row of the list; nothing beyond its ends.
+  // The summary of a row of the list; undefined beyond its ends.
   async at(at) {
     if (!this.results || at < 0 || at >= this.results.total) return undefined;
     if (!this.known.has(at)) {

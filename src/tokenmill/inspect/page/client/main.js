@@ -1,4 +1,4 @@
-// What is shown when: tabs, filters, the chosen row, keys.
+// Tabs, filters, the selected row, keyboard shortcuts.
 
 const TABS = [["rows", "Rows"], ["overview", "Overview"], ["rejected", "Rejected"], ["packing", "Packing"], ["recipe", "Recipe and proofs"], ["compare", "Compare"]];
 const drawn = new Set();
@@ -64,14 +64,14 @@ function makeHead() {
   makeNumberFilters(overview);
 }
 
-// Filters and orders of what only some stores have: drift classes, and numbers per row.
+// Filters and orders by drift classes and by numbers per row, which only some stores have.
 function makeNumberFilters({ drift, numbers }) {
   const order = (value, text) => byId("order").append(el("option", { value, text }));
   byId("drift-label").hidden = !drift;
   byId("number-range").hidden = !numbers.some((one) => one.filter);
   if (drift) {
-    for (const name of [...CLASSES, UNJUDGED]) if (drift[name]) byId("drift").append(el("option", { value: name, text: `${name} (${count(drift[name])})` }));
-    order("drift", "gravest drift first");
+    for (const name of [...CLASSES, UNCHECKED]) if (drift[name]) byId("drift").append(el("option", { value: name, text: `${name} (${count(drift[name])})` }));
+    order("drift", "most severe drift first");
   }
   for (const { name, filter } of numbers) {
     if (filter) byId("number").append(el("option", { value: name, text: harmless(name) }));
@@ -97,8 +97,8 @@ function query() {
   const source = data.overview.sources[byId("source").value];
   if (source) conditions.push(condition("source", "==", source.path || "", (row) => row.origin.path || ""));
   const drift = byId("drift").value;
-  if (drift === UNJUDGED) conditions.push(condition("carried.drift", "not in", CLASSES, (row) => row.drift));
-  else if (drift) conditions.push(condition("carried.drift", "==", drift, (row) => row.drift));
+  if (drift === UNCHECKED) conditions.push(condition("extra.drift", "not in", CLASSES, (row) => row.drift));
+  else if (drift) conditions.push(condition("extra.drift", "==", drift, (row) => row.drift));
   const ranged = data.overview.numbers.find((one) => one.name === byId("number").value);
   if (ranged) between(ranged.filter, number("number-least"), number("number-most"), (row) => row.numbers[ranged.name]);
   const isRanged = byId("number-least").value.trim() || byId("number-most").value.trim();
@@ -108,33 +108,33 @@ function query() {
   };
 }
 
-async function find(wanted = query()) {
-  const mine = ++finding;
+async function find(requested = query()) {
+  const request = ++finding;
   const set = Object.values(FIELDS).filter((id) => byId(id).value !== "").length + (byId("changed").checked ? 1 : 0);
   byId("active").textContent = set ? `(${set} set)` : "";
-  showStatus(wanted.text ? "Searching…" : "");
+  showStatus(requested.text ? "Searching…" : "");
   try {
-    const results = await data.find(wanted, (part, found) => showStatus(`Searched ${percent(part, 1)}, ${plural(found, "row")} so far`), () => mine !== finding);
-    if (!results || mine !== finding) return;
-    list.show(results, [numberOrder(wanted.order)[1], ...wanted.numbers].filter((name) => name !== null));
-    const all = results.total === results.of && !wanted.text;
+    const results = await data.find(requested, (part, found) => showStatus(`Searched ${percent(part, 1)}, ${plural(found, "row")} so far`), () => request !== finding);
+    if (!results || request !== finding) return;
+    list.show(results, [numberOrder(requested.order)[1], ...requested.numbers].filter((name) => name !== null));
+    const all = results.total === results.of && !requested.text;
     showStatus(all ? plural(results.total, "row") : `${plural(results.total, "row")} of ${count(results.of)}`);
     if (results.searched < results.of) {
       byId("status").append(`, searched up to row ${count(results.searched)} `,
-        el("button", { type: "button", class: "link", text: "go on from there", onclick: () => find({ ...wanted, start: results.searched }) }));
+        el("button", { type: "button", class: "link", text: "continue", onclick: () => find({ ...requested, start: results.searched }) }));
     }
     if (current !== null) {
       const place = await results.place(current);
-      if (mine === finding && place >= 0) list.choose(place, false);
+      if (request === finding && place >= 0) list.choose(place, false);
     }
   } catch (error) {
-    if (mine === finding) showStatus(error.message);
+    if (request === finding) showStatus(error.message);
   }
 }
 
-function filterBy(wanted) {
+function filterBy(requested) {
   byId("filters").reset();
-  for (const [name, value] of Object.entries(wanted)) {
+  for (const [name, value] of Object.entries(requested)) {
     if (name === "changed") byId("changed").checked = value;
     else if (name === "number") byId("number").value = value;
     else byId(FIELDS[name]).value = value;
@@ -144,11 +144,11 @@ function filterBy(wanted) {
   find();
 }
 
-// Whether a row is shown with the others of its group.
+// Whether to show a row together with its group.
 const offersGroup = (row) => Boolean(!data.compare && row.group && row.group.rows.length > 1);
 const showsGroup = (row) => look.group && offersGroup(row);
 
-// To the next or the previous row of the list; where whole groups are shown, to one of another.
+// Go to the next or previous row of the list, or to another group if groups are shown.
 async function step(by) {
   const here = list.known.get(list.chosen);
   let at = list.chosen + by;
@@ -161,12 +161,12 @@ async function step(by) {
 
 async function showRow(number) {
   const view = byId("view");
-  const mine = ++showing;
+  const request = ++showing;
   hideTip();
   let row;
   try {
     row = await data.row(number);
-    if (mine !== showing) return; // another was asked for meanwhile
+    if (request !== showing) return; // another row was requested meanwhile
   } catch (error) {
     view.replaceChildren(el("p", { class: "note", text: error.message }));
     return;
@@ -189,7 +189,7 @@ async function showRow(number) {
     } catch (error) {
       made = el("p", { class: "note", text: error.message });
     }
-    if (mine !== showing) return;
+    if (request !== showing) return;
     body.replaceChildren(legend(), made);
     const sections = body.querySelectorAll("section.turn");
     if (sections.length === folded.length) sections.forEach((section, n) => { if (folded[n]) toggle(section, false); });
@@ -224,7 +224,7 @@ async function openRow(number) {
   if (place >= 0) await list.choose(place, false);
 }
 
-const KEYS = [["/", "search"], ["g", "go to a row by number"], ["j, k", "next and previous row, or group"], ["↑ ↓ in the list", "choose a row; Enter goes into it"], ["← → ↑ ↓ in a row", "token by token, with id and bytes"], ["f", "fold or unfold all turns"], ["1 … 6", "parts of the page"], ["Esc", "back to the list"], ["?", "this list"]];
+const KEYS = [["/", "search"], ["g", "go to a row by number"], ["j, k", "next and previous row, or group"], ["↑ ↓ in the list", "select a row; Enter opens it"], ["← → ↑ ↓ in a row", "move by token, and show its id and bytes"], ["f", "fold or unfold all turns"], ["1 … 6", "tabs"], ["Esc", "back to the list"], ["?", "this help"]];
 
 function help() {
   byId("help").replaceChildren(el("h2", { text: "Keys" }), el("dl", {}, ...KEYS.flatMap(([key, text]) => [el("dt", {}, el("kbd", { text: key })), el("dd", { text })])),
@@ -258,7 +258,7 @@ function shortcut(event) {
 
 async function start() {
   if (typeof DecompressionStream === "undefined") {
-    byId("view").textContent = "This browser is too old for this page: it lacks DecompressionStream. Chrome and Edge have it from version 80 on, Safari from 16.4, Firefox from 113.";
+    byId("view").textContent = "This browser is too old for this page. Use Chrome or Edge 80, Safari 16.4, Firefox 113, or later.";
     return;
   }
   const { about, rows } = JSON.parse(byId("data").textContent);
@@ -290,12 +290,12 @@ async function start() {
   document.addEventListener("scroll", scrolled, { passive: true, capture: true });
   await data.open();
   await find();
-  const asked = /^#row=(\d+)$/.exec(location.hash);
-  if (asked) await openRow(Number(asked[1]));
+  const linked = /^#row=(\d+)$/.exec(location.hash);
+  if (linked) await openRow(Number(linked[1]));
   else if (list.results && list.results.total) await list.choose(0, true);
   else byId("view").append(el("div", { class: "empty" }, el("p", { text: "There are no rows to show." })));
 }
 
 start()
-  .catch((error) => showStatus(`This page cannot be read: ${error.message}`))
+  .catch((error) => showStatus(`Cannot load this page: ${error.message}`))
   .finally(() => { document.body.dataset.ready = "yes"; });

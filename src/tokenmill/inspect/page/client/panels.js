@@ -1,4 +1,4 @@
-// The parts beside the rows: overview, rejected rows, packing, recipe and proofs.
+// The other tabs: overview, rejected rows, packing, recipe and proofs.
 
 function table(heads, rows) {
   return el("div", { class: "scroll" }, el("table", {},
@@ -22,7 +22,7 @@ function overviewPanel(data, filter) {
     el("div", { class: "charts" },
       lengthChart(overview.lengths, (least, most) => filter({ least, most })),
       shareChart(overview.shares, (shareLeast, shareMost) => filter({ shareLeast, shareMost }))),
-    el("p", { class: "hint", text: "A bar shows its rows when pressed." }),
+    el("p", { class: "hint", text: "Click a bar to see its rows." }),
     ...rolloutParts(overview, filter),
     el("h3", { text: "Per row" }),
     table(["percentile", ...marks.map((name) => name.slice(1))], [
@@ -46,16 +46,16 @@ function overviewPanel(data, filter) {
 const REJECTED_AT_ONCE = 100;
 
 const REASONS = {
-  bad_json: "the bytes are not one JSON object",
-  bad_shape: "JSON, but not a conversation, text or pair",
-  bad_group: "answers that cannot be compared: one is empty, or they do not differ",
-  template_error: "the chat template itself refused the row",
-  template_drops_content: "the template prints an assistant's text or tool call nowhere",
-  mask_unproven: "no method could show which characters are the assistant's",
+  bad_json: "the line is not one JSON object",
+  bad_shape: "not a conversation, text or pair of the format",
+  bad_group: "the answers cannot be compared: one is empty, or they are equal",
+  template_error: "the chat template raises an error for this row",
+  template_drops_content: "the template does not print an assistant's text or tool call",
+  mask_unproven: "the text of the assistant could not be located with certainty",
   trailing_user: "the conversation ends with a user turn",
-  no_trained_tokens: "nothing in the row would be trained",
+  no_trained_tokens: "no token of the row is trained",
   overlong: "longer than max_length",
-  limit: "a bound on size, nesting or a template's work",
+  limit: "the row exceeds a limit of size, nesting or rendering time",
 };
 
 function rejectedPanel(data, chosen) {
@@ -75,7 +75,7 @@ function rejectedPanel(data, chosen) {
         const button = el("button", { type: "button", text: "Show more", onclick: () => { button.remove(); more(seen); } });
         list.append(button);
       } else if (seen < all) {
-        note.textContent += " The others are not in this page; tokenmill inspect STORE --rule rejected, or --serve, shows them.";
+        note.textContent += " To see the others: tokenmill inspect STORE --rule rejected, or --serve.";
       }
     };
     await more(0);
@@ -84,7 +84,7 @@ function rejectedPanel(data, chosen) {
   const names = Object.entries(rejected.reasons).sort((a, b) => b[1] - a[1]);
   return [
     el("h2", { text: "Rejected rows" }),
-    el("p", { text: `${count(rejected.total)} of ${count(data.overview.totals.rows_in)} rows are not in the store. Open one to see where it comes from and what it says.` }),
+    el("p", { text: `${count(rejected.total)} of ${count(data.overview.totals.rows_in)} rows were rejected and are not in the store. Open one to see its origin and its text.` }),
     el("div", {}, choices("Reason", [["", `all ${count(rejected.total)}`], ...names.map(([name, rows]) => [name, `${name} ${count(rows)}`])], "", draw)),
     note, list];
 }
@@ -110,7 +110,7 @@ function rejectedItem(data, row) {
     } catch (error) {
       body.append(el("p", { class: "note", text: error.message }));
     }
-    if (origin.path) body.append(el("p", { class: "hint" }, "The same in a terminal: ", el("code", { text: `tokenmill rows ${quoted(origin.path)} --row ${origin.row}` })));
+    if (origin.path) body.append(el("p", { class: "hint" }, "In a terminal: ", el("code", { text: `tokenmill rows ${quoted(origin.path)} --row ${origin.row}` })));
   });
   return item;
 }
@@ -120,7 +120,7 @@ const quoted = (path) => (/^[\w@%+=:,./-]+$/.test(path) ? path : `'${harmless(pa
 function rawBlock(raw) {
   return el("div", { class: "raw-block" },
     raw.text !== null ? el("pre", { class: "raw", tabindex: 0, text: harmless(raw.text) }) : null,
-    raw.cut ? el("p", { class: "hint", text: `${count(raw.cut)} more bytes follow.` }) : null,
+    raw.cut ? el("p", { class: "hint", text: `${count(raw.cut)} more bytes are not shown.` }) : null,
     raw.note ? el("p", { class: "note", text: harmless(raw.note) }) : null);
 }
 
@@ -134,8 +134,8 @@ function packingPanel(data, open) {
     box.replaceChildren(
       el("p", { class: "big" }, el("strong", { text: percent(preview.fill, 1, 2) }), " full: ",
         `${plural(preview.packs, "pack")} of ${count(preview.length)} tokens, ${((preview.rows - preview.rows_longer) / Math.max(1, preview.packs)).toFixed(1)} rows each`,
-        preview.rows_longer ? `; ${plural(preview.rows_longer, "row")} longer than a pack, left out here` : ""),
-      el("figure", {}, el("figcaption", {}, el("strong", { text: "Fill" }), " packs by how full they are"),
+        preview.rows_longer ? `; ${plural(preview.rows_longer, "row")} longer than a pack and left out` : ""),
+      el("figure", {}, el("figcaption", {}, el("strong", { text: "Fill" }), " of the packs"),
         bars("Packs by fill", preview.histogram, shareLabel("full"), { noun: "pack", size: "small" }), axis(PERCENTS)),
       el("h3", { text: preview.drawn.length < preview.packs ? `The first ${count(preview.drawn.length)} packs` : "All packs" }),
       packRows(preview, open));
@@ -145,7 +145,7 @@ function packingPanel(data, open) {
   draw(String(usual.length));
   return [
     el("h2", { text: "Packing preview" }),
-    el("p", { text: `What best_fit makes of ${part} in the default order (seed ${packing.seed}, epoch 0). A row in a pack opens when pressed.` }),
+    el("p", { text: `best_fit packing of ${part} in the default order (seed ${packing.seed}, epoch 0). Click a row in a pack to open it.` }),
     el("div", {}, choices("Tokens per pack", values, String(usual.length), draw)), box];
 }
 
@@ -166,8 +166,8 @@ function recipePanel(data) {
   const { document: made, proof } = overview;
   const total = (rows) => (rows && typeof rows === "object" ? Object.values(rows).reduce((a, b) => a + b, 0) : rows);
   const audited = total(proof.audited_rows);
-  const sentence = audited === undefined ? "This store's proof.json is missing or damaged; its rows are not affected."
-    : `Rendered by ${proof.renderer || "?"}, encoded by ${proof.engine || "?"}. ${plural(audited, "row")} were made a second time by the reference; ${count(total(proof.audit_mismatches))} differed.`;
+  const sentence = audited === undefined ? "The proof.json of this store is missing or damaged. Its rows are not affected."
+    : `Rendered by ${proof.renderer || "?"}, encoded by ${proof.engine || "?"}. ${plural(audited, "row")} compared with the reference, ${count(total(proof.audit_mismatches))} different.`;
   const sources = made.sources.slice(0, LISTED_SOURCES).map((source, n) => ({ path: (overview.sources[n] || {}).path, ...source }));
   const left = made.sources.length - sources.length;
   return [
@@ -179,5 +179,5 @@ function recipePanel(data) {
       el("section", {}, el("h3", { text: "Tokenizer" }), tree({ ...made.tokenizer, ...overview.tokenizer })),
       el("section", {}, el("h3", { text: "Totals" }), tree(overview.totals)),
       el("section", {}, el("h3", { text: "Sources by content" }), tree(sources),
-        left > 0 ? el("p", { class: "hint", text: `${count(left)} more are in the manifest.` }) : null))];
+        left > 0 ? el("p", { class: "hint", text: `${count(left)} more sources are in the manifest.` }) : null))];
 }

@@ -1,16 +1,16 @@
-// Recorded rollouts: what the judge says of a row, and where; rewards and lengths over steps.
+// Recorded rollouts: drift classes and findings of rows; rewards and lengths over steps.
 
 const CLASSES = ["equal", "retokenized", "text", "structure"];
-const UNJUDGED = "unjudged";
+const UNCHECKED = "unchecked";
 const MEANINGS = {
-  equal: "the ids are those of one encode of the expected text", retokenized: "other ids, the same text",
-  text: "other text than expected", structure: "something is missing, doubled, or marked wrongly",
-  unjudged: "there was nothing to compare with",
+  equal: "the ids equal one encoding of the expected text", retokenized: "different ids, the same text",
+  text: "the text differs from the expected text", structure: "a part is missing, duplicated or marked wrongly",
+  unchecked: "nothing to compare with",
 };
 
-const driftBadge = (name) => el("span", { class: `drift drift-${name || UNJUDGED}`, title: MEANINGS[name || UNJUDGED], text: name || UNJUDGED });
+const driftBadge = (name) => el("span", { class: `drift drift-${name || UNCHECKED}`, title: MEANINGS[name || UNCHECKED], text: name || UNCHECKED });
 
-// A number of a row, coloured by where it lies between the least and the greatest of the store.
+// A number of a row, coloured by its position between the minimum and maximum of the store.
 function numberChip(name, value) {
   const range = data.overview.numbers.find((one) => one.name === name);
   const chip = el("span", { class: "chip", text: `${harmless(name)} ${value}` });
@@ -25,10 +25,10 @@ function verdictOf(row) {
   return el("span", { class: "verdict-line" }, driftBadge(row.drift), typeof reward === "number" ? numberChip("reward", reward) : null);
 }
 
-// A class for each token that a finding names; of several the gravest.
+// A class for each token with a finding; the most severe of several.
 function findingMarks(row) {
   const marks = [];
-  for (const one of [...row.findings].reverse()) if (one.token !== null) marks[one.token] = `finding finding-${one.class || UNJUDGED}`;
+  for (const one of [...row.findings].reverse()) if (one.token !== null) marks[one.token] = `finding finding-${one.class || UNCHECKED}`;
   return marks;
 }
 
@@ -51,7 +51,7 @@ function findingItem(row, one) {
   const there = one.token !== null && one.token < row.length;
   const place = [one.turn === null ? null : `turn ${count(one.turn)}`, one.token === null ? null : `token ${count(one.token)}`].filter(Boolean).join(", ");
   const text = (name, value) => [el("dt", { text: name }), el("dd", {}, value === "" ? el("span", { class: "muted", text: "nothing" }) : el("code", { text: shownLine(value) }))];
-  return el("button", { type: "button", class: `finding-item finding-${one.class || UNJUDGED}`, disabled: !there, onclick: (event) => showToken(event.currentTarget, one.token) },
+  return el("button", { type: "button", class: `finding-item finding-${one.class || UNCHECKED}`, disabled: !there, onclick: (event) => showToken(event.currentTarget, one.token) },
     el("span", { class: "finding-head" }, driftBadge(one.class), el("strong", { text: harmless(one.kind.replace(/_/g, " ")) }),
       el("span", { class: "muted", text: place + (one.token !== null && !there ? " (cut off)" : "") })),
     one.detail ? el("span", { class: "finding-detail", text: harmless(one.detail) }) : null,
@@ -60,22 +60,22 @@ function findingItem(row, one) {
 
 const shownLine = (text) => harmless(text).replace(/\n/g, "⏎").replace(/\t/g, "⇥");
 
-// To a token of the row in which the button stands: its turn is unfolded, and drawn so far.
+// Go to a token of the button's row: unfold its turn and draw it up to the token.
 function showToken(from, at) {
   const side = from.closest(".side");
   const boxes = [side, byId("prompt"), side ? null : byId("row-body")].filter(Boolean);
   for (const section of boxes.flatMap((box) => [...box.querySelectorAll("section.turn")])) {
     if (at < Number(section.dataset.start) || at >= Number(section.dataset.end)) continue;
     toggle(section, true);
-    for (const picture of section.querySelectorAll('.picture[aria-expanded="false"]')) {
-      if (Number(picture.dataset.start) <= at && at < Number(picture.dataset.end)) picture.click();
+    for (const image of section.querySelectorAll('.image[aria-expanded="false"]')) {
+      if (Number(image.dataset.start) <= at && at < Number(image.dataset.end)) image.click();
     }
     for (let more; !section.querySelector(`.tok[data-at="${at}"]`) && (more = section.querySelector(".more"));) more.click();
     const span = section.querySelector(`.tok[data-at="${at}"]`);
     document.querySelectorAll("#view .tok.shown").forEach((one) => one.classList.remove("shown"));
     span.classList.add("shown");
     focusToken(span);
-    hideTip(); // it would hide what stands around the token
+    hideTip(); // it would cover the text around the token
     span.scrollIntoView({ block: "center" });
     return;
   }
@@ -101,7 +101,7 @@ function quantileChart(name, title, about, bins, pick) {
     const column = el("button", { type: "button", class: "column quantiles", onclick: () => bin[name] && pick(bin) });
     if (!bin[name]) return column;
     const [p10, p25, p50, p75, p90] = bin[name];
-    const text = `${stepName(bin)}: median ${shortNumber(p50)}, half of all ${shortNumber(p25)} to ${shortNumber(p75)}, 80% ${shortNumber(p10)} to ${shortNumber(p90)}; ${plural(bin.rows, "row")}`;
+    const text = `${stepName(bin)}: median ${shortNumber(p50)}, middle half ${shortNumber(p25)} to ${shortNumber(p75)}, 80% ${shortNumber(p10)} to ${shortNumber(p90)}; ${plural(bin.rows, "row")}`;
     const part = (kind, from, to) => {
       const made = el("i", { class: kind });
       made.style.bottom = `${height(from)}%`;
@@ -122,7 +122,7 @@ function quantileChart(name, title, about, bins, pick) {
 }
 
 function driftChart(bins, filter) {
-  const shown = [UNJUDGED, ...CLASSES].filter((name) => bins.some((bin) => bin.drift[name]));
+  const shown = [UNCHECKED, ...CLASSES].filter((name) => bins.some((bin) => bin.drift[name]));
   const columns = bins.map((bin) => el("div", { class: "column stacked" }, ...[...shown].reverse().filter((name) => bin.drift[name]).map((name) => {
     const text = `${stepName(bin)}, ${name}: ${plural(bin.drift[name], "row")} (${percent(bin.drift[name], bin.rows, 1)})`;
     const show = () => showTip(part, el("span", { text }));
@@ -131,7 +131,7 @@ function driftChart(bins, filter) {
     return part;
   })));
   return el("figure", { id: "steps-drift" },
-    el("figcaption", {}, el("strong", { text: "Drift" }), " share of the rows of each class"),
+    el("figcaption", {}, el("strong", { text: "Drift" }), " share of rows by class"),
     el("div", { class: "scaled" }, el("div", { class: "scale-labels", "aria-hidden": "true" }, el("span", { text: "100%" }), el("span", { text: "0%" })),
       el("div", {}, el("div", { class: "bars", role: "group", "aria-label": "Drift classes over steps" }, ...columns), stepAxis(bins))),
     el("p", { class: "keys" }, ...shown.map((name) => el("span", {}, el("i", { class: `part drift-${name}` }), name))));
@@ -139,21 +139,21 @@ function driftChart(bins, filter) {
 
 const stepFilter = (bin) => ({ number: "step", numberLeast: bin.from, numberMost: bin.to });
 
-// The part of the overview about rollouts; nothing where there are none.
+// The part of the overview about rollouts; empty without rollouts.
 function rolloutParts(overview, filter) {
   const { steps, drift } = overview;
   const parts = [];
   if (steps) {
     const pick = (bin) => filter(stepFilter(bin));
-    const together = steps.bins.length < steps.steps ? ` ${count(steps.steps)} steps, neighbours drawn together.` : "";
+    const together = steps.bins.length < steps.steps ? ` There are ${count(steps.steps)} steps; adjacent ones share a bar.` : "";
     parts.push(el("h3", { text: "Over steps" }), el("div", { class: "charts", id: "steps" },
-      steps.numbers.includes("reward") ? quantileChart("reward", "Reward", "median, half and 80% of the rows", steps.bins, pick) : null,
-      quantileChart("length", "Length", "tokens of a row, drawn alike", steps.bins, pick),
+      steps.numbers.includes("reward") ? quantileChart("reward", "Reward", "median, middle half and 80% of rows", steps.bins, pick) : null,
+      quantileChart("length", "Length", "tokens per row: median, middle half and 80% of rows", steps.bins, pick),
       drift ? driftChart(steps.bins, filter) : null),
-    el("p", { class: "hint", text: `A bar shows the rows of its step when pressed.${together}` }));
+    el("p", { class: "hint", text: `Click a bar to see the rows of its step.${together}` }));
   }
   if (drift) {
-    parts.push(el("h3", { text: "Per drift class" }), table(["class", "rows", "of all rows"], [...CLASSES].reverse().concat(UNJUDGED).filter((name) => name !== UNJUDGED || drift[name]).map((name) => [
+    parts.push(el("h3", { text: "Per drift class" }), table(["class", "rows", "of all rows"], [...CLASSES].reverse().concat(UNCHECKED).filter((name) => name !== UNCHECKED || drift[name]).map((name) => [
       el("button", { type: "button", class: "link", onclick: () => filter({ drift: name }) }, driftBadge(name)), count(drift[name]), percent(drift[name], overview.totals.rows, 1)])));
   }
   return parts;

@@ -1,5 +1,5 @@
-// One row, turn by turn, token by token. Colour says role and loss; the underline says loss again,
-// for eyes that see no colour. A token under the pointer or the keyboard tells its id and bytes.
+// One row: turns and tokens. Colour shows role and loss; an underline shows the loss without colour.
+// The token under the pointer or the keyboard focus shows its id and bytes.
 
 const look = { colour: "both", spaces: false, ids: false, group: true };
 const SHOWN_TOKENS = 4000; // of a turn at once; a button shows more
@@ -38,7 +38,7 @@ function tokenSpan(row, texts, at, role, marks) {
   return span;
 }
 
-// How far a value is along its scale: the share of the way from 0 to the end on its side.
+// Colour a value by its distance from 0, relative to the end of its scale.
 function heat(span, value, scale) {
   if (typeof value !== "number") return;
   const below = value < 0 || !scale.high;
@@ -65,7 +65,7 @@ function describe(row, texts, at, role) {
   for (const [name, values] of Object.entries(row.attached)) {
     if (Array.isArray(values)) lines.push([harmless(name), String(values[at])]);
   }
-  for (const one of row.findings) if (one.token === at) lines.push(["finding", harmless(`${one.class || UNJUDGED}: ${one.kind}`)]);
+  for (const one of row.findings) if (one.token === at) lines.push(["finding", harmless(`${one.class || UNCHECKED}: ${one.kind}`)]);
   return el("dl", {}, ...lines.flatMap(([name, value]) => [el("dt", { text: name }), el("dd", { text: value, class: `tip-${name}` })]));
 }
 
@@ -96,7 +96,7 @@ const hideTip = () => {
   tipOf = null;
 };
 
-// Moving to a token by key may scroll it into sight: its tip goes along.
+// Moving to a token by key may scroll; its tip must move with it.
 const scrolled = () => {
   if (tipOf && tipOf === document.activeElement) placeTip();
   else if (tipOf) hideTip();
@@ -108,8 +108,8 @@ function shareBar(trained, length) {
   return bar;
 }
 
-// The turns of a row, or of its tokens between two places. `marks` adds a class per token (a
-// comparison's changes); `side` tells the columns of one view apart.
+// The turns of a row, or of its tokens in a range. `marks` adds a class per token (such as the
+// changes of a comparison); `side` distinguishes the columns of one view.
 function turnsOf(row, { marks, side = "one", from = 0, to = row.ids.length } = {}) {
   const texts = shownTexts(row);
   const box = el("div", { class: `turns ${colourClass()}` });
@@ -130,19 +130,19 @@ function turnsOf(row, { marks, side = "one", from = 0, to = row.ids.length } = {
     el("span", { class: trained ? "loss some" : "loss", text: trained ? `${count(trained)} trained` : "not trained" }));
     const section = el("section", { class: `turn ${roleClass(role)}`, "data-start": start, "data-end": end }, head, body);
     const tokens = (first, last) => Array.from({ length: last - first }, (_, n) => tokenSpan(row, texts, first + n, role, marks));
-    const pictures = new Map(row.media.filter((one) => one.count && one.start < end && one.start + one.count > start).map((one) => [Math.max(one.start, start), one]));
+    const images = new Map(row.media.filter((one) => one.count && one.start < end && one.start + one.count > start).map((one) => [Math.max(one.start, start), one]));
     const more = (first) => {
       const made = [];
       let last = first;
       while (last < end && made.length < SHOWN_TOKENS) {
-        const picture = pictures.get(last);
-        const next = picture ? Math.min(end, picture.start + picture.count) : last + 1;
-        made.push(...(picture ? [pictureChip(row, picture, last, next, tokens)] : tokens(last, next)));
+        const image = images.get(last);
+        const next = image ? Math.min(end, image.start + image.count) : last + 1;
+        made.push(...(image ? [imageChip(row, image, last, next, tokens)] : tokens(last, next)));
         last = next;
       }
       body.append(...made);
       if (last < end) {
-        const button = el("button", { type: "button", class: "more", text: `show more: ${count(end - last)} tokens are left`, onclick: () => { button.remove(); more(last); } });
+        const button = el("button", { type: "button", class: "more", text: `show more (${count(end - last)} tokens left)`, onclick: () => { button.remove(); more(last); } });
         body.append(button);
       }
     };
@@ -150,16 +150,16 @@ function turnsOf(row, { marks, side = "one", from = 0, to = row.ids.length } = {
     box.append(section);
   });
   const tokenOf = (target) => target.closest && target.closest(".tok");
-  const tell = (event) => {
+  const showDetails = (event) => {
     const span = tokenOf(event.target);
     if (!span) return;
     const at = Number(span.dataset.at);
     const turn = turns.find((one) => one[1] <= at && at < one[2]);
     showTip(span, describe(row, texts, at, turn ? turn[0] : ""));
   };
-  box.addEventListener("mouseover", tell);
+  box.addEventListener("mouseover", showDetails);
   box.addEventListener("mouseout", hideTip);
-  box.addEventListener("focusin", tell);
+  box.addEventListener("focusin", showDetails);
   box.addEventListener("focusout", hideTip);
   box.addEventListener("click", (event) => { const span = tokenOf(event.target); if (span) focusToken(span); });
   box.addEventListener("keydown", walk);
@@ -181,11 +181,11 @@ function focusToken(span) {
   span.focus();
 }
 
-// The next token in a direction, over the borders of turns that are open.
+// The next token in a direction; it may be in the next open turn.
 function beside(span, step) {
   const sibling = step > 0 ? "nextElementSibling" : "previousElementSibling";
   let next = span[sibling];
-  while (next && !next.classList.contains("tok")) next = next[sibling]; // a picture in between
+  while (next && !next.classList.contains("tok")) next = next[sibling]; // an image in between
   if (next) return next;
   let section = span.closest(".turn");
   while (section) {
@@ -239,7 +239,7 @@ function choices(name, values, current, changed) {
   return box;
 }
 
-// A number at an end of a scale; what lies beyond has the colour of the end.
+// The label at an end of a scale; values beyond have the colour of the end.
 const scaleEnd = (value, more) => (value ? `${value > 0 ? "" : "−"}${Math.abs(value)} ${more}` : "0");
 
 function scaleLegend(scale) {
@@ -250,7 +250,7 @@ function scaleLegend(scale) {
       el("span", { class: "scale-low", text: scaleEnd(scale.low, "or less") }),
       el("span", { class: "ramp", "aria-hidden": "true" }, ...steps.map((value) => { const step = el("i"); heat(step, value, scale); return step; })),
       el("span", { class: "scale-high", text: scaleEnd(scale.high, "or more") })),
-    el("span", { text: "Tokens that are not trained have no colour." }));
+    el("span", { text: "Only trained tokens are coloured." }));
 }
 
 function legend() {
@@ -280,16 +280,16 @@ function toolbar(redraw, offersGroup) {
     el("button", { type: "button", id: "unfold", text: "Unfold", onclick: all(true) }));
 }
 
-// What is attached to the row as a whole, but for what it carries under the same name.
-const attachedPerRow = (row) => Object.entries(row.attached).filter(([name, value]) => !Array.isArray(value) && !(name in row.carried));
+// Per-row values of sidecars, without those that an extra column of the same name shows.
+const attachedPerRow = (row) => Object.entries(row.attached).filter(([name, value]) => !Array.isArray(value) && !(name in row.extra));
 
-// What stands above a row, or above all rows of its group: then each answer says its own numbers.
+// The head of a row, or of its group; in a group each answer shows its own numbers.
 function rowHead(row, step, wholeGroup) {
   const { group } = row;
   const recorded = group && group.name !== null;
-  // Of a recorded group each answer says its own; of one answer the title says the rest.
-  const carried = Object.entries(row.carried).filter(([name]) => !recorded || (!wholeGroup && !["group", "step"].includes(name)));
-  const notes = [...carried.filter(([name]) => !data.overview.drift || name !== "reward"), ...(wholeGroup ? [] : attachedPerRow(row))];
+  // In a recorded group each answer shows its columns; for one answer the title shows group and step.
+  const extra = Object.entries(row.extra).filter(([name]) => !recorded || (!wholeGroup && !["group", "step"].includes(name)));
+  const notes = [...extra.filter(([name]) => !data.overview.drift || name !== "reward"), ...(wholeGroup ? [] : attachedPerRow(row))];
   const oneTurn = row.part && (!group || group.rows.length === 1);
   return el("header", { class: "row-head" },
     el("div", { class: "title" },
@@ -307,10 +307,10 @@ function rowHead(row, step, wholeGroup) {
       el("span", { text: plural(row.length, "token") }),
       el("span", { class: "trained-count", text: `${count(row.trained)} trained (${percent(row.trained, row.length)})` }),
       shareBar(row.trained, row.length),
-      row.media.length ? el("span", { text: plural(row.media.length, "picture") }) : null,
+      row.media.length ? el("span", { text: plural(row.media.length, "image") }) : null,
       group && group.score !== null ? el("span", { text: `score ${group.score}` }) : null),
     notes.length
-      ? el("dl", { class: "carried" }, ...notes.flatMap(([name, value]) => [
+      ? el("dl", { class: "extra" }, ...notes.flatMap(([name, value]) => [
         el("dt", { text: harmless(name) }), el("dd", { text: harmless(typeof value === "string" ? value : JSON.stringify(value)) })]))
       : null,
     wholeGroup ? null : findingsOf(row));

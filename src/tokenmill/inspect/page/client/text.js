@@ -1,4 +1,4 @@
-// Text and elements. Data reaches the page through textContent alone: no markup is ever parsed.
+// Text and elements. Data is set only as textContent, so markup in it is never parsed.
 
 function el(name, attributes, ...children) {
   const made = document.createElement(name);
@@ -19,7 +19,7 @@ const percent = (part, whole, digits = 0) => (whole ? `${((100 * part) / whole).
 const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 const baseName = (path) => (path ? path.slice(path.lastIndexOf("/") + 1) : "?");
 
-// Characters that steer a reader's eye or a screen are shown, not obeyed.
+// Show control characters and direction marks as visible text.
 const STEERING = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
 function harmless(text) {
   return text.replace(STEERING, (one) => {
@@ -55,7 +55,7 @@ function joined(parts) {
 const hex = (bytes) => Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join(" ");
 const fromHex = (text) => Uint8Array.from({ length: text.length / 2 }, (_, n) => parseInt(text.substr(2 * n, 2), 16));
 
-// Bytes at the end that begin a character which is not complete yet.
+// The number of bytes at the end that start an incomplete character.
 function unfinished(bytes) {
   for (let back = 1; back <= Math.min(3, bytes.length); back++) {
     const byte = bytes[bytes.length - back];
@@ -65,8 +65,8 @@ function unfinished(bytes) {
   return 0;
 }
 
-// What each token shows: the characters that it completes. A character spread over several tokens
-// stands at the last of them; the others show nothing of their own (null).
+// The text of each token: the characters that it completes. The last of several tokens of a character
+// shows it; the others show nothing (null).
 function shownTexts(row) {
   const texts = new Array(row.ids.length);
   const known = new Map();

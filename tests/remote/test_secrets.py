@@ -1,0 +1,147 @@
+"""No message, log, origin or file of a store contains the password or query of a URL."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tokenmill as tm
+from tests.build.making import INLINE, TOKENIZER, conversations, write_rows
+from tests.remote.servers import RangeServer
+from tokenmill._core import remote
+from tokenmill.errors import SourceError, TokenmillError, UsageError, hide_secrets, shown
+from tokenmill.media import Images, Limits, reference_of, web
+from tokenmill.sources.rows import open_rows
+
+CANARY = "c4n4ryS3cret"
+USER = f"user:{CANARY}@"
+QUERY = f"?sv=1&sig={CANARY}"
+CLOSED = "127.0.0.1:9"
+
+FAILING = [
+    f"{scheme}://{user}{host}/{name}{query}"
+    for scheme, host in {
+        "http": CLOSED, "https": CLOSED, "ftp": CLOSED, "sftp": CLOSED, "s3": "bucket", "gs": "b",
+        "az": "container", "abfs": "container", "hf": "datasets/o/n", "memory": "h", "foo": "h",
+        "simplecache::http": CLOSED,
+    }.items()
+    for user, query in ((USER, ""), ("", QUERY), (f"key:{CANARY}/x@", QUERY))
+    for name in ("a.jsonl", "a.unknown", "dir", "*.jsonl", "a.jsonl@train[0:x]")
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def closed_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "ATTEMPTS", 1)
+    monkeypatch.setattr(web, "RETRY_DELAY_S", 0.0)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{CLOSED}")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def assert_hidden(call: Callable[[], Any], error: type[Exception] = TokenmillError) -> None:
+    with pytest.raises(error) as caught:
+        call()
+    made = caught.value
+    assert isinstance(made, TokenmillError)
+    assert CANARY not in f"{made} {made!r} {made.as_dict()}"
+    assert CANARY not in "".join(traceback.format_exception(made))
+    if isinstance(made, UsageError):
+        assert CANARY not in made.render({"sources": "--sources"})
+
+
+@pytest.mark.parametrize("url", FAILING)
+def test_failing_url(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert_hidden(lambda: open_rows(url))
+    if "::" not in url:
+        assert_hidden(lambda: tm.open_store(url))
+    # The S3 server of another test may run in this process; it logs the requests that it gets.
+    own = [record for record in caplog.records if record.name != "werkzeug"]
+    assert not any(CANARY in record.getMessage() for record in own)
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 410, 416, 429, 500, 503])
+@pytest.mark.parametrize("redirected", [False, True])
+def test_failing_server(
+    web: RangeServer, monkeypatch: pytest.MonkeyPatch, status: int, redirected: bool
+) -> None:
+    def answer(handler: Any) -> bool:
+        if redirected and "sig" not in handler.path:
+            handler.send_response(302)
+            handler.send_header("Location", f"/signed.jsonl{QUERY}")
+            handler.send_header("Content-Length", "0")
+            handler.end_headers()
+        else:
+            handler.status(status)
+        return True
+
+    monkeypatch.setattr(web, "answer", answer)
+    url = web.url("rows.jsonl" if redirected else f"rows.jsonl{QUERY}")
+    assert_hidden(lambda: open_rows(url), SourceError)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        f"http://{USER}{CLOSED}/a b.png{QUERY}", f"http://a..b/{QUERY}", f"http://{USER}a..b/",
+        f"https://{USER}[/{QUERY}", f"s3://{USER}{'b' * 200}/a.png", f"az://c/a.png{QUERY}",
+        f"zip://a.png::http://{USER}h/a.zip{QUERY}", {"url": f"ftp://{USER}h/a.png"},
+        {"unknown": f"http://{'u' * 90}:{CANARY}@h/a.png"},
+    ],
+)  # fmt: skip
+def test_failing_image(value: Any, tmp_path: Path) -> None:
+    for urls in (True, False):
+        images = Images(tmp_path, urls=urls, private=True, limits=Limits(seconds=2))
+        assert_hidden(lambda images=images: images.read(reference_of(value)), SourceError)
+
+
+def test_store_of_a_signed_url(
+    web: RangeServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    write_rows(web.root / "chat.jsonl", [*conversations(20), "{bad"])
+    url = web.url(f"chat.jsonl{QUERY}").replace("http://", f"http://{USER}")
+    store = tm.prepare(url, tokenizer=TOKENIZER, cache_dir=tmp_path / "cache", **INLINE)
+    texts = [repr(store), repr(store[0]), str(store.path), caplog.text, repr(store.manifest)]
+    texts += [repr(store[0].origin), repr(list(store.sources)), repr(open_rows(url).origin(0))]
+    assert CANARY not in "".join(texts)
+    for path in filter(Path.is_file, (tmp_path / "cache").rglob("*")):
+        assert CANARY.encode() not in path.read_bytes(), path
+    assert store[0].origin.path == web.url("chat.jsonl")
+
+
+def test_remote_store_with_a_password(memory: str, tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "chat.jsonl", conversations(20))
+    store = tm.prepare(path, tokenizer=TOKENIZER, cache_dir=tmp_path / "cache", **INLINE)
+    url = memory.replace("memory://", f"memory://{USER}")
+    pushed = tm.push(store, f"{url}/store")
+    opened = tm.open_store(f"{url}/store", cache_dir=tmp_path / "other")
+    assert CANARY not in f"{pushed} {opened!r} {opened.path} {opened.path!r}"
+    assert len(opened) == len(store)
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("http://u:p@h:80/a@b.jsonl?x=1#y", "http://h:80/a@b.jsonl"),
+        ("http://h/a?nothing", "http://h/a"),
+        ("http://[::1]:80/a@b", "http://[::1]:80/a@b"),
+        ("https://u@h", "https://h"),
+        ("s3://key:a/b+c@bucket/x", "s3://bucket/x"),
+        ("s3://bucket/part-?.jsonl", "s3://bucket/part-?.jsonl"),
+        ("s3://bucket/a#1.jsonl", "s3://bucket/a#1.jsonl"),
+        ("az://c/x?sig=a/b", "az://c/x"),
+        ("hf://datasets/o/n@main/x.jsonl", "hf://datasets/o/n@main/x.jsonl"),
+        ("/data/a?b=c@d.jsonl", "/data/a?b=c@d.jsonl"),
+        ("http://[", "http://["),
+    ],
+)
+def test_shown(url: str, text: str) -> None:
+    assert shown(url) == text
+    assert hide_secrets(f"url='{url}', and more") == f"url='{text}', and more"
