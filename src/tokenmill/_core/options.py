@@ -33,7 +33,7 @@ HELP = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)  # under "Args
 _TYPE_NAMES = {bool: "true or false", str: "a string", int: "an integer"}
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class Options(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A group of options. A wrong value raises `UsageError` with the allowed values."""
 
     def __post_init__(self) -> None:

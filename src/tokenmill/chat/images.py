@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, NamedTuple
 
 from tokenmill.chat.calls import IMAGE_PARTS, VIDEO_PARTS, is_media, strings
@@ -18,7 +17,6 @@ from tokenmill.chat.spec import ChatSpec
 from tokenmill.errors import RowError
 
 PLACEHOLDER = "<image>"
-COLUMNS = ("images", "image")  # the first that is not null is used
 
 _RANKED = ("responses", "completions")
 _OTHER_COLUMNS = {"videos": "<video>", "audios": "<audio>"}
@@ -52,7 +50,7 @@ def refuse_images(row: Any, spec: ChatSpec) -> None:
     """
     if not isinstance(row, dict):
         return
-    columns = spec.names("images", *COLUMNS)
+    columns = spec.image_columns
     for name in columns:
         value = row.get(name)
         if value and not isinstance(value, bool | int | float):
@@ -135,7 +133,7 @@ def refuse_tokens(texts: list[Any], tokens: MediaTokens, *, placeholders: RowIma
 
 def restore_null_images(rows: Iterable[Any], columns: Iterable[str], spec: ChatSpec) -> None:
     """Add the image columns of a table to its rows; reading a table drops nulls."""
-    names = set(columns).intersection(spec.names("images", *COLUMNS))
+    names = set(columns).intersection(spec.image_columns)
     for row in rows if names else ():
         if isinstance(row, dict):
             row.update({name: None for name in names if name not in row})
@@ -147,7 +145,7 @@ def take_images(
     """Return a row in which image parts have no value, and its images."""
     taker = _Taker(tokens)
     roles = ("prompt", "completion", "chosen", "rejected")
-    columns = (*spec.message_columns, *chain(*map(spec.names, roles)), *_RANKED)
+    columns = (*spec.message_columns, *(spec.column_of[role] for role in roles), *_RANKED)
     rewritten = {
         name: taker.rewrite(row[name], (name,))
         for name in dict.fromkeys(columns)
@@ -156,8 +154,8 @@ def take_images(
     for name, placeholder in _OTHER_COLUMNS.items():
         if row.get(name) and any(placeholder in text for text in strings(list(row.values()))):
             raise _not_an_image(name.removesuffix("s"), row[name])
-    column, images = COLUMNS[0], None
-    columns = spec.names("images", *COLUMNS)
+    column, images = "images", None
+    columns = spec.image_columns
     for column in columns:
         value = row.get(column)
         if isinstance(value, list):

@@ -775,6 +775,8 @@ def _trim(conversation: Conversation, trailing: str, result: Rendering) -> None:
     """Remove the messages after the last assistant turn according to `ChatSpec.trailing`."""
     messages = conversation.messages
     end = len(messages)
+    if messages[-1]["role"] == "assistant":
+        return
     while end and messages[end - 1]["role"] in ("tool", "function", "ipython"):
         end -= 1
     if end < len(messages):

@@ -192,13 +192,15 @@ def read(row: Any, spec: ChatSpec, shape: str | None = None) -> Conversation | P
 
 
 def _add_columns(conversation: Conversation, row: dict[str, Any], spec: ChatSpec) -> None:
-    tools = spec.value(row, "tools")
+    column = spec.column_of
+    tools = row.get(column["tools"])
     if tools is not None:
         conversation.tools = tool_list(tools)
-    system = spec.value(row, "system")
+    system = row.get(column["system"])
     if system is not None:
         _prepend_system(conversation, system)
-    conversation.variables = row_variables(row)
+    if VARIABLES_KEY in row:
+        conversation.variables = row_variables(row)
 
 
 def _detect(row: dict[str, Any], spec: ChatSpec) -> str:
@@ -209,19 +211,20 @@ def _detect(row: dict[str, Any], spec: ChatSpec) -> str:
             if isinstance(first, dict) and "role" not in first and "from" in first:
                 return "sharegpt"
             return "messages"
-    answers = (*spec.names("chosen"), *spec.names("rejected"))
-    if len(answers) == 2 and all(name in row for name in answers):
+    get, column = row.get, spec.column_of
+    if column["chosen"] in row and column["rejected"] in row:
         return "preference"
-    has_prompt = spec.value(row, "prompt") is not None
-    if has_prompt and spec.value(row, "completion") is not None:
-        return "kto" if type(spec.value(row, "label")) is bool else "prompt_completion"
-    if has_prompt or row.get("instruction") is not None:
+    has_prompt = get(column["prompt"]) is not None
+    if has_prompt and get(column["completion"]) is not None:
+        return "kto" if type(get(column["label"])) is bool else "prompt_completion"
+    has_instruction = get("instruction") is not None
+    if has_prompt or has_instruction:
         for key in RANKED_KEYS:
-            if isinstance(row.get(key), list):
+            if isinstance(get(key), list):
                 return "ranked"
-    if row.get("instruction") is not None and row.get("output") is not None:
+    if has_instruction and get("output") is not None:
         return "alpaca"
-    if spec.value(row, "text") is not None:
+    if get(column["text"]) is not None:
         return "text"
     known = ", ".join(sorted(map(str, row))[:8])
     others = "name them with columns, for example columns={'messages': 'chat'}"
@@ -448,7 +451,7 @@ def _kto(row: dict[str, Any], spec: ChatSpec) -> AnswerGroup:
 
 
 def _ranked(row: dict[str, Any], spec: ChatSpec) -> AnswerGroup:
-    keys = (*RANKED_KEYS, *spec.names("completion"))
+    keys = (*RANKED_KEYS, spec.column_of["completion"])
     key = next((key for key in keys if row.get(key) is not None), RANKED_KEYS[0])
     answers = row.get(key)
     if not isinstance(answers, list) or len(answers) < 2:
@@ -651,7 +654,10 @@ def message_weight(message: dict[str, Any]) -> float:
 
 
 def row_weight(row: dict[str, Any], spec: ChatSpec) -> float:
-    weight = _weight(spec.value(row, "weight"), "the row")
+    value = spec.value(row, "weight")
+    if value is None:
+        return 1.0
+    weight = _weight(value, "the row")
     if not weight:
         raise RowError("the weight of the row is 0", reason="no_trained_tokens")
     return weight

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Meta
@@ -28,6 +29,7 @@ ROLES = (
     "messages", "tools", "system", "text", "prompt", "completion", "chosen", "rejected", "label",
     "images", "weight",
 )  # fmt: skip
+IMAGE_COLUMNS = ("images", "image")  # the first that is not null is used
 OPTIONAL_ROLES = ("tools", "system", "label", "images", "weight")
 Columns = Annotated[Mapping[str, Column | None], Meta(title="a mapping of roles to column names")]
 
@@ -109,25 +111,34 @@ class ChatSpec(Options, frozen=True, kw_only=True):
                 )
         check_date(self.date)
 
-    @property
+    @cached_property
+    def column_of(self) -> dict[str, Any]:
+        """The column of every role; None if it is ignored."""
+        return {role: role for role in ROLES} | dict(self.columns or {})
+
+    @cached_property
     def message_columns(self) -> tuple[str, ...]:
         """Columns that may contain the conversation, in the order to try them."""
-        return self.names("messages", "messages", "conversations")
+        return self._columns_or("messages", "messages", "conversations")
 
-    def names(self, role: str, *default: str) -> tuple[str, ...]:
-        """Return the columns with a role, in the order to try them; none if it is ignored."""
+    @cached_property
+    def image_columns(self) -> tuple[str, ...]:
+        """Columns that may contain the images of placeholders, in the order to try them."""
+        return self._columns_or("images", *IMAGE_COLUMNS)
+
+    def _columns_or(self, role: str, *default: str) -> tuple[str, ...]:
         if role not in (self.columns or {}):
-            return default or (role,)
-        name = (self.columns or {})[role]
+            return default
+        name = self.column_of[role]
         return () if name is None else (name,)
 
     def column(self, role: str) -> str:
         """Return the name of a role's column, for messages."""
-        return (self.columns or {}).get(role) or role
+        return self.column_of[role] or role
 
     def value(self, row: Mapping[str, Any], role: str) -> Any:
         """Return a row's value of the column with a role; None if there is none."""
-        name = (self.columns or {}).get(role, role)
+        name = self.column_of[role]
         return None if name is None else row.get(name)
 
     def trained(self, row_format: str) -> str:

@@ -15,7 +15,7 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from itertools import accumulate, pairwise
 from typing import Any
@@ -313,6 +313,7 @@ class SpanResolver:
     turn_end: str  # "stop" or "turn"
     thinking: re.Pattern[str] | None  # matches the thinking tags of the template
     generation: bool  # whether the template has generation blocks
+    _edges: dict[tuple[str, str, str | None], Span | None] = field(default_factory=dict)
 
     def resolve_spans(
         self,
@@ -431,7 +432,19 @@ class SpanResolver:
             low = bisect_left(own_indices, first, low)
             high = bisect_left(own_indices, stop, low)
             words = own_indices[high - 1] if high > low else first - 1
-            if high == low or len(message) > 2 or out[words] is not message.get("content"):
+            is_content = high > low and len(message) == 2 and out[words] is message.get("content")
+            if is_content and stop - first == 3 and words == first + 1 and not run.taken:
+                # Most turns: text of the template, the content, text of the template.
+                key = out[first], out[stop - 1], rendered.roles[k - 1] if k else None
+                if key not in self._edges:
+                    self._edges[key] = self._untrained_edges(*key)
+                edges = self._edges[key]
+                if edges is not None:
+                    if k in trained:
+                        close = self._until_next(rendered, end - edges[1], k, len(messages))
+                        spans.append((begin + edges[0], close))
+                    continue
+            if not is_content:
                 printed = [out[index] for index in own_indices[low:high]]
                 turn = text[begin:end]
                 rendered.certain &= check_printed(
@@ -450,17 +463,32 @@ class SpanResolver:
                     close = end + len(following)  # the next turn prints it
                     rendered.ends[k] = max(rendered.ends[k], close)
                 if k in trained:
-                    if self.turn_end == "turn" and (
-                        k + 1 < len(messages) or not self.generation_prompts.always_prompts
-                    ):
-                        close = max(close, rendered.ends[k])
-                    spans.append((start, close))
+                    spans.append((start, self._until_next(rendered, close, k, len(messages))))
                 continue
             own_words = out[words] if high > low else ""
             span_end = self._unclosed(rendered, start, end, position[words + 1], own_words, k)
             if k in trained and text[start:span_end].strip():
                 spans.append((start, span_end))
         rendered.spans = spans
+
+    def _untrained_edges(self, before: str, after: str, previous: str | None) -> Span | None:
+        """Return the untrained length at both ends of a turn.
+
+        None if the text of the template before and after the content does not determine them.
+        """
+        prompts = self.generation_prompts
+        header, kept = prompts.after(previous), after.rstrip()
+        if prompts.depends_on_row or prompts.next_end_of_turn or not kept or not header.prompts:
+            return None
+        if not before.startswith(header.prompts[0]):
+            return None
+        return header.skips[0], len(after) - len(kept)
+
+    def _until_next(self, rendered: RenderedRow, close: int, k: int, count: int) -> int:
+        """Return the end of a span: after its end-of-turn token, or at the next turn."""
+        if self.turn_end == "stop" or (k + 1 == count and self.generation_prompts.always_prompts):
+            return close
+        return max(close, rendered.ends[k])
 
     def _start(
         self,

@@ -21,7 +21,7 @@ import numpy as np
 from tokenmill._core.optional import optional
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.chat.calls import IMAGE_PARTS
-from tokenmill.chat.images import COLUMNS
+from tokenmill.chat.spec import IMAGE_COLUMNS
 from tokenmill.data.order import ORDERS, Int64Array
 from tokenmill.data.prompts import PromptSettings, open_prompts
 from tokenmill.data.view import View, as_view, concat
@@ -309,12 +309,12 @@ class _Preparing:
         """
         settings = self.settings
         column = self.config.get("enable_thinking_key", "enable_thinking") or None
-        images = str(self.config.get("image_key") or COLUMNS[0])
+        images = str(self.config.get("image_key") or IMAGE_COLUMNS[0])
         refused = {str(self.config.get("video_key") or "videos"): NO_VIDEOS}
         if self.processor is None:
             refused[images] = "verl passed no processor"
-        elif images not in COLUMNS:
-            refused[images] = f"the column of images must be called {' or '.join(COLUMNS)}"
+        elif images not in IMAGE_COLUMNS:
+            refused[images] = f"the column of images must be called {' or '.join(IMAGE_COLUMNS)}"
         default = self.config.get("enable_thinking_default")
         values, has_images = _scan_columns(files, column, images, refused, settings.cache_dir)
         options = RunOptions(
