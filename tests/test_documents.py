@@ -82,7 +82,7 @@ UNITS = {"×": "x", "s": "s", "ms": "ms", "MiB": "MiB", "GiB": "GiB", "%": "%", 
 
 # Row of the README's table → the benchmarks' figures that it states, in the order it does.
 FIGURES = {
-    "chat to tokens, one process": ["chat: ours / SkyRL's way"],
+    "chat to tokens, one process": ["chat: ours / SkyRL's tokenization"],
     "preparing 800 MB, 2 workers": ["build: prepare / datasets.map"],
     "opening 5M rows of JSONL": [
         "rows: first open, 5M rows",

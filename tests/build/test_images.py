@@ -127,7 +127,7 @@ REJECTED: dict[str, tuple[dict[str, Any], str, str]] = {
                 "rejected": "b"}, "bad_media", "images/none.png"),
     "outside": ({"messages": asked([part("../out.png")])}, "bad_media", "out.png"),
     "no image at all": ({"messages": asked([part("a.jsonl")])}, "bad_media", "a.jsonl"),
-    "an address": ({"messages": asked([part("http://h/a.png")])}, "bad_media", "media_urls"),
+    "an address": ({"messages": asked([part("http://h/a.png")])}, "bad_media", "not allowed"),
     "a number": ({"messages": asked([part(7)])}, "bad_media", "7"),
     "a video file": ({"messages": asked([video("a.mp4")])}, "bad_media", "a.mp4"),
     "frames of a model with videos": ({"messages": asked([video(["images/0.png"])])}, "bad_media",
@@ -223,7 +223,7 @@ def test_rows_with_images_are_rejected_without_a_processor(album: Album) -> None
     source = write_rows(album.directory / "a.jsonl", [*rows, {"messages": asked("Hi <image>")}])
     store = tm.prepare(source, processors.EXAMPLE, **INLINE)
     assert store.rejected == {"bad_media": len(rows)}
-    assert all("`processor`" in detail for _, _, detail in store.rejected_rows())
+    assert all("a processor is required" in detail for _, _, detail in store.rejected_rows())
     assert store.manifest["format"] == 1
     assert store[0].media == []
     document = store.manifest["document"]

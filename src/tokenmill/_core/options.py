@@ -78,12 +78,12 @@ def declared(struct: type[Options], documented: Any = None) -> dict[str, Option]
     return options
 
 
-def refuse_unknown(
-    names: Iterable[str], known: Collection[str], what: str, **location: Any
+def check_names(
+    names: Iterable[str], known: Collection[str], *what: str | tuple[str], **location: Any
 ) -> None:
     """Raise `UsageError` for names that are not in ``known``, with suggestions.
 
-    ``what`` is the noun of the message; ``location`` are further arguments of the error.
+    ``what`` are parts of the message; ``location`` are further arguments of the error.
     """
     unknown = []
     for name in sorted(set(names) - set(known)):
@@ -91,7 +91,9 @@ def refuse_unknown(
         unknown.append(f"{name} (did you mean {similar[0]}?)" if similar else name)
     if unknown:
         raise UsageError(
-            f"unknown {what}: {', '.join(unknown)}; known are {', '.join(sorted(known))}",
+            "unknown ",
+            *what,
+            f": {', '.join(unknown)}; known are {', '.join(sorted(known))}",
             **location,
         )
 

@@ -30,14 +30,15 @@ _UNSUPPORTED = (  # error codes of os.link where hard links do not work
 )  # fmt: skip
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
-_REMEDIES = {
-    errno.ENOSPC: "the disk is full; free space or choose another cache_dir",
-    errno.EDQUOT: "the disk quota is used up; free space or choose another cache_dir",
-    errno.EROFS: "the file system is read-only; choose a writable cache_dir",
-    errno.EACCES: "no permission to write here; choose another cache_dir",
-    errno.EPERM: "no permission to write here; choose another cache_dir",
-    errno.EEXIST: "a file is in place of a directory; choose another cache_dir",
-    errno.ENOTDIR: "a file is in place of a directory; choose another cache_dir",
+_CACHE = ("cache_dir",)
+_REMEDIES: dict[int, tuple[str | tuple[str], ...]] = {
+    errno.ENOSPC: ("the disk is full; free space or choose another ", _CACHE),
+    errno.EDQUOT: ("the disk quota is used up; free space or choose another ", _CACHE),
+    errno.EROFS: ("the file system is read-only; choose a writable ", _CACHE),
+    errno.EACCES: ("no permission to write here; choose another ", _CACHE),
+    errno.EPERM: ("no permission to write here; choose another ", _CACHE),
+    errno.EEXIST: ("a file is in place of a directory; choose another ", _CACHE),
+    errno.ENOTDIR: ("a file is in place of a directory; choose another ", _CACHE),
 }
 _WRITE_BYTES = 1 << 20  # small pieces are buffered up to this size
 
@@ -51,9 +52,10 @@ def writing_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     except TokenmillError:
         raise  # some TokenmillErrors are OSErrors
     except OSError as error:
-        remedy = _REMEDIES.get(error.errno or 0, "nothing was published; run the command again")
+        again = ("nothing was published; run the command again",)
+        remedy = _REMEDIES.get(error.errno or 0, again)
         reason = error.strerror or str(error)
-        raise CacheError(f"cannot write: {reason}; {remedy}", path=path) from error
+        raise CacheError(f"cannot write: {reason}; ", *remedy, path=path) from error
 
 
 def write_file(path: Path, chunks: Buffer | Iterable[Buffer]) -> NewFile:

@@ -90,7 +90,7 @@ def _lost_rows(
 ) -> dict[int, tuple[str, str]]:
     """Return reason and detail for every row, or first row of a group, that is dropped."""
     overlong = np.flatnonzero(columns.lengths > limit.max_length)
-    dropped = "overlong", f"longer than max_length={limit.max_length} tokens"
+    dropped = "overlong", f"longer than {limit.max_length} tokens"
     lost: dict[int, tuple[str, str]] = dict.fromkeys(overlong.tolist(), dropped)
     if limit.overlong == "truncate":
         untrained = (

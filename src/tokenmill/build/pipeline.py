@@ -206,8 +206,8 @@ class TokenizedPipeline(Pipeline):
                     if row.get("loss_weights") is not None:
                         column = self.recipe.column("weight")
                         raise RowError(
-                            f"the row has the columns {column!r} and 'loss_weights';"
-                            " columns={'weight': None} ignores the first"
+                            f"the row has the columns {column!r} and 'loss_weights', of which"
+                            " only one may be used"
                         )
                     read.weights[len(good)] = [weight]
                 read.source.append(i)

@@ -15,7 +15,7 @@ from msgspec import Meta
 from msgspec.structs import asdict, force_setattr
 
 from tokenmill._core import fingerprint
-from tokenmill._core.options import Count, Options, declared, refuse_unknown
+from tokenmill._core.options import Count, Options, check_names, declared
 from tokenmill.chat import ChatSpec
 from tokenmill.errors import SourceMissing, UsageError
 
@@ -154,7 +154,7 @@ def load_recipe_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a ``recipe.yaml``; relative paths in it are relative to the file."""
     path = Path(path)
     document = read_yaml(path)
-    refuse_unknown(document, [*declared(Recipe), *declared(RunOptions)], "names", path=path)
+    check_names(document, [*declared(Recipe), *declared(RunOptions)], "names", path=path)
     for name in ("sources", "tokenizer", "processor", "chat_template", "cache_dir", "media_root"):
         if name in document:
             document[name] = _relative_to(path.parent, document[name])

@@ -272,8 +272,8 @@ class Builder:
             identify_tokenizer(choice, self._cache.root, self._executor)
         if not copy.is_dir():
             raise CacheError(
-                "the copy of the tokenizer could not be written; try again, or set another "
-                "cache_dir",
+                "the copy of the tokenizer could not be written; try again, or set another ",
+                ("cache_dir",),
                 path=copy,
             )
 

@@ -59,8 +59,8 @@ def refuse_images(row: Any, spec: ChatSpec) -> None:
             others = (item for key, item in row.items() if key not in columns)
             if any(PLACEHOLDER in text for item in others for text in strings(item)):
                 raise RowError(
-                    f"its texts contain {PLACEHOLDER} for images of column {name!r}; set"
-                    " `processor` to prepare rows with images",
+                    f"its texts contain {PLACEHOLDER} for images of column {name!r}; a processor"
+                    " is required for rows with images",
                     reason="bad_media",
                 )
 

@@ -136,7 +136,9 @@ def filter_rows(
     view = as_view(data)
     if callable(where):
         if columns is None:
-            raise UsageError("a filter function needs columns=[…], the names of its arguments")
+            raise UsageError(
+                "a filter function needs ", ("columns",), ", the names of its arguments"
+            )
         named = NamedColumns(columns, _sidecar_columns(view, columns))
         chosen = rows_where(view.row_index, named.stored, partial(_call, where, named))
         return _by_number(view, np.concatenate([np.zeros(0, dtype=np.int64), *chosen]))

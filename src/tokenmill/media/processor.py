@@ -439,7 +439,7 @@ def _code_of(processor: Any) -> dict[str, str]:
 
 
 def _from_files(source: str, trust_remote_code: bool) -> Any:
-    with optional("transformers", "processor="), transformers_muted():
+    with optional("transformers", ("processor",)), transformers_muted():
         from transformers import AutoProcessor
 
         try:

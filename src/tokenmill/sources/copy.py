@@ -115,7 +115,7 @@ class CopyFile:
     def __init__(self, directory: Path, path: str) -> None:
         self.path = path
         self._fd = -1
-        remedy = f"open {path} with force_recache=True to rebuild this copy"
+        remedy = f"remove {directory} to rebuild this copy"
         self._artifact = artifact = replace(_KIND, remedy=remedy).open(directory)
         document = artifact.convert(CopyDocument)
         self._ends = np.frombuffer(artifact.read("table.bin", document.table), dtype="<i8")

@@ -32,10 +32,7 @@ from tokenmill.sources.limits import INDEX_FORMAT, STARTS_PER_PAGE
 Integers = npt.NDArray[np.int64]
 _FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
 _NOTE = ArtifactKind("note", "note.json")
-_KIND = ArtifactKind(
-    "row index", "index.json", ("table.bin", "starts.bin"),
-    remedy="open with force_recache=True to rebuild it",
-)  # fmt: skip
+_KIND = ArtifactKind("row index", "index.json", ("table.bin", "starts.bin"))
 _PAGE = 8 * STARTS_PER_PAGE  # bytes
 
 BLOCK_TABLE = np.dtype(

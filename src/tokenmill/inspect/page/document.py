@@ -593,7 +593,7 @@ def thumbnail(store: Store, media: Media) -> dict[str, str]:
     except SourceChanged:
         return {"note": "not shown: the image changed after the build"}
     except (TokenmillError, OSError):
-        return {"note": "the image is missing or unreadable; set open_store(media_root=...)"}
+        return {"note": "the image is missing or unreadable"}
     image.thumbnail((THUMBNAIL_EDGE, THUMBNAIL_EDGE))
     for quality in JPEG_QUALITIES:
         written = io.BytesIO()

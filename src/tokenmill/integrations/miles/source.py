@@ -389,7 +389,9 @@ class Lookup:
             digests[first : first + size] = columns["digest"]
             if np.any(columns["part"]):
                 raise UsageError(
-                    "This store has one row per turn. Prepare it with expand='none'.",
+                    "This store has one row per turn. Prepare it with ",
+                    ("expand", "none"),
+                    ".",
                     path=store.path,
                 )
         self._order = np.argsort(digests, kind="stable")

@@ -170,7 +170,7 @@ def cancel(ref: Any) -> None:
 
 _REMEDY = (
     "give the actor or placement group that holds them fewer CPUs, or build with "
-    "executor=RayExecutor(num_cpus=0)"
+    "RayExecutor(num_cpus=0)"
 )
 
 

@@ -285,7 +285,7 @@ class SFTDataset(RowDataset, torch_data.Dataset[Item]):  # type: ignore[misc]
         self._dropped = _untrained(self.view, max_length)
         self._check_images()
         if not len(self):
-            raise SourceError(f"No row has a trained token within max_length={max_length}.")
+            raise SourceError("No row has a trained token within ", ("max_length", max_length), ".")
         _register_subclass()
 
     def _check_images(self) -> None:
