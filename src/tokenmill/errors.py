@@ -13,7 +13,7 @@ Packages translate the exceptions of msgspec, jinja2 and pyarrow with ``raise ..
     │   ├── SourceChanged (RuntimeError)         the file changed while it was being read
     │   └── RowError (ValueError)                one row is bad; has a reason of REASONS
     ├── TokenizerError (ValueError)          a tokenizer cannot be loaded, or is ambiguous
-    ├── TemplateError (ValueError)           a chat template cannot be compiled or must be pinned
+    ├── TemplateError (ValueError)           a chat template is invalid or needs a fixed date
     │   └── BridgeError (ValueError)             a template would rewrite a turn of a rollout
     ├── CacheError (OSError)                 the cache is full, read-only or forbidden
     ├── CorruptionError (ValueError)         stored bytes differ from what was written
@@ -222,7 +222,7 @@ class TokenizerError(TokenmillError, ValueError):
 
 
 class TemplateError(TokenmillError, ValueError):
-    """A chat template cannot be compiled, or needs something that the recipe must pin."""
+    """A chat template cannot be compiled, or needs a fixed date."""
 
 
 class BridgeError(TemplateError, ValueError):

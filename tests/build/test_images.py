@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import tokenmill as tm
-from tests.build.illustrated import Album, asked, cases, oracle, part, text
+from tests.build.image_rows import Album, asked, cases, oracle, part, text
 from tests.build.making import INLINE, files_of, small_cuts, write_rows
 from tests.media import processors
 from tests.media.drawing import unusual
@@ -340,7 +340,7 @@ def test_a_limit_drops_rows_and_never_cuts_a_image(album: Album) -> None:
     assert not prepare(source, max_length=limit).store.has_media
 
 
-def test_learned_expansion_that_lies_is_caught_and_nothing_of_it_stays(
+def test_wrong_computed_expansion_is_detected_and_its_slices_are_rebuilt(
     album: Album, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_cuts(monkeypatch)
@@ -400,7 +400,7 @@ def test_store_gives_the_bytes_that_rows_were_prepared_from(album: Album) -> Non
     assert moved[1].image(0)
 
 
-def test_views_carry_images_and_their_counts(album: Album) -> None:
+def test_views_include_images_and_their_counts(album: Album) -> None:
     store = prepare(many(album, 8)).store
     view = tm.concat([store.select([3, 1]), store[4:6]])
     assert view.has_media

@@ -78,7 +78,7 @@ class NewFile:
         self.path = path
         self.size = 0
         self._hasher = xxhash.xxh3_128()
-        self._held = bytearray()
+        self._buffered = bytearray()
         self._descriptor = -1
 
     def __enter__(self) -> Self:
@@ -91,8 +91,8 @@ class NewFile:
         view = memoryview(piece).cast("B")
         self.size += len(view)
         self._hasher.update(view)
-        if len(self._held) + len(view) < _WRITE_BYTES:
-            self._held += view
+        if len(self._buffered) + len(view) < _WRITE_BYTES:
+            self._buffered += view
             return
         self._flush()
         self._put(view)
@@ -102,8 +102,8 @@ class NewFile:
         return self._hasher.hexdigest()
 
     def _flush(self) -> None:
-        held, self._held = self._held, bytearray()
-        self._put(memoryview(held))
+        buffered, self._buffered = self._buffered, bytearray()
+        self._put(memoryview(buffered))
 
     def _put(self, view: memoryview) -> None:
         with writing_errors(self.path):
@@ -171,8 +171,8 @@ class Staging:
     """A private directory ``<root>/staging/<host>-<pid>-<random>``, removed on exit.
 
     Host and process id let garbage collection verify that the owner is dead. ``beside`` is a target
-    outside any cache: the staging directory is then its hidden sibling, so that the final rename
-    stays within one file system, and the caller's umask applies.
+    outside any cache: staging is then a hidden directory next to it, so that the final rename stays
+    within one file system, and the caller's umask applies.
     """
 
     def __init__(self, root: Path, *, beside: Path | None = None) -> None:

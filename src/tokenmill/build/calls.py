@@ -153,9 +153,9 @@ def run_part(
     from tokenmill.build.plan import Partition
     from tokenmill.build.run import run_partition
 
-    share = Partition.of(part)
+    partition = Partition.of(part)
     recipe, options = resolve_call(sources, tokenizer, given)
-    outcome = run_partition(recipe, options, share, progress=progress)
+    outcome = run_partition(recipe, options, partition, progress=progress)
     if raise_for_rejections and isinstance(outcome, Prepared):
         outcome.raise_for_rejections()
     return outcome

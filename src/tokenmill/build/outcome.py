@@ -41,7 +41,7 @@ class Stage(NamedTuple):
 STAGES = {
     "render": Stage("renderer", "renderer", "jinja2", "traced"),
     "encode": Stage("encoder", "engine", "hf", "fastokens"),
-    "expand": Stage("expansion", "expansion", "processor", "learned"),
+    "expand": Stage("expansion", "expansion", "processor", "computed"),
 }
 
 

@@ -110,11 +110,13 @@ class Pipeline:
         notes: Counter[str],
     ) -> tuple[Encoded, dict[int, TextMedia]]:
         with self._stage("images", "images", expander):
-            made = expander.expand(rendering)
+            expansions = expander.expand(rendering)
         with self._stage("encode", "mask", self.encoder):
-            encoded = self.encoder.encode(made.texts, made.spans, made.marks, digests)
+            encoded = self.encoder.encode(
+                expansions.texts, expansions.spans, expansions.marks, digests
+            )
         with self._stage("images", "images", expander):
-            return expander.resolve_spans(made, encoded, digests, notes)
+            return expander.resolve_spans(expansions, encoded, digests, notes)
 
     @contextmanager
     def _stage(self, engine: str, rest: str, step: Renderer | Encoder | Expander) -> Iterator[None]:
@@ -326,7 +328,7 @@ def _role_numbers(
 def _weights(rendering: Rendering, encoded: Encoded) -> NDArray[np.float32] | None:
     """Return each token's weight, that of the turn that it begins in; None where all are 1.
 
-    Tokens behind the last turn, or in a row without turns, have the last weight.
+    Tokens after the last turn, or in a row without turns, have the last weight.
     """
     if not rendering.weights and not encoded.weights:
         return None

@@ -187,7 +187,7 @@ def _relative_to(directory: Path, value: Any) -> Any:
         return value
     if _IN_HUB.match(value):
         return value
-    bare = value.partition("@")[0]
-    if (directory / bare).exists() or any(mark in bare for mark in "*?["):
+    location = value.partition("@")[0]
+    if (directory / location).exists() or any(mark in location for mark in "*?["):
         return str(directory / value)
     return value

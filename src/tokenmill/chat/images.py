@@ -45,7 +45,7 @@ class Parts(list[Any]):
     """Content that stays a list of parts, for templates of image models."""
 
 
-def refuse_images(row: Any, spec: ChatSpec) -> None:
+def reject_images(row: Any, spec: ChatSpec) -> None:
     """Reject a row whose texts contain placeholders for images of a column.
 
     Without a processor such a row would be trained as if it had no images.
@@ -118,7 +118,7 @@ def image_parts(messages: Iterable[Mapping[str, Any]]) -> Iterable[dict[str, Any
                     yield part
 
 
-def refuse_tokens(texts: list[Any], tokens: MediaTokens, *, placeholders: RowImages) -> None:
+def reject_tokens(texts: list[Any], tokens: MediaTokens, *, placeholders: RowImages) -> None:
     """Reject a row whose own texts contain a media token.
 
     If the token is the placeholder, as in LLaVA, rows with a column of images may contain it.

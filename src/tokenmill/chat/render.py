@@ -24,8 +24,8 @@ from tokenmill.chat.images import (
     Image,
     MediaTokens,
     image_parts,
-    refuse_images,
-    refuse_tokens,
+    reject_images,
+    reject_tokens,
     take_images,
 )
 from tokenmill.chat.prefix import prove_by_prompts
@@ -439,7 +439,7 @@ class Renderer:
     def read(self, row: Any) -> Conversation | Plain | AnswerGroup:
         """Read one row, and its images if there is a processor."""
         if self.media is None:
-            refuse_images(row, self.spec)
+            reject_images(row, self.spec)
             return read_row(row, self.spec)
         if not isinstance(row, dict):
             return read_row(row, self.spec)
@@ -451,7 +451,7 @@ class Renderer:
                     (side.prompt, side.text), self.media.image
                 )
                 continue
-            refuse_tokens(
+            reject_tokens(
                 [side.messages, side.tools, side.variables], self.media, placeholders=images
             )
             if images or not side.simple:
