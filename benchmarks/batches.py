@@ -89,7 +89,11 @@ def balance(report: Report, name: str, lengths: Lengths) -> None:
         what = ("imbalance", "imbalance in step")[at]
         lower = min(peer[at] for peer in peers) - 1
         report.figure(
-            f"{name}: {what} beyond 1, ours", figure - 1, "", at_most=lower, note="the peers' lower"
+            f"{name}: {what} beyond 1, ours",
+            figure - 1,
+            "",
+            at_most=lower,
+            note="lowest of the peers",
         )
 
 

@@ -5,8 +5,8 @@ advance, in megabytes of accepted rows per second. The peers run on a stratified
 rows. Stage shares show the next bottleneck.
 
 *The engine alone* is the upper limit of any pipeline: a second, equally new engine encodes the same
-rendered texts, alternating with ours block by block. This ratio uses CPU time, because nothing here
-waits for a disk.
+rendered texts, block by block in turn with tokenmill. This ratio uses CPU time, because nothing
+here waits for a disk.
 """
 
 from __future__ import annotations
@@ -80,8 +80,10 @@ def _measure(report: Report) -> None:
     sample = stratified(paths, SAMPLE_EVERY)
     size = raw_bytes(sample)
     peer = seconds(lambda: skyrl_rows(tokenizer, sample))
-    report.figure("SkyRL's way, last assistant, one process", size / peer / 1e6, "MB/s")
-    report.ratio("ours / SkyRL's way", ours=ours / kept_bytes, peer=peer / size, at_least=15)
+    report.figure("SkyRL's tokenization, last assistant, one process", size / peer / 1e6, "MB/s")
+    report.ratio(
+        "ours / SkyRL's tokenization", ours=ours / kept_bytes, peer=peer / size, at_least=15
+    )
     peer = seconds(lambda: datasets_map(tokenizer, sample))
     report.figure("datasets.map(apply_chat_template), one process", size / peer / 1e6, "MB/s")
     report.ratio("ours / datasets.map", ours=ours / kept_bytes, peer=peer / size, at_least=12)

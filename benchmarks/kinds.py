@@ -54,7 +54,7 @@ from benchmarks.report import Report
 SIZE = int(float(os.environ.get("TOKENMILL_BENCH_KIND_MB", "320")) * 1_000_000)  # bytes of a kind
 PEER_SHARE = 40  # the peers get one row in so many; their time per row does not depend on it
 EVERY_SHARE = 5  # SkyRL's path for every message gets one in so many of these
-TURNS = 2  # ours and the peers alternate, the peers on new rows; the means count
+TURNS = 2  # tokenmill and the peers run in turn, the peers on new rows; the means count
 CHECKED = 200  # rows of a kind whose ids are compared with transformers'
 
 TIMES_SKYRL = 25  # minimum ratio to SkyRL's slice path
@@ -71,7 +71,7 @@ class Kind:
     corpora: tuple[str, ...]
     rounds: Rounds | None = None
     select: Callable[[list[Row]], list[Row]] = answered
-    beside_plain: bool = False
+    compare_with_plain: bool = False
     answers: str = "several"
 
 
@@ -81,8 +81,8 @@ KINDS = (
     Kind("multi-turn Chinese", ("smilechat_zh",)),
     Kind("long thinking", ("think_traces",), answers="one"),
     Kind("code in Alpaca form", ("codealpaca", "alpaca_zh"), answers="one"),
-    Kind("ShareGPT with tools", ("glaive_tools_sharegpt",), beside_plain=True),
-    Kind("OpenAI calls, arguments as text", ("drone_tool_calls",), beside_plain=True),
+    Kind("ShareGPT with tools", ("glaive_tools_sharegpt",), compare_with_plain=True),
+    Kind("OpenAI calls, arguments as text", ("drone_tool_calls",), compare_with_plain=True),
     Kind("agent runs, 20 to 60 turns", ("tau_bench_trajectories",), agent_runs, long_runs, True),
     Kind("typed parts", ("reason_tool_use",)),
 )
@@ -125,7 +125,7 @@ def run(report: Report) -> None:
             rate = _measure(report, kind, tokenizer, home)
             plain = plain or rate
             if kind is not PLAIN:
-                bound = SHARE_OF_PLAIN if kind.beside_plain else None
+                bound = SHARE_OF_PLAIN if kind.compare_with_plain else None
                 share = 100 * rate / plain
                 report.figure(f"{kind.name}: of the plain rate", share, "%", at_least=bound)
 

@@ -1,4 +1,4 @@
-"""Image tokens from an image's header and the learned expansion, compared with the processor.
+"""Image tokens from an image's header and the computed expansion, compared with the processor.
 
 Ours reads the file and its header and expands the image token in a text. The peer opens the file
 with transformers and runs the processor on the same text, as trainers do for every row and step.
@@ -202,7 +202,7 @@ def _commented(jpeg: bytes, number: int) -> bytes:
 
 def _prepared(processor: Any, files: list[Path]) -> tuple[float, Any]:
     """Prepare rows with one image each from scratch; return the CPU time and the store."""
-    for part in ("rows", "slices", "stores"):  # but not the learned expansion
+    for part in ("rows", "slices", "stores"):  # but not the computed expansion
         shutil.rmtree(files[0].parent / "cache" / part, ignore_errors=True)
     source = _write_rows(files, WORDS)
     before = time.process_time()

@@ -130,11 +130,11 @@ def run(report: Report) -> None:
         ours = min(answer["seconds"] for answer in opened)
         report.figure("start-up on a known index, another limit", 1000 * ours, "ms",
                       note=f"{opened[0]['kept']:,} of {ROWS:,} rows kept")  # fmt: skip
-        report.figure("start-up of the eager way, without rendering", peer["seconds"], "s")
-        report.ratio("start-up beside the eager way", ours=ours, peer=peer["seconds"],
+        report.figure("start-up, eager dataset, without rendering", peer["seconds"], "s")
+        report.ratio("start-up, eager dataset / tokenmill", ours=ours, peer=peer["seconds"],
                      at_least=100)  # fmt: skip
         memory = max(answer["memory"] for answer in opened)
-        report.figure("private memory of the eager way", peer["memory"], "MiB")
-        report.figure("private memory, opened, shuffled and 1,000 prompts read", memory, "MiB")
-        report.figure("private memory of the eager way beside ours", peer["memory"] / memory, "x",
+        report.figure("private memory, eager dataset", peer["memory"], "MiB")
+        report.figure("private memory, tokenmill, 1,000 prompts read", memory, "MiB")
+        report.figure("private memory, eager dataset / tokenmill", peer["memory"] / memory, "x",
                       at_least=30)  # fmt: skip

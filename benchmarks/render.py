@@ -1,4 +1,4 @@
-"""Rendering and proving beside the peers' rendering, on real chat, one process, Qwen3."""
+"""Rendering and proving compared with the peers' rendering: real chat, one process, Qwen3."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from benchmarks.report import Report
 ROWS = 5_000_000
 WORDS = [f"w{number}" for number in range(1000)]
 RANDOM_ROWS = 1_000_000
-TURNS = 50  # ours and the peer's alternate; the median counts
+TURNS = 50  # tokenmill and the peer run in turn; the median counts
 PEER_SHARE = 20  # the peer reads a twentieth; its cost per row does not depend on the number
 OPENS = 3  # new processes for each side, alternating; the best counts
 

@@ -1,4 +1,4 @@
-"""Serving: the order, packing, padded batches and memory, with the peers' ways beside ours.
+"""Serving compared with the peers: the order, packing, padded batches and memory.
 
 Peers: TRL's ``bfd`` packing (which copies tokens), and a `datasets` dataset under torch's
 DataLoader with a ``pad_sequence`` collate and no workers. The data of the padded batches is one

@@ -20,7 +20,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 ENVIRONMENTS = PROJECT / "build" / "lowest"  # one per Python
 TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "psutil")
 WITH_EXTRAS = ("conformance", "integrations", "remote",
-               "test_documents.py", "test_host_pages.py")  # fmt: skip
+               "test_documents.py", "test_trainer_pages.py")  # fmt: skip
 """Tests of optional libraries, by their names in ``tests``."""
 CORE_ONLY = {"TOKENMILL_TEST_CORE_ONLY": "1"}
 """Makes other tests skip if an optional library is missing."""

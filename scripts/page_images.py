@@ -91,7 +91,7 @@ def rollouts() -> Store:
     return made
 
 
-def illustrated() -> Store:
+def store_with_images() -> Store:
     """Return rows with two generated images, one of which was removed."""
     import numpy as np
     from PIL import Image, ImageDraw
@@ -224,7 +224,7 @@ def main() -> None:
         store, other = prepared(), prepared(train_on="last_assistant_message")
         make_page(store, Path("page.html"), cache_dir="cache")
         make_page(rollouts(), Path("rollouts.html"))
-        make_page(illustrated(), Path("seen.html"))
+        make_page(store_with_images(), Path("seen.html"))
         seen = Path("seen.html").absolute().as_uri()
         recorded = Path("rollouts.html").absolute().as_uri()
         on_disk, by_server = Path("page.html").absolute().as_uri(), served(store, other)

@@ -43,7 +43,7 @@ template.compiled = functools.cache(template.Compiled)
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-HOST_LIBRARIES = ("torch", "transformers")
+HEAVY_LIBRARIES = ("torch", "transformers")
 SHARED = PROJECT.parent / "shared" / "data"
 
 
@@ -114,9 +114,9 @@ def zygote() -> Iterator[Zygote]:
 
 
 @pytest.fixture(scope="session")
-def host_zygote() -> Iterator[Zygote]:
+def library_zygote() -> Iterator[Zygote]:
     """The same with torch and transformers imported."""
-    installed = [name for name in HOST_LIBRARIES if importlib.util.find_spec(name)]
+    installed = [name for name in HEAVY_LIBRARIES if importlib.util.find_spec(name)]
     running = Zygote(None, installed, HF_HUB_OFFLINE="1")
     yield running
     running.close()

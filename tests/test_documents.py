@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripts.host_signatures import PROJECT, read_page
+from scripts.trainer_signatures import PROJECT, read_page
 
 import tokenmill
 from tests.faults.tools import Zygote
@@ -51,9 +51,9 @@ def copy_examples(directory: Path) -> Path:
     [path for path in DOCUMENTS if program_of(path).strip()],
     ids=lambda path: str(path.relative_to(PROJECT)),
 )
-def test_document_runs(path: Path, tmp_path: Path, host_zygote: Zygote, own_cache: Path) -> None:
+def test_document_runs(path: Path, tmp_path: Path, library_zygote: Zygote, own_cache: Path) -> None:
     program = program_of(path)
-    done = host_zygote.program(
+    done = library_zygote.program(
         program,
         directory=str(copy_examples(tmp_path)),
         environment={"TOKENMILL_CACHE_DIR": str(own_cache)},
@@ -63,11 +63,11 @@ def test_document_runs(path: Path, tmp_path: Path, host_zygote: Zygote, own_cach
     assert done.exit == 0, f"{path.name} (lines as in the document):\n{done.stderr}"
 
 
-def test_failing_document_is_reported_with_its_line(host_zygote: Zygote, tmp_path: Path) -> None:
-    failed = host_zygote.program("import sys\n\nassert sys.argv[1:]\n", directory=str(tmp_path))
+def test_failing_document_is_reported_with_its_line(library_zygote: Zygote, tmp_path: Path) -> None:
+    failed = library_zygote.program("import sys\n\nassert sys.argv[1:]\n", directory=str(tmp_path))
     assert failed.exit == 1
     assert "line 3, in <module>\nAssertionError" in failed.stderr
-    ended = host_zygote.program("import sys; sys.exit(len(sys.argv[1]))", "four")
+    ended = library_zygote.program("import sys; sys.exit(len(sys.argv[1]))", "four")
     assert (ended.exit, ended.stderr) == (4, "")
 
 
@@ -82,7 +82,7 @@ UNITS = {"×": "x", "s": "s", "ms": "ms", "MiB": "MiB", "GiB": "GiB", "%": "%", 
 
 # Row of the README's table → the benchmarks' figures that it states, in the order it does.
 FIGURES = {
-    "chat to tokens, one process": ["chat: ours / SkyRL's way"],
+    "chat to tokens, one process": ["chat: ours / SkyRL's tokenization"],
     "preparing 800 MB, 2 workers": ["build: prepare / datasets.map"],
     "opening 5M rows of JSONL": [
         "rows: first open, 5M rows",

@@ -32,6 +32,15 @@ def test_old_words_are_reported_with_file_and_line(
     assert list(old_words(["a.md"])) == ["a.md:2: wrong", "a.md:2: WRONG_NAME"]
 
 
+@pytest.mark.parametrize("line", ["def test_row_{}_once():", "x = a_{}(y)", "_{}()"])
+def test_old_words_are_found_inside_identifiers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    (tmp_path / "a.py").write_text(line.format("sett" + "led"))
+    monkeypatch.setattr(glossary, "PROJECT", tmp_path)
+    assert len(list(old_words(["a.py"]))) == 1
+
+
 @pytest.mark.parametrize(
     ("function", "maximum"),
     [(tokenmill.prepare, 34), (tokenmill.Loader, 20), (tokenmill.PromptDataset, 24)],

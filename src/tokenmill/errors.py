@@ -13,7 +13,7 @@ Packages translate the exceptions of msgspec, jinja2 and pyarrow with ``raise ..
     │   ├── SourceChanged (RuntimeError)         the file changed while it was being read
     │   └── RowError (ValueError)                one row is bad; has a reason of REASONS
     ├── TokenizerError (ValueError)          a tokenizer cannot be loaded, or is ambiguous
-    ├── TemplateError (ValueError)           a chat template cannot be compiled or must be pinned
+    ├── TemplateError (ValueError)           a chat template is invalid or needs a fixed date
     │   └── BridgeError (ValueError)             a template would rewrite a turn of a rollout
     ├── CacheError (OSError)                 the cache is full, read-only or forbidden
     ├── CorruptionError (ValueError)         stored bytes differ from what was written
@@ -84,7 +84,9 @@ class TokenmillError(Exception):
     """Base class of all errors of tokenmill: a message and the location of the problem.
 
     Args:
-        message: What is wrong and what to do, without the location.
+        parts: What is wrong and what to do, without the location. A tuple is an argument: its name
+            and, optionally, values. ``("trailing", "trim")`` becomes ``trailing='trim'`` in Python
+            and ``--trailing trim`` on the command line.
         path: File (or directory) concerned.
         row: Row number within the file, from 0.
         line: Physical line within the file, from 1.
@@ -93,16 +95,15 @@ class TokenmillError(Exception):
 
     def __init__(
         self,
-        message: str,
-        *,
+        *parts: str | tuple[Any, ...],
         path: str | os.PathLike[str] | None = None,
         row: int | None = None,
         line: int | None = None,
         offset: int | None = None,
     ) -> None:
-        message = hide_secrets(message)
-        super().__init__(message)
-        self.message = message
+        self.parts = parts
+        self.message = self.render()
+        super().__init__(self.message)
         self.path = None if path is None else shown(os.fsdecode(path))
         self.row = row
         self.line = line
@@ -126,6 +127,15 @@ class TokenmillError(Exception):
     def __str__(self) -> str:
         return f"{self.location}: {self.message}" if self.location else self.message
 
+    def render(self, flags: Mapping[str, str] | None = None) -> str:
+        """Return the message with arguments as the flags of a command, by name."""
+        flags = flags or {}
+        text = "".join(
+            part if isinstance(part, str) else _render_argument(*part, flag=flags.get(part[0]))
+            for part in self.parts
+        )
+        return hide_secrets(text)
+
     def __reduce__(self) -> Any:
         # OSError.__reduce__ would lose the keyword arguments when the error is pickled.
         return _rebuild, (type(self), self.message, dict(self.__dict__))
@@ -144,27 +154,7 @@ def _rebuild(cls: type[TokenmillError], message: str, state: dict[str, Any]) -> 
 
 
 class UsageError(TokenmillError, ValueError):
-    """The call is wrong: an argument, a flag or a field of a recipe.
-
-    Args:
-        parts: The message. A tuple in it is an argument: its name and, optionally, values.
-            ``("trailing", "trim")`` becomes ``trailing='trim'`` in Python and
-            ``--trailing trim`` on the command line.
-        location: As in `TokenmillError`.
-    """
-
-    def __init__(self, *parts: str | tuple[Any, ...], **location: Any) -> None:
-        self.parts = parts
-        super().__init__(self.render(), **location)
-
-    def render(self, flags: Mapping[str, str] | None = None) -> str:
-        """Return the message with arguments as the flags of a command, by name."""
-        flags = flags or {}
-        text = "".join(
-            part if isinstance(part, str) else _render_argument(*part, flag=flags.get(part[0]))
-            for part in self.parts
-        )
-        return hide_secrets(text)
+    """The call is wrong: an argument, a flag or a field of a recipe."""
 
 
 def _render_argument(name: str, *values: Any, flag: str | None) -> str:
@@ -213,13 +203,15 @@ class RowError(SourceError, ValueError):
     """One row is bad.
 
     Args:
-        message: What is wrong with the row.
+        parts: What is wrong with the row.
         reason: One of `REASONS`.
         location: As in `TokenmillError`.
     """
 
-    def __init__(self, message: str, *, reason: str = "bad_shape", **location: Any) -> None:
-        super().__init__(message, **location)
+    def __init__(
+        self, *parts: str | tuple[Any, ...], reason: str = "bad_shape", **location: Any
+    ) -> None:
+        super().__init__(*parts, **location)
         if reason not in REASONS:
             raise AssertionError(f"unknown rejection reason: {reason!r}")
         self.reason = reason
@@ -230,7 +222,7 @@ class TokenizerError(TokenmillError, ValueError):
 
 
 class TemplateError(TokenmillError, ValueError):
-    """A chat template cannot be compiled, or needs something that the recipe must pin."""
+    """A chat template cannot be compiled, or needs a fixed date."""
 
 
 class BridgeError(TemplateError, ValueError):

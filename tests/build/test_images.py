@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import tokenmill as tm
-from tests.build.illustrated import Album, asked, cases, oracle, part, text
+from tests.build.image_rows import Album, asked, cases, oracle, part, text
 from tests.build.making import INLINE, files_of, small_cuts, write_rows
 from tests.media import processors
 from tests.media.drawing import unusual
@@ -127,7 +127,7 @@ REJECTED: dict[str, tuple[dict[str, Any], str, str]] = {
                 "rejected": "b"}, "bad_media", "images/none.png"),
     "outside": ({"messages": asked([part("../out.png")])}, "bad_media", "out.png"),
     "no image at all": ({"messages": asked([part("a.jsonl")])}, "bad_media", "a.jsonl"),
-    "an address": ({"messages": asked([part("http://h/a.png")])}, "bad_media", "media_urls"),
+    "an address": ({"messages": asked([part("http://h/a.png")])}, "bad_media", "not allowed"),
     "a number": ({"messages": asked([part(7)])}, "bad_media", "7"),
     "a video file": ({"messages": asked([video("a.mp4")])}, "bad_media", "a.mp4"),
     "frames of a model with videos": ({"messages": asked([video(["images/0.png"])])}, "bad_media",
@@ -223,7 +223,7 @@ def test_rows_with_images_are_rejected_without_a_processor(album: Album) -> None
     source = write_rows(album.directory / "a.jsonl", [*rows, {"messages": asked("Hi <image>")}])
     store = tm.prepare(source, processors.EXAMPLE, **INLINE)
     assert store.rejected == {"bad_media": len(rows)}
-    assert all("`processor`" in detail for _, _, detail in store.rejected_rows())
+    assert all("a processor is required" in detail for _, _, detail in store.rejected_rows())
     assert store.manifest["format"] == 1
     assert store[0].media == []
     document = store.manifest["document"]
@@ -340,7 +340,7 @@ def test_a_limit_drops_rows_and_never_cuts_a_image(album: Album) -> None:
     assert not prepare(source, max_length=limit).store.has_media
 
 
-def test_learned_expansion_that_lies_is_caught_and_nothing_of_it_stays(
+def test_wrong_computed_expansion_is_detected_and_its_slices_are_rebuilt(
     album: Album, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_cuts(monkeypatch)
@@ -400,7 +400,7 @@ def test_store_gives_the_bytes_that_rows_were_prepared_from(album: Album) -> Non
     assert moved[1].image(0)
 
 
-def test_views_carry_images_and_their_counts(album: Album) -> None:
+def test_views_include_images_and_their_counts(album: Album) -> None:
     store = prepare(many(album, 8)).store
     view = tm.concat([store.select([3, 1]), store[4:6]])
     assert view.has_media

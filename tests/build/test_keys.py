@@ -75,8 +75,8 @@ CHANGES: dict[str, Change] = {
     "chat_template_kwargs gone": given(chat_template_kwargs=None),
     "train_on everything": given(train_on="everything"),
     "overlong": given(max_length=64, overlong="truncate"),
-    "carry one": given(keep_columns=("id",)),
-    "carry in another order": given(keep_columns=("t", "id")),
+    "keep one": given(keep_columns=("id",)),
+    "keep in another order": given(keep_columns=("t", "id")),
 }
 
 

@@ -236,7 +236,7 @@ def test_autotokenizers_answer_serves_every_template_and_is_asked_again_when_dam
     assert prepare_with(3) == 2  # the damaged memo was replaced
 
 
-def test_difference_is_remembered_and_refused_again_without_asking(
+def test_difference_is_cached_and_raised_again_without_a_comparison(
     one_row: Path, own_cache: Path, asked: PromptRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DIFFERS", "1")

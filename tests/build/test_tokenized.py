@@ -180,7 +180,7 @@ BAD: dict[str, tuple[dict[str, Any] | str, str, str]] = {
     "nothing trained": ({**GOOD, "loss_mask": [0] * 4}, "no_trained_tokens", ""),
     "empty": ({"input_ids": [], "loss_mask": []}, "no_trained_tokens", ""),
     "too long": (
-        {"input_ids": [5] * 9, "loss_mask": [1] * 9}, "overlong", "max_length=8"),
+        {"input_ids": [5] * 9, "loss_mask": [1] * 9}, "overlong", "longer than 8 tokens"),
     "no object": ("[1]", "bad_json", ""),
 }  # fmt: skip
 
@@ -252,9 +252,7 @@ def test_packing_and_the_page_serve_them(chats: Store, tmp_path: Path) -> None:
 
 def test_other_formats_name_this_one(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "rows.jsonl", [json.dumps(GOOD)])
-    with pytest.raises(
-        tm.errors.SourceError, match="format='tokens' reads rows that are tokenized"
-    ):
+    with pytest.raises(tm.errors.SourceError, match="rows with input_ids need the format 'tokens'"):
         tm.prepare(path, tokenizer=str(TOKENIZER), **INLINE)
     with pytest.raises(UsageError, match="prepare checks them"):
         tm.lint(path, tokenizer=str(TOKENIZER), **INLINE, format="tokens")

@@ -24,11 +24,11 @@ LABELS = (
     "!another turn",
     "!header",
     "!thinking opener",
-    "!after the closer",
+    "!after the end of turn",
     "+own part",
     "+thinking opener",
     "+generation block",
-    "+closer",
+    "+end of turn",
 )
 """Labels of characters: ``!`` must not be trained, ``+`` must be, ``?`` may be."""
 CODES = {label: code for code, label in enumerate(LABELS)}
@@ -183,7 +183,7 @@ def _parts(turn: Turn, turn_end: str, thinking_opener: str) -> Iterator[tuple[in
     sign = "+" if thinking_opener == "trained" else "!"
     yield opener, turn.header, f"{sign}thinking opener"
     yield max(turn.start, turn.header), turn.stop, "+own part"
-    after = "!after the closer" if turn.closed and turn_end == "stop" else "?"
+    after = "!after the end of turn" if turn.closed and turn_end == "stop" else "?"
     yield max(turn.header, turn.stop), turn.end, after
 
 
@@ -191,7 +191,7 @@ def _unclosed(talk: Conversation, found: Owned, turn: Turn, labels: bytearray) -
     """Text right after a turn without an end-of-turn token may be one.
 
     Outside of the loop (an eos token) or in the next message's step (``<|assistant_end|>``): that
-    may be trained or not, the turn has no other closer. An eos token that ends the render must be.
+    may be trained or not, as the turn has no other. An eos token that ends the render must be.
     """
     eos = str(talk.template.variables.get("eos_token") or "")
     tag = TAG.match(found.text, turn.end)
@@ -204,7 +204,7 @@ def _unclosed(talk: Conversation, found: Owned, turn: Turn, labels: bytearray) -
     rest = found.text[turn.end :]
     if eos and rest.strip() == eos:
         at = turn.end + rest.index(eos)
-        _paint(labels, at, at + len(eos), "+closer")
+        _paint(labels, at, at + len(eos), "+end of turn")
 
 
 def _ending(talk: Conversation, found: Owned, turn: Turn, labels: bytearray) -> None:

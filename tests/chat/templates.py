@@ -133,7 +133,7 @@ HABITS = {
         "{% endfor %}{% if last %}<|assistant|>{{ last.content }}<|end|>"
         "{% elif add_generation_prompt %}<|assistant|>{% endif %}"
     ),
-    # The header is printed in the user's step, the closer once at the end.
+    # The header is printed in the user's step, the end of turn once at the end.
     "header by the user": (
         "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}USER: {{ m.content }}"
         " ASSISTANT:{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"

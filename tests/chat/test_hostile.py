@@ -14,7 +14,7 @@ from tests.chat.test_outcomes import outcomes
 from tokenmill.chat import ChatSpec, Renderer
 
 RANDOM = ("random", "lipsum")  # raises an error, unlike in jinja2
-WHOLE = ChatSpec(date=DATE, train_on="everything")
+TRAIN_ALL = ChatSpec(date=DATE, train_on="everything")
 MASKED = ChatSpec(date=DATE)
 RENDERERS = ("auto", "jinja2")
 GROUPS = 8  # so that several workers share the templates
@@ -47,7 +47,7 @@ def differences(name: str, source: str, data: list[Row], renderers: tuple[str, .
     found: list[str] = []
     texts = expected(name, source, data)
     for renderer in renderers:
-        got = rendered(WHOLE, source, data, renderer)
+        got = rendered(TRAIN_ALL, source, data, renderer)
         for row, text, outcome in zip(data, texts, got, strict=True):
             if text is None:
                 right = isinstance(outcome, list) and outcome[0][1] in ("template_error", "limit")

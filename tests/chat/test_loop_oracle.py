@@ -194,9 +194,9 @@ GOES_ON = [*QUESTION, {"role": "assistant", "content": "B"}]
         (CHATML, TWICE, [f"{FIRST}<|im_end|>", ENDED], {}, []),
         (CHATML, TWICE, [f"assistant\n{FIRST}<|im_end|>", ENDED], {}, ["trained: header"]),
         (CHATML, TWICE, [f"\n{FIRST}<|im_end|>", ENDED], {}, ["trained: header"]),
-        (CHATML, TWICE, [f"{FIRST}<|im_end|>\n", ENDED], {}, ["trained: after the closer"]),
+        (CHATML, TWICE, [f"{FIRST}<|im_end|>\n", ENDED], {}, ["trained: after the end of turn"]),
         (CHATML, TWICE, [f"{FIRST}<|im_end|>\n<|im_start|>user", ENDED], {},
-         ["trained: after the closer", "trained: another turn"]),
+         ["trained: after the end of turn", "trained: another turn"]),
         (CHATML, TWICE, ["user0x0", f"{FIRST}<|im_end|>", ENDED], {}, ["trained: another turn"]),
         (CHATML, TWICE, [f"{FIRST}<|im_end|>", SECOND], {}, ["untrained: own part"]),
         (CHATML, TWICE, [f"{FIRST[1:]}<|im_end|>", ENDED], {}, ["untrained: own part"]),
@@ -242,7 +242,7 @@ def test_every_kind_of_violation_is_found(
         ("prompt in the loop", "A</s>", []),
         ("prompt in the loop", "<|assistant|>\nA</s>", ["trained: header"]),
         ("eos or prompt", "A<|end|>", []),
-        ("eos or prompt", "A<|end|>\n</s>", ["trained: after the closer", "trained: no turn"]),
+        ("eos or prompt", "A<|end|>\n</s>", ["trained: after the end of turn", "trained: no turn"]),
         ("last outside", "A<|end|>", []),
         ("last outside", "<|assistant|>A<|end|>", ["trained: header"]),
         ("numbers", "A<|end|>", []),
@@ -269,4 +269,4 @@ def test_score_counts_wrong_masks_and_failed_audits(monkeypatch: pytest.MonkeyPa
     assert not score("chatml", CHATML, rows).violated
     monkeypatch.setattr(Renderer, "render", wrong)
     found = score("chatml", CHATML, rows)
-    assert found.violated == {"trained: after the closer": 1, "differs from the reference": 1}
+    assert found.violated == {"trained: after the end of turn": 1, "differs from the reference": 1}

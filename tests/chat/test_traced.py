@@ -17,7 +17,7 @@ from tokenmill.chat.trace import TracedTemplate, Tracer
 from tokenmill.errors import UsageError
 
 # Templates that look at messages as a whole, where the order of keys or a text may matter.
-WHOLE = {
+COMPLETE = {
     "items": "{% for m in messages %}{% for k, v in m.items() %}<{{ k }}>{{ v }}{% endfor %}</m>",
     "keys": "{% for m in messages %}{% for k in m %}<{{ k }}>{{ m[k] }}{% endfor %}</m>",
     "first": "{% for m in messages %}<{{ m | first }}>{{ m.content }}</m>",
@@ -27,7 +27,7 @@ WHOLE = {
     "equal": "{% for m in messages %}{{ m == messages[1] }}{{ m.content }}</m>",
     "in": "{% for m in messages %}{{ 'answer 1' in m.values() }}{{ m.content }}</m>",
 }
-EVERY = {**ALL, **HABITS, **{name: source + "{% endfor %}" for name, source in WHOLE.items()}}
+EVERY = {**ALL, **HABITS, **{name: source + "{% endfor %}" for name, source in COMPLETE.items()}}
 
 
 def rows(count: int, text: str = "answer") -> list[dict[str, Any]]:

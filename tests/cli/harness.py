@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tokenmill
 from tests.build.making import TOKENIZER
 from tests.programs import environment
 from tokenmill.cli import main
@@ -18,6 +21,8 @@ from tokenmill.cli import main
 ERROR = {"type", "message", "path", "row", "line", "offset"}
 # Flags that keep `prepare` and `why` in this process and avoid importing transformers.
 QUICK = ("--tokenizer", str(TOKENIZER), "--tokenizer-backend", "file", "--executor", "inline")
+# An argument of `prepare` as Python code, which the command line must print as a flag.
+ARGUMENT = re.compile(rf"(?<![\w.-])({'|'.join(signature(tokenmill.prepare).parameters)})=")
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,7 @@ class Shell:
         self._capsys.readouterr()
         code = main([str(argument) for argument in arguments])
         printed = self._capsys.readouterr()
+        assert not ARGUMENT.search(printed.err)
         return Answer(code, printed.out, printed.err)
 
 

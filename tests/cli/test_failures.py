@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tokenmill
 from tests.build.making import TOKENIZER, conversations, write_rows
-from tests.cli.harness import QUICK, Shell
+from tests.cli.harness import ARGUMENT, QUICK, Shell
 from tokenmill.errors import UsageError
 
 WRONG = {
@@ -64,12 +67,12 @@ BAD = {
 
 
 @pytest.fixture
-def places(tmp_path: Path, chat: Path, store: Path) -> dict[str, str]:
+def places(tmp_path: Path, chat: Path, dirty: Path, store: Path) -> dict[str, str]:
     empty, blank = tmp_path / "empty.jsonl", tmp_path / "blank.jsonl"
     empty.write_bytes(b"")
     blank.write_bytes(b"\n  \n\t\r\n")
     paths = {"SRC": chat, "STORE": store, "TMP": tmp_path, "OUT": tmp_path / "out",
-             "EMPTY": empty, "BLANK": blank}  # fmt: skip
+             "EMPTY": empty, "BLANK": blank, "DIRTY": dirty}  # fmt: skip
     return {name: str(path) for name, path in paths.items()}
 
 
@@ -259,6 +262,17 @@ NAMED = {
         [*PACKED, "600", "--layout", "megatron-bridge", "--pad-multiple", "7"],
         "must be a multiple of --pad-multiple 7",
     ),
+    "role of no column": (
+        ["prepare", "SRC", *QUICK, "--column", "foo=bar"], "unknown roles in --column: foo; known",
+    ),
+    "length of packs": (PACKED[:-1], "--format packed-parquet needs --length"),
+    "rejected rows": (
+        ["prepare", "DIRTY", *QUICK, "--max-rejected", "1"], "more than --max-rejected 1",
+    ),
+    "format of answers": (
+        ["prepare", "SRC", *QUICK, "--expand", "turns", "--format", "kto"],
+        "--expand turns splits conversations into rows",
+    ),
     "argument of a recipe": (
         ["prepare", "SRC", *QUICK, "--format", "text", "--train-on", "completion"],
         "--train-on completion cannot be used",
@@ -272,7 +286,27 @@ def test_messages_name_flags_instead_of_arguments(
 ) -> None:
     call, message = NAMED[case]
     refused = shell(*[places.get(argument, argument) for argument in call], "--json")
-    assert refused.code == 2
+    assert refused.code == (2 if refused.error["type"] == "UsageError" else 1)
     assert message in refused.error["message"]
     assert not re.search(r"Pack|None|Value error", refused.error["message"])
     assert message in refused.err
+
+
+def test_no_text_of_the_source_names_an_argument_as_python_code() -> None:
+    """Errors name arguments by tuples, see `TokenmillError`; docstrings are not printed."""
+    package = Path(tokenmill.__file__).parent
+    found = [
+        f"{path.name}:{node.lineno}: {node.value}"
+        for path in sorted(package.rglob("*.py"))
+        for node in texts_of(ast.parse(path.read_text(encoding="utf-8")))
+        if ARGUMENT.search(node.value)
+    ]
+    assert not found, "\n".join(found)
+
+
+def texts_of(tree: ast.AST) -> Iterator[ast.Constant]:
+    """Return the strings of a module, without the strings that are statements."""
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:
+            yield node

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
-from tests.build.illustrated import Album, asked, part
+from tests.build.image_rows import Album, asked, part
 from tests.build.making import write_rows
 from tests.cli.harness import Shell
 from tests.media import processors
@@ -33,6 +34,8 @@ def test_processor_directory_media_root_and_embedded_images(shell: Shell, tmp_pa
     assert len(copy) == 3
     assert [checksum(row.image()) for row in copy] == [row.media[0].digest for row in copy]
     assert shell("verify", out, "--json").json["ok"]
+    shown = shell("stats", out)
+    assert re.search(r"3 images of \d+ patches in 3 rows", shown.out + shown.err)
     target = tmp_path / "rows.parquet"
     assert shell("export", out, "--format", "parquet", "--out", target, "--embed-media").code == 0
     refused = shell("export", out, "--format", "hf", "--out", tmp_path / "hf", "--json")

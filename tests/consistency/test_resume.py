@@ -108,7 +108,7 @@ def test_chained_resumes_in_fresh_interpreters(corpus: Corpus, name: str, times:
 
 @pytest.mark.parametrize("prefetch", [1, 7])
 @pytest.mark.parametrize("name", ["rows_keep", "packed", "mixed"])
-def test_resume_counts_what_was_handed_out_not_what_was_prefetched(
+def test_resume_counts_returned_batches_not_prefetched_ones(
     corpus: Corpus, name: str, prefetch: int
 ) -> None:
     resume_in_a_chain(corpus, name, [4] * 6, serve, geometry={"prefetch": prefetch})
@@ -127,7 +127,7 @@ def test_crash_of_a_trainer_with_the_prefetch_full_loses_and_repeats_nothing(
     """SIGKILL at several steps; the next process goes on from the last state on disk."""
     if workers is not None:
         pytest.importorskip("torch")
-    zygote: Zygote = request.getfixturevalue("zygote" if workers is None else "host_zygote")
+    zygote: Zygote = request.getfixturevalue("zygote" if workers is None else "library_zygote")
     batches, _ = uninterrupted(corpus, "rows_keep")
     log = tmp_path / "steps.jsonl"
     served: list[str] = []

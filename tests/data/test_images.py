@@ -183,7 +183,7 @@ def test_bad_images_are_rejected_with_reason_and_name(tmp_path: Path) -> None:
     assert (refused.value.line, refused.value.reason) == (9, "bad_media")
 
 
-def test_wrong_learned_expansion_is_replaced_by_the_processor(
+def test_wrong_computed_expansion_is_replaced_by_the_processor(
     rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     honest = opened(rows, tmp_path / "honest", raw("qwen2_vl")).lengths.tolist()

@@ -137,7 +137,7 @@ def test_index_of_other_rows_under_a_key_is_refused(tmp_path: Path) -> None:
     one, other = open_prompts(f"{PROMPTS}@[:5]").path, open_prompts(f"{PROMPTS}@[5:10]").path
     for path in one.iterdir():
         path.write_bytes((other / path.name).read_bytes())
-    with pytest.raises(CorruptionError, match="this key holds another"):
+    with pytest.raises(CorruptionError, match="another key than its directory"):
         open_prompts(f"{PROMPTS}@[:5]")
 
 

@@ -17,7 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 import tokenmill as tm
-from tests.build.illustrated import Album, asked, part, text
+from tests.build.image_rows import Album, asked, part, text
 from tests.build.making import write_rows
 from tests.build.test_weights import HOSTS
 from tests.media import processors
@@ -54,7 +54,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-class Illustrated:
+class ImageStores:
     def __init__(self, directory: Path, family: str, **more: Any) -> None:
         self.family = family
         self.raw = processors.make(family)
@@ -127,14 +127,14 @@ def prepare(source: Path, raw: Any, **more: Any) -> Store:
     return run_recipe(str(source), processor=raw, **(given | more)).store
 
 
-MADE: dict[str, Illustrated] = {}
+MADE: dict[str, ImageStores] = {}
 
 
 @pytest.fixture
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Illustrated:
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ImageStores:
     family = getattr(request, "param", "qwen2_vl")
     if family not in MADE:
-        MADE[family] = Illustrated(tmp_path_factory.mktemp(family), family)
+        MADE[family] = ImageStores(tmp_path_factory.mktemp(family), family)
     return MADE[family]
 
 
@@ -160,7 +160,7 @@ def require_same(found: Any, expected: Any) -> None:
     assert np.array_equal(np.asarray(found), wanted.numpy())
 
 
-def require_right(made: Illustrated, batch: dict[str, Any], *, pixels: bool = True) -> None:
+def require_right(made: ImageStores, batch: dict[str, Any], *, pixels: bool = True) -> None:
     rows = batch["indices"].tolist()
     ids, types, features = made.oracle(rows)
     lies = stretches(batch)
@@ -197,7 +197,7 @@ def require_right(made: Illustrated, batch: dict[str, Any], *, pixels: bool = Tr
 
 @pytest.mark.parametrize("layout", ["padded", "packs"])
 @pytest.mark.parametrize("made", FAMILIES, indirect=True)
-def test_pixels_are_the_processors_own(made: Illustrated, layout: str) -> None:
+def test_pixels_are_the_processors_own(made: ImageStores, layout: str) -> None:
     seen: set[int] = set()
     for batch in flat(made.loader(made.store[:6], indices=True, **made.wishes(layout))):
         require_right(made, batch)
@@ -206,7 +206,7 @@ def test_pixels_are_the_processors_own(made: Illustrated, layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout(made: Illustrated, layout: str) -> None:
+def test_every_layout(made: ImageStores, layout: str) -> None:
     for media in ("pixels", "references"):
         loader = made.loader(media=media, indices=True, **made.wishes(layout))
         seen: set[int] = set()
@@ -231,7 +231,7 @@ def equal(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("layout", ["packs", "slabs"])
-def test_prefetch_workers_and_resume(made: Illustrated, layout: str) -> None:
+def test_prefetch_workers_and_resume(made: ImageStores, layout: str) -> None:
     pytest.importorskip("torch")
     wishes = made.wishes(layout)
     plain = list(made.loader(**wishes))
@@ -253,7 +253,7 @@ def test_prefetch_workers_and_resume(made: Illustrated, layout: str) -> None:
     assert type(first["pixel_values"]).__name__ == type(first["input_ids"]).__name__ == "Tensor"
 
 
-def test_state_does_not_depend_on_media(made: Illustrated) -> None:
+def test_state_does_not_depend_on_media(made: ImageStores) -> None:
     """What is served beside the tokens is part of no state; a pack's second budget is."""
     states = [made.loader(media=media).state_dict() for media in ("pixels", "references")]
     assert states[0] == states[1]
@@ -269,7 +269,7 @@ def test_state_does_not_depend_on_media(made: Illustrated) -> None:
 
 @pytest.mark.parametrize("made", ["qwen2_vl", "llava_next"], indirect=True)
 def test_copied_store_contains_processor_and_images(
-    made: Illustrated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: ImageStores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tm.push(made.store, tmp_path / "copy", embed_media=True)
     monkeypatch.setattr(work_processor, "_given", {})
@@ -289,7 +289,7 @@ def test_copied_store_contains_processor_and_images(
 
 @pytest.mark.parametrize("layout", ["padded", "packs", "micro padded"])
 def test_a_rank_opens_the_images_of_its_rows(
-    made: Illustrated, layout: str, monkeypatch: pytest.MonkeyPatch
+    made: ImageStores, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And each once per batch (promise P19)."""
     opened: list[str] = []
@@ -316,12 +316,12 @@ def test_a_rank_opens_the_images_of_its_rows(
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Illustrated:
+def own(tmp_path: Path) -> ImageStores:
     """A store whose images a test may change."""
-    return Illustrated(tmp_path, "llava", cache_dir=tmp_path / "cache")
+    return ImageStores(tmp_path, "llava", cache_dir=tmp_path / "cache")
 
 
-def test_changed_or_missing_image_is_reported(own: Illustrated) -> None:
+def test_changed_or_missing_image_is_reported(own: ImageStores) -> None:
     """Before anything of its batch is served (promise P20); batches without it are."""
     loader = own.loader(batch_size=1, shuffle=False)
     batches = iter(loader)
@@ -340,7 +340,7 @@ def test_changed_or_missing_image_is_reported(own: Illustrated) -> None:
     assert references == ["images/1.png", "images/2.png"]
 
 
-def test_loader_without_media_warns(made: Illustrated) -> None:
+def test_loader_without_media_warns(made: ImageStores) -> None:
     with pytest.warns(UserWarning, match="have images, but batches will contain only their tokens"):
         loader = tm.Loader(made.store, batch_size=2, pad_token_id=0)
     assert {"media", "pixel_values", "mm_token_type_ids"}.isdisjoint(next(iter(loader)))
@@ -351,7 +351,7 @@ def test_loader_without_media_warns(made: Illustrated) -> None:
         made.loader(media="references")
 
 
-def test_invalid_media_arguments_are_rejected(made: Illustrated) -> None:
+def test_invalid_media_arguments_are_rejected(made: ImageStores) -> None:
     shards = {"micro_batches": tm.MicroBatches(4096, context_parallel=2), "world_size": 2}
     for wish, message in (
         ({"media": "pixel"}, "media must be one of references, pixels, got 'pixel'"),
@@ -363,7 +363,7 @@ def test_invalid_media_arguments_are_rejected(made: Illustrated) -> None:
 
 
 @pytest.mark.parametrize("oversize", ["truncate", "split"])
-def test_rows_with_images_are_not_truncated(made: Illustrated, oversize: str) -> None:
+def test_rows_with_images_are_not_truncated(made: ImageStores, oversize: str) -> None:
     row = int(np.argmax(made.store.lengths * (made.store.images > 0)))
     with pytest.raises(UsageError, match=f"row {row} has images and {made.longest} tokens"):
         made.loader(pack=tm.Pack(made.longest - 1, oversize=oversize))
@@ -375,7 +375,7 @@ def test_rows_with_images_are_not_truncated(made: Illustrated, oversize: str) ->
     assert list(made.loader(plain, pack=tm.Pack(8, oversize=oversize)))
 
 
-def test_another_processor_is_refused(made: Illustrated, tmp_path: Path) -> None:
+def test_another_processor_is_refused(made: ImageStores, tmp_path: Path) -> None:
     same = made.loader(processor=made.raw, batch_size=2, indices=True)
     require_right(made, next(iter(same)))
     with pytest.raises(UsageError, match=r"another processor \(configuration and answers differ"):
@@ -399,7 +399,7 @@ def _smaller() -> Any:
 # The second budget
 
 
-def test_row_over_the_budget_of_patches_is_refused(made: Illustrated) -> None:
+def test_row_over_the_budget_of_patches_is_refused(made: ImageStores) -> None:
     patches = made.store.patches
     row = int(patches.argmax())
     with pytest.raises(UsageError, match=rf"row {row} has {patches[row]} patches.*<= 9'"):
@@ -408,7 +408,7 @@ def test_row_over_the_budget_of_patches_is_refused(made: Illustrated) -> None:
 
 
 @pytest.mark.parametrize("layout", ["slabs", "micro padded", "packs in slabs"])
-def test_packs_and_micro_batches_keep_both_budgets(made: Illustrated, layout: str) -> None:
+def test_packs_and_micro_batches_keep_both_budgets(made: ImageStores, layout: str) -> None:
     many = made.store.select(list(range(len(IMAGES))) * 5)
     patches = made.store.patches.astype(np.int64)
     wishes = made.wishes(layout)
@@ -478,7 +478,7 @@ def test_kto_rows_have_references_only(tmp_path: Path) -> None:
 
 
 def test_sidecar_named_like_pixels_is_rejected(
-    own: Illustrated, monkeypatch: pytest.MonkeyPatch
+    own: ImageStores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in next(iter(own.loader(batch_size=2))):
         with pytest.raises(UsageError, match=f"'{name}' is reserved"):
@@ -494,7 +494,7 @@ WITH_IMAGES = ("TRL", "verl", "SkyRL")  # they serve images, or say what is miss
 
 
 @pytest.mark.parametrize("name", [name for name in HOSTS if name not in WITH_IMAGES])
-def test_readers_without_image_support_are_rejected(made: Illustrated, name: str) -> None:
+def test_readers_without_image_support_are_rejected(made: ImageStores, name: str) -> None:
     for library in ("torch", "datasets"):
         pytest.importorskip(library)
     reader, arguments = HOSTS[name]

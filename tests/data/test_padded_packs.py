@@ -153,7 +153,7 @@ def sequences(batch: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("kind", SHARDS)
 @pytest.mark.parametrize("layout", ["slab", "aligned", "packs", "padded"])
-def test_attention_of_packed_aligned_and_sharded_rows_is_that_of_rows_alone(
+def test_attention_of_packed_aligned_and_sharded_rows_equals_single_rows(
     layout: str, kind: str, ranks: int
 ) -> None:
     """Every rank holds the queries of its shard; keys and values are gathered from all."""

@@ -160,7 +160,7 @@ def test_rank_without_rows_gets_zeros(stores: list[Store]) -> None:
         assert batch["ref"].shape == batch["input_ids"].shape
 
 
-def test_rank_reads_the_values_of_its_own_rows_alone(
+def test_rank_reads_only_the_values_of_its_own_rows(
     stores: list[Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tokenmill.store import Sidecar

@@ -256,7 +256,7 @@ def test_filter_anything_but_comparisons_is_refused(
     ("where", "columns", "message"),
     [
         (3, None, "text"),
-        (lambda length: length > 3, None, "needs columns="),
+        (lambda length: length > 3, None, "needs columns, the names"),
         ("length > 3", ["length"], "only for a filter function"),
         (lambda size: size > 3, ["size"], "unknown name 'size'"),
         (lambda length: length > 3 and length < 9, ["length"], "& and"),

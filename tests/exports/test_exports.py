@@ -337,7 +337,7 @@ def test_columns_that_a_store_lacks_are_null(store: Store, tmp_path: Path) -> No
         ("csv", "a", {}, "jsonl, hf, axolotl, llama-factory, megatron.* got 'csv'"),
         ("parquet", "a", {"mask": "both"}, "mask must be one of .*, got 'both'"),
         ("axolotl", "a", {"mask": "labels"}, "needs format='parquet'"),
-        ("packed-parquet", "a", {}, "--length"),
+        ("packed-parquet", "a", {}, "needs the length of packs in pack"),
         ("parquet", "a", {"pack": Pack(64)}, "cannot contain packs"),
         ("parquet", "a", {"layout": "megatron-bridge"}, "needs format='packed-parquet'"),
         (

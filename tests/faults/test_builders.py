@@ -53,7 +53,7 @@ def test_builders_without_locks_agree(zygote: Zygote, clean: Clean, tmp_path: Pa
     }
     built = check_all_succeeded(zygote.run(*[run] * 4), clean, cache)
     assert built >= clean.result["slices"]  # type: ignore[operator]
-    zygote.judge(cache)
+    zygote.read_back(cache)
 
 
 def kill_randomly(
@@ -68,7 +68,7 @@ def kill_randomly(
     seen = image(cache)
     for outcome in zygote.run(*runs):
         assert outcome.exit in (0, -9), outcome.stderr
-    zygote.judge(cache)
+    zygote.read_back(cache)
     after = image(cache)
     # A visible digest never changes.
     assert seen.items() <= after.items() <= clean.image.items()

@@ -30,7 +30,7 @@ def test_build_among_rude_collectors_is_whole_or_a_typed_error(
     builder, detail = zygote.run({"arguments": arguments, "delay": 0.2}, collector)
     assert detail.exit == 0, detail.stderr
     assert builder.exit == 0 or builder.error in ("CorruptionError", "CacheError"), builder.stderr
-    zygote.judge(cache) if builder.exit == 0 else None
+    zygote.read_back(cache) if builder.exit == 0 else None
     again = zygote.one(prepare_arguments(clean.sources, cache, "--force-recache"))
     assert again.exit == 0, again.stderr
     assert image(cache) == clean.image

@@ -40,7 +40,7 @@ def test_command_killed_at_a_system_call_leaves_miss_or_whole(
     command += ["-e", inject, sys.executable, "-m", "tokenmill", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environment())
     assert done.returncode != 0
-    zygote.judge(cache)
+    zygote.read_back(cache)
     assert image(cache).items() <= clean.image.items()
     before = committed(cache)
     again = zygote.one(arguments)
@@ -137,7 +137,7 @@ def test_workers_that_always_die_are_a_typed_error_and_what_is_done_stays(
     if outcome.exit:
         assert outcome.error == "WorkerError"
         assert "SIGKILL" in outcome.result["error"]["message"]
-    zygote.judge(cache)
+    zygote.read_back(cache)
     assert committed(cache)
     again = zygote.one(prepare_arguments(clean.sources, cache))
     assert again.exit == 0, again.stderr
@@ -157,7 +157,7 @@ def test_workers_of_an_ended_command_are_gone_and_a_rerun_finishes(
         assert "run the same command again" in outcome.stderr
         assert len(list((cache / "staging").iterdir())) <= 2  # of the killed workers
     wait_for(lambda: all(map(is_gone, workers)), 5)
-    zygote.judge(cache)
+    zygote.read_back(cache)
     done = committed(cache)
     again = zygote.one(prepare_arguments(larger.sources, cache))
     assert again.exit == 0, again.stderr

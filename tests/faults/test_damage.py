@@ -34,7 +34,7 @@ def rebuild(zygote: Zygote, clean: Clean, cache: Path) -> None:
     rebuilt = zygote.one(prepare_arguments(clean.sources, cache, "--force-recache"))
     assert rebuilt.exit == 0, rebuilt.stderr
     assert image(cache) == clean.image
-    zygote.judge(cache)
+    zygote.read_back(cache)
 
 
 @pytest.mark.parametrize("damage", [flip, cut, empty, Path.unlink])

@@ -32,7 +32,7 @@ def die_and_recover(
         shutil.rmtree(cache)
         return False
     assert died.exit == -9, (nth, died)
-    zygote.judge(cache)
+    zygote.read_back(cache)
     before, done = image(cache), committed(cache)
     again = zygote.one(arguments)
     assert again.exit == 0, again.stderr

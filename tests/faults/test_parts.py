@@ -62,7 +62,7 @@ def test_eight_parts_of_which_two_are_killed_and_rerun_give_the_same_store(
     assert all(result["complete"] is False and result["path"] is None for result in done)
     assert {result["key"] for result in done} == {clean.result["key"]}
     assert len(committed(cache)) == 4
-    zygote.judge(cache)
+    zygote.read_back(cache)
 
     again = zygote.run(runs[1] | {"fault": ""}, runs[4] | {"fault": ""})
     assert [outcome.exit for outcome in again] == [0, 0], again
@@ -91,7 +91,7 @@ def test_parts_of_any_number_and_overlap_dying_anywhere_end_in_the_same_store(
             runs.append(part_run(clean, cache, part, fault=fault(EVERY, cache, nth, "kill")))
         for outcome in zygote.run(*runs):
             assert outcome.exit in (0, -9), outcome.stderr
-        zygote.judge(cache)
+        zygote.read_back(cache)
         assert image(cache).items() <= clean.image.items()
     for number in (1, 2, 3):
         outcome = zygote.one(prepare_arguments(clean.sources, cache, "--part", f"{number}/3"))

@@ -52,7 +52,7 @@ def fail_and_recover(
     assert failed.exit in (0, 1), (where, failed.stderr)
     assert failed.stdout, (where, failed.stderr)  # an error that nobody translated is a traceback
     assert failed.exit == 0 or failed.error in ("CacheError", "CorruptionError"), (where, failed)
-    zygote.judge(cache)
+    zygote.read_back(cache)
     before = image(cache)
     assert before.items() <= clean.image.items(), where
     again = zygote.one(arguments)
@@ -141,6 +141,6 @@ def test_full_disk_is_a_typed_error_and_other_stores_stay(
     assert outcome.error == "CacheError"
     assert "disk is full" in outcome.result["error"]["message"]
     after = tmp_path / "cache.after"
-    found = zygote.judge(after)
+    found = zygote.read_back(after)
     assert found["stores"] == 1
     assert clean.image.items() <= image(after).items()

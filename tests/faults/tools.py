@@ -114,9 +114,9 @@ class Zygote:
         )
         return outcome
 
-    def judge(self, cache: Path) -> dict[str, Any]:
-        """What a fresh reader sees in a cache; fails when something visible is not whole."""
-        (outcome,) = self.run({"call": "tests.faults.world:judged", "argument": str(cache)})
+    def read_back(self, cache: Path) -> dict[str, Any]:
+        """Return what a new reader finds in a cache; fail if a published file is incomplete."""
+        (outcome,) = self.run({"call": "tests.faults.world:read_back", "argument": str(cache)})
         assert outcome.exit == 0, outcome.stdout + outcome.stderr
         return outcome.result
 

@@ -71,7 +71,7 @@ def committed(cache: Path) -> set[str]:
     return {path.stem for path in (cache / "slices").glob("*/*.json")}
 
 
-def judged(directory: str) -> int:
+def read_back(directory: str) -> int:
     """Look at a cache as a reader would; exit code 1 when something visible is not whole."""
     cache = Path(directory)
     layout = CacheLayout(cache)

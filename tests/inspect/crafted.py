@@ -146,7 +146,7 @@ def tokenizer_with(directory: Path, post: str | None = None, **config: Any) -> P
     return target
 
 
-# The same for the rows of `tests.inspect.test_lint_pictures`.
+# The same for the rows of `tests.inspect.test_lint_images`.
 GOLDEN_OF_IMAGES = {"missing_image": [2], "bad_media": [3], "large_image": [4],
                       "media_mismatch": [5], "repeated_image": [6],
                       "duplicate_image": [7]}  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 import tokenmill as tm
-from tests.build.illustrated import Album, asked, part, text
+from tests.build.image_rows import Album, asked, part, text
 from tests.build.making import write_rows
 from tests.inspect.crafted import GOLDEN_OF_IMAGES
 from tests.inspect.test_lint import lines

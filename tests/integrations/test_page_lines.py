@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from scripts.host_signatures import commands, find_page, read_page
+from scripts.trainer_signatures import commands, find_page, read_page
 
 import tokenmill as tm
 from tests.data.making import EXAMPLES

@@ -323,7 +323,7 @@ def test_from_config_columns_are_those_of_all_rows_not_of_the_first(
     turns = [{"role": role, "content": "Hi"} for role in ("user", "assistant") * 2]
     rows = [{"note": "neither"}, SAID, SAID] if instructions else [SAID, {"messages": turns}]
     source = write_rows(tmp_path / "rows.jsonl", rows)
-    for _ in range(2):  # the second time by what was noted
+    for _ in range(2):  # the second time from the cached scan
         (made,) = opened(tmp_path, source, train_on_what="all_assistant_messages").view.stores
         trained = "last_assistant_message" if instructions else "all_assistant_messages"
         assert made.manifest["document"]["recipe"]["train_on"] == trained

@@ -98,7 +98,7 @@ from tokenmill.store import open_store
 loader = DataLoader(open_store(sys.argv[1]), batch_size=2, num_workers=1, prefetch_factor=2)
 iterator = iter(loader)
 next(iterator)
-handed_out = 1
+served = 1
 (worker,) = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
 verdicts = []
 try:
@@ -106,21 +106,21 @@ try:
         os.kill(int(worker), signal.SIGKILL)
         while True:
             next(iterator)
-            handed_out += 1
+            served += 1
     except RuntimeError as error:
         verdicts.append(isinstance(error, WorkerError) or "killed by signal" in str(error))
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 except RuntimeError as late:  # torch raises from a signal handler, wherever the program stands
     verdicts.append("killed by signal" in str(late))
 print(bool(verdicts) and all(verdicts))
-print(loader.state_dict()["position"] == handed_out * 2)
+print(loader.state_dict()["position"] == served * 2)
 """
 
 
 def test_dataloader_killed_worker_is_an_error_and_the_state_is_kept(
-    store: Store, host_zygote: Zygote
+    store: Store, library_zygote: Zygote
 ) -> None:
-    done = host_zygote.program(KILLED, store.path)
+    done = library_zygote.program(KILLED, store.path)
     assert done.stdout == "True\nTrue\n", done.stderr
 
 

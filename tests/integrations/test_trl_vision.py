@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.data.test_media import IMAGES, Illustrated
+from tests.data.test_media import IMAGES, ImageStores
 from tests.integrations.test_page_lines import block_of
 from tokenmill import Loader, Pack, concat
 from tokenmill.errors import UsageError
@@ -30,19 +30,19 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 
-MADE: dict[str, Illustrated] = {}
+MADE: dict[str, ImageStores] = {}
 
 
 @pytest.fixture
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Illustrated:
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ImageStores:
     family = getattr(request, "param", "llava")
     if family not in MADE:
-        MADE[family] = Illustrated(tmp_path_factory.mktemp(family), family)
+        MADE[family] = ImageStores(tmp_path_factory.mktemp(family), family)
         MADE[family].raw.tokenizer.pad_token = "<|im_end|>"
     return MADE[family]
 
 
-def pad_of(made: Illustrated) -> int:
+def pad_of(made: ImageStores) -> int:
     return int(made.raw.tokenizer.pad_token_id)
 
 
@@ -50,7 +50,7 @@ FAMILIES = ["llava", "qwen2_vl", pytest.param("gemma3", marks=pytest.mark.soak)]
 
 
 @pytest.mark.parametrize("made", FAMILIES, indirect=True)
-def test_batches_are_those_of_trls_own_collator(made: Illustrated) -> None:
+def test_batches_are_those_of_trls_own_collator(made: ImageStores) -> None:
     from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
     theirs = DataCollatorForVisionLanguageModeling(made.raw, pad_to_multiple_of=8)
@@ -94,7 +94,7 @@ def tiny_llava(words: int, image: int) -> Any:
     return transformers.LlavaForConditionalGeneration(config)
 
 
-def test_trainer_sees_the_loaders_batches(made: Illustrated, tmp_path: Path) -> None:
+def test_trainer_sees_the_loaders_batches(made: ImageStores, tmp_path: Path) -> None:
     dataset, arguments = hf.for_trl(made.store, epochs=1, seed=5)
     assert dataset.column_names == ["row"]
     stated = settings(
@@ -123,7 +123,7 @@ def test_trainer_sees_the_loaders_batches(made: Illustrated, tmp_path: Path) -> 
         without.train()
 
 
-def test_what_trl_cannot_do_is_refused(made: Illustrated) -> None:
+def test_what_trl_cannot_do_is_refused(made: ImageStores) -> None:
     for wish in ({"pack": Pack(4096)}, {"padding_free": True}):
         with pytest.raises(UsageError, match="cannot pack rows with images"):
             hf.for_trl(made.store, **wish)
@@ -134,7 +134,7 @@ def test_what_trl_cannot_do_is_refused(made: Illustrated) -> None:
     assert torch.equal(copied([{"row": 1}])["pixel_values"], collator([{"row": 1}])["pixel_values"])
 
 
-def test_lines_of_the_page_train(made: Illustrated, tmp_path: Path) -> None:
+def test_lines_of_the_page_train(made: ImageStores, tmp_path: Path) -> None:
     """Run the block of docs/trainers/trl.md that needs a vision-language model."""
     image = made.raw.tokenizer.convert_tokens_to_ids("<image>")
     # The tokenizer of this store has no pad or eos token.

@@ -23,7 +23,7 @@ MODES = {
     "AVIF": ("RGB",),
     "JPEG2000": ("RGB", "L"),
 }
-ORIENTED = ("JPEG", "PNG", "WEBP", "TIFF", "AVIF")  # can carry EXIF
+ORIENTED = ("JPEG", "PNG", "WEBP", "TIFF", "AVIF")  # can contain EXIF
 
 
 def draw(rng: random.Random, width: int, height: int, mode: str = "RGB") -> Image.Image:

@@ -292,7 +292,7 @@ def test_files_below_the_root(root: Path) -> None:
         ("empty.png", "empty"),
         ("clip.mp4", "frames"),
         ("x" * 300, "cannot be opened"),
-        ("https://example.com/p.png", "media_urls"),
+        ("https://example.com/p.png", "URLs are not allowed"),
     ],
 )
 def test_files_that_are_not_read(root: Path, value: str, words: str) -> None:

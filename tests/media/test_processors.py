@@ -146,8 +146,8 @@ def test_shape_only_expansions_equal_those_of_blank_images(name: str) -> None:
     for _ in range(8):
         row = tuple((rng.choice(edges), rng.choice(edges)) for _ in range(rng.choice((1, 1, 2))))
         blank, shape_only = processor._probe.with_blanks(row), processor._probe.shape_only(row)
-        assert shape_only in ((None,) if blank.refused is not None else (blank, None)), row
-        if processor.uses_shape_only and blank.refused is None:
+        assert shape_only in ((None,) if blank.error is not None else (blank, None)), row
+        if processor.uses_shape_only and blank.error is None:
             assert shape_only is not None, row
 
 

@@ -67,7 +67,7 @@ def steps(template: OracleTemplate, messages: list[Message], tools: Any) -> Iter
         end_of_turn = len(found.owner) - found.owner[::-1].index(k)
         stands = found.text[:end_of_turn]
         if not any(stands.rstrip().endswith(words) for words in _words(messages[k])):
-            # It has a closer; white space behind that is not sampled, but the prompt's stands.
+            # White space after its end-of-turn token is not sampled, unless the prompt has it.
             whole, stands = stands, stands.rstrip()
             if whole.startswith(prompt) and len(stands) < len(prompt):
                 stands = prompt

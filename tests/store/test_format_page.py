@@ -77,7 +77,7 @@ def made(root: Path) -> Store:
 
 def seen(root: Path, rows: list[Document]) -> Store:
     """Rows of which the first ones show an image each."""
-    from tests.build.illustrated import Album
+    from tests.build.image_rows import Album
     from tests.media import processors
 
     album = Album(root)

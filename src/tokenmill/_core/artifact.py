@@ -219,7 +219,7 @@ class Artifact:
     directory: Path
     record: Any
 
-    def refusal(self, message: str, name: str = "") -> CorruptionError:
+    def corruption_error(self, message: str, name: str = "") -> CorruptionError:
         path = self.directory / name if name else self.kind.summary_of(self.directory)
         return CorruptionError(f"{message}; {self.kind.remedy}", path=path)
 
@@ -227,12 +227,14 @@ class Artifact:
         try:
             return msgspec.convert(self.record, kind)
         except msgspec.ValidationError as error:
-            raise self.refusal(f"not the record of a {self.kind.name} ({error})") from error
+            raise self.corruption_error(
+                f"not the record of a {self.kind.name} ({error})"
+            ) from error
 
     def require_document(self, document: Any) -> None:
         stored = fingerprint.canonical_of_parsed(self.record["document"])
         if stored != fingerprint.canonical(document):
-            raise self.refusal(f"this key holds another {self.kind.name}")
+            raise self.corruption_error("the record has another key than its directory")
 
     def require(self, name: str, *, size: int | None = None, checksum: str | None = None) -> Path:
         return require_file(self.directory / name, size, checksum, self.kind.remedy)

@@ -56,25 +56,26 @@ def installed_version(package: str) -> str | None:
 @contextmanager
 def optional(
     package: str,
-    purpose: str = "this",
+    purpose: str | tuple[Any, ...] = "this",
     *,
     raises: type[TokenmillError] = UsageError,
     path: str | os.PathLike[str] | None = None,
 ) -> Iterator[None]:
     """Translate a failed import of a package of `LIBRARIES` into an error with a pip command.
 
-    ``purpose`` is the subject of "needs" in the message, ``path`` the file concerned.
+    ``purpose`` is the subject of "needs" in the message, a text or an argument as in
+    `TokenmillError`; ``path`` is the file concerned.
     """
     try:
         yield
     except ImportError as error:
         name, requirement = LIBRARIES[package]
-        message = f"{purpose} needs {name}"
+        message = f" needs {name}"
         if requirement is None or (error.name or "").partition(".")[0] != package:
             message += f", which cannot be imported ({error})"
         if requirement is not None:
             message += f": {install_line(package)}"
-        raise raises(message, path=path) from error
+        raise raises(purpose, message, path=path) from error
 
 
 _muting = threading.RLock()

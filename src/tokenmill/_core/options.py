@@ -64,11 +64,11 @@ class Option(NamedTuple):
 @functools.cache
 def declared(struct: type[Options], documented: Any = None) -> dict[str, Option]:
     """Return the options of a struct by name, with the help of its or another docstring."""
-    bare = get_type_hints(struct)
+    hints = get_type_hints(struct)
     help_texts = dict(HELP.findall(inspect.cleandoc((documented or struct).__doc__ or "")))
     options = {}
     for field in msgspec.structs.fields(struct):
-        kinds = [part for part in _parts(bare[field.name]) if part is not types.NoneType]
+        kinds = [part for part in _parts(hints[field.name]) if part is not types.NoneType]
         kind = str if str in kinds else kinds[0]
         choices = get_args(kind) if get_origin(kind) is Literal else ()
         for meta in get_args(_hints(struct)[field.name]) if kind is Any else ():
@@ -78,12 +78,12 @@ def declared(struct: type[Options], documented: Any = None) -> dict[str, Option]
     return options
 
 
-def refuse_unknown(
-    names: Iterable[str], known: Collection[str], what: str, **location: Any
+def check_names(
+    names: Iterable[str], known: Collection[str], *what: str | tuple[str], **location: Any
 ) -> None:
     """Raise `UsageError` for names that are not in ``known``, with suggestions.
 
-    ``what`` is the noun of the message; ``location`` are further arguments of the error.
+    ``what`` are parts of the message; ``location`` are further arguments of the error.
     """
     unknown = []
     for name in sorted(set(names) - set(known)):
@@ -91,7 +91,9 @@ def refuse_unknown(
         unknown.append(f"{name} (did you mean {similar[0]}?)" if similar else name)
     if unknown:
         raise UsageError(
-            f"unknown {what}: {', '.join(unknown)}; known are {', '.join(sorted(known))}",
+            "unknown ",
+            *what,
+            f": {', '.join(unknown)}; known are {', '.join(sorted(known))}",
             **location,
         )
 

@@ -30,14 +30,15 @@ _UNSUPPORTED = (  # error codes of os.link where hard links do not work
 )  # fmt: skip
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
-_REMEDIES = {
-    errno.ENOSPC: "the disk is full; free space or choose another cache_dir",
-    errno.EDQUOT: "the disk quota is used up; free space or choose another cache_dir",
-    errno.EROFS: "the file system is read-only; choose a writable cache_dir",
-    errno.EACCES: "no permission to write here; choose another cache_dir",
-    errno.EPERM: "no permission to write here; choose another cache_dir",
-    errno.EEXIST: "a file is in place of a directory; choose another cache_dir",
-    errno.ENOTDIR: "a file is in place of a directory; choose another cache_dir",
+_CACHE = ("cache_dir",)
+_REMEDIES: dict[int, tuple[str | tuple[str], ...]] = {
+    errno.ENOSPC: ("the disk is full; free space or choose another ", _CACHE),
+    errno.EDQUOT: ("the disk quota is used up; free space or choose another ", _CACHE),
+    errno.EROFS: ("the file system is read-only; choose a writable ", _CACHE),
+    errno.EACCES: ("no permission to write here; choose another ", _CACHE),
+    errno.EPERM: ("no permission to write here; choose another ", _CACHE),
+    errno.EEXIST: ("a file is in place of a directory; choose another ", _CACHE),
+    errno.ENOTDIR: ("a file is in place of a directory; choose another ", _CACHE),
 }
 _WRITE_BYTES = 1 << 20  # small pieces are buffered up to this size
 
@@ -51,9 +52,10 @@ def writing_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     except TokenmillError:
         raise  # some TokenmillErrors are OSErrors
     except OSError as error:
-        remedy = _REMEDIES.get(error.errno or 0, "nothing was published; run the command again")
+        again = ("nothing was published; run the command again",)
+        remedy = _REMEDIES.get(error.errno or 0, again)
         reason = error.strerror or str(error)
-        raise CacheError(f"cannot write: {reason}; {remedy}", path=path) from error
+        raise CacheError(f"cannot write: {reason}; ", *remedy, path=path) from error
 
 
 def write_file(path: Path, chunks: Buffer | Iterable[Buffer]) -> NewFile:
@@ -76,7 +78,7 @@ class NewFile:
         self.path = path
         self.size = 0
         self._hasher = xxhash.xxh3_128()
-        self._held = bytearray()
+        self._buffered = bytearray()
         self._descriptor = -1
 
     def __enter__(self) -> Self:
@@ -89,8 +91,8 @@ class NewFile:
         view = memoryview(piece).cast("B")
         self.size += len(view)
         self._hasher.update(view)
-        if len(self._held) + len(view) < _WRITE_BYTES:
-            self._held += view
+        if len(self._buffered) + len(view) < _WRITE_BYTES:
+            self._buffered += view
             return
         self._flush()
         self._put(view)
@@ -100,8 +102,8 @@ class NewFile:
         return self._hasher.hexdigest()
 
     def _flush(self) -> None:
-        held, self._held = self._held, bytearray()
-        self._put(memoryview(held))
+        buffered, self._buffered = self._buffered, bytearray()
+        self._put(memoryview(buffered))
 
     def _put(self, view: memoryview) -> None:
         with writing_errors(self.path):
@@ -169,8 +171,8 @@ class Staging:
     """A private directory ``<root>/staging/<host>-<pid>-<random>``, removed on exit.
 
     Host and process id let garbage collection verify that the owner is dead. ``beside`` is a target
-    outside any cache: the staging directory is then its hidden sibling, so that the final rename
-    stays within one file system, and the caller's umask applies.
+    outside any cache: staging is then a hidden directory next to it, so that the final rename stays
+    within one file system, and the caller's umask applies.
     """
 
     def __init__(self, root: Path, *, beside: Path | None = None) -> None:

@@ -180,10 +180,13 @@ class RemoteObject:
         # The traceback shows the cause, so an error with a secret is not the cause.
         cause = error if self.path == self.url and hide_secrets(full) == full else None
         if isinstance(error, FileNotFoundError) or status_of(error) in (404, 410):
-            hint = ""
+            hint: tuple[Any, ...] = ()
             if protocol_of(self.url) == "memory":
-                hint = "; memory:// exists only in the process that wrote it: use executor='inline'"
-            raise SourceMissing(f"no such object{hint}", path=self.path) from cause
+                hint = (
+                    "; memory:// exists only in the process that wrote it: use ",
+                    ("executor", "inline"),
+                )
+            raise SourceMissing("no such object", *hint, path=self.path) from cause
         if isinstance(error, IsADirectoryError):
             raise SourceMissing("a directory, not an object", path=self.path) from cause
         text = (hide_secrets(full, self.url).strip() or type(error).__name__).splitlines()[0]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import UNSET as _UNSET
 
-from tokenmill._core.options import refuse_unknown
+from tokenmill._core.options import check_names
 from tokenmill.build.recipe import NO_SOURCES, Recipe, RunOptions, is_recipe_file, load_recipe_file
 from tokenmill.chat.spec import RowFormat
 from tokenmill.errors import UsageError
@@ -153,9 +153,9 @@ def run_part(
     from tokenmill.build.plan import Partition
     from tokenmill.build.run import run_partition
 
-    share = Partition.of(part)
+    partition = Partition.of(part)
     recipe, options = resolve_call(sources, tokenizer, given)
-    outcome = run_partition(recipe, options, share, progress=progress)
+    outcome = run_partition(recipe, options, partition, progress=progress)
     if raise_for_rejections and isinstance(outcome, Prepared):
         outcome.raise_for_rejections()
     return outcome
@@ -180,7 +180,7 @@ def resolve_call(
 ) -> tuple[Recipe, RunOptions]:
     """Merge arguments with a `Recipe` or ``recipe.yaml``; the arguments take precedence."""
     recipe_names, run_names = Recipe.__struct_fields__, RunOptions.__struct_fields__
-    refuse_unknown(given, (*recipe_names, *run_names), "arguments")
+    check_names(given, (*recipe_names, *run_names), "arguments")
     merged: dict[str, Any] = {}
     if isinstance(sources, Recipe):
         merged = {name: getattr(sources, name) for name in recipe_names}

@@ -155,8 +155,8 @@ class _Run:
         return None if task is None else _Assignment(task)
 
     def _start(self) -> WorkerProcess:
-        taken = {worker.number for worker in self._workers}
-        number = next(n for n in range(self._executor.num_workers) if n not in taken)
+        used_numbers = {worker.number for worker in self._workers}
+        number = next(n for n in range(self._executor.num_workers) if n not in used_numbers)
         core = None
         if hasattr(os, "sched_setaffinity"):
             core = core_of_worker(number, self._executor.num_workers, self._cores)

@@ -1,6 +1,6 @@
 """Expand the image tokens of rendered texts, and find the images again in the encoded tokens.
 
-The reference is the user's processor with real pixels. The fast engine is the *learned* expansion
+The reference is the user's processor with real pixels. The fast engine is the *computed* expansion
 from image headers. The first row with images of each slice and a sample of the others must have
 exactly the ids that the processor gives. After one difference, the processor expands every text of
 the run, and texts whose ids still differ are rejected.
@@ -40,7 +40,7 @@ from tokenmill.sources.block import Block
 from tokenmill.store.columns import MediaColumns
 from tokenmill.tokenizers.encoded import Encoded, starts_of
 
-LEARNED, BY_PROCESSOR = "learned", "processor"
+COMPUTED, BY_PROCESSOR = "computed", "processor"
 AUDIT_PROBED_ONE_IN = 128  # rows whose expansion was probed with blank images
 # Rows whose expansion the processor computed from sizes, which is already proven. Running the
 # processor costs as much as a hundred rows: one in 128 would take half of a build's time.
@@ -58,7 +58,7 @@ class FoldedRun(NamedTuple):
 
 
 class Folding:
-    """Leaves one token of each run in a text.
+    """Replace each run of one token by a single token.
 
     An expansion is mostly one token, repeated thousands of times. If the tokenizer splits off that
     token first (`Processor.repeatable`), the text around it is encoded the same for any number of
@@ -116,7 +116,7 @@ _NONE = TextMedia("[]", 0, 0)
 
 
 @dataclass(slots=True)
-class _Shown:
+class _ExpandedText:
     """A text with images, between expansion and encoding."""
 
     rendered: str  # before expansion
@@ -138,12 +138,12 @@ class Expansion:
     texts: list[str]
     spans: list[Any]
     marks: list[Sequence[int]]
-    shown: dict[int, _Shown] = field(default_factory=dict)
+    shown: dict[int, _ExpandedText] = field(default_factory=dict)
     rejected: dict[int, RowError] = field(default_factory=dict)
 
 
 class Expander:
-    """Expands the texts of blocks, `LEARNED` or `BY_PROCESSOR` (the reference)."""
+    """Expands the texts of blocks, `COMPUTED` or `BY_PROCESSOR` (the reference)."""
 
     def __init__(
         self,
@@ -157,14 +157,14 @@ class Expander:
         self._media_ids = np.asarray(sorted(media_token_ids), np.int32)
         self.images = referenced.images
         self._referenced = referenced
-        self.engine = LEARNED
+        self.engine = COMPUTED
         self._block: Block | None = None
         self._digests: Digests = {}
         self.engine_seconds = 0.0
 
     @functools.cached_property
     def _folding(self) -> Folding:  # not needed without images
-        return Folding(self._processor.repeatable if self.engine == LEARNED else {})
+        return Folding(self._processor.repeatable if self.engine == COMPUTED else {})
 
     def use_reference(self) -> None:
         """Expand with the processor from now on."""
@@ -189,21 +189,23 @@ class Expander:
 
     def expand(self, rendering: Rendering) -> Expansion:
         """Expand texts as the processor does, and move their spans and turn ends."""
-        made = Expansion(list(rendering.texts), list(rendering.spans), list(rendering.ends))
+        expansions = Expansion(list(rendering.texts), list(rendering.spans), list(rendering.ends))
         for number, text in enumerate(rendering.texts):
             images = rendering.images.get(number, ())
             if not images and self._processor.image_token not in text:
                 continue
             try:
-                self._expand(made, number, text, images)
+                self._expand(expansions, number, text, images)
             except RowError as error:
-                made.rejected[number] = error
-                made.texts[number] = ""
-                made.spans[number] = []
-                made.marks[number] = [0] * len(made.marks[number])
-        return made
+                expansions.rejected[number] = error
+                expansions.texts[number] = ""
+                expansions.spans[number] = []
+                expansions.marks[number] = [0] * len(expansions.marks[number])
+        return expansions
 
-    def _expand(self, made: Expansion, number: int, text: str, images: Sequence[Image]) -> None:
+    def _expand(
+        self, expansions: Expansion, number: int, text: str, images: Sequence[Image]
+    ) -> None:
         references = [reference_of(image.value) for image in images]
         facts = [self._facts(reference) for reference in references]
         sizes = self._sizes(number, references, facts)
@@ -220,19 +222,19 @@ class Expander:
             for (start, _), (_, own) in zip(expanded.pieces, folded, strict=True)
             for run in own
         ]
-        move = _Move(text, self._processor.image_token, expanded)
-        spans, ends = made.spans[number], made.marks[number]
-        made.texts[number] = expanded.text
+        move = _PositionMap(text, self._processor.image_token, expanded)
+        spans, ends = expansions.spans[number], expansions.marks[number]
+        expansions.texts[number] = expanded.text
         if spans is not None:
-            made.spans[number] = [(move(start), move(stop)) for start, stop in spans]
+            expansions.spans[number] = [(move(start), move(stop)) for start, stop in spans]
         marks, (_, starts, stops, run_starts) = _merged(
             [move(end) for end in ends],
             [start for start, _ in expanded.pieces],
             [stop for _, stop in expanded.pieces],
             [run.at for run in runs],
         )
-        made.marks[number] = marks
-        made.shown[number] = _Shown(
+        expansions.marks[number] = marks
+        expansions.shown[number] = _ExpandedText(
             text, images, references, facts, expansion, computed, starts, stops, runs, run_starts
         )
 
@@ -263,7 +265,11 @@ class Expander:
     # After encoding
 
     def resolve_spans(
-        self, made: Expansion, encoded: Encoded, digests: NDArray[np.uint64], notes: Counter[str]
+        self,
+        expansions: Expansion,
+        encoded: Encoded,
+        digests: NDArray[np.uint64],
+        notes: Counter[str],
     ) -> tuple[Encoded, dict[int, TextMedia]]:
         """Return the batch with its own turn ends and no image trained, and each text's images.
 
@@ -271,13 +277,13 @@ class Expander:
         compared with the processor.
 
         Raises:
-            ExpansionMismatch: A learned expansion gave other ids than the processor.
+            ExpansionMismatch: A computed expansion gave other ids than the processor.
         """
-        gone = {number for number, _ in encoded.rejected} | set(made.rejected)
+        gone = {number for number, _ in encoded.rejected} | set(expansions.rejected)
         encoded.mask[np.isin(encoded.ids, self._media_ids)] = 0  # while runs are short
         folded = (
             (number, mark, run)
-            for number, shown in made.shown.items()
+            for number, shown in expansions.shown.items()
             if number not in gone
             for mark, run in zip(shown.run_starts, shown.runs, strict=True)
         )
@@ -286,13 +292,13 @@ class Expander:
             notes["mismatches"] += 1
             raise ExpansionMismatch("a run of one token was encoded as something else")
         encoded, mask = whole, whole.mask
-        refused = dict(made.rejected)
+        refused = dict(expansions.rejected)
         kept_marks = np.ones(len(encoded.turn_ends), bool)
         media: dict[int, TextMedia] = {}
         first = True
         first_marks, first_tokens = encoded.turn_starts.tolist(), encoded.row_starts.tolist()
         not_ends: list[int] = []
-        for number, shown in made.shown.items():
+        for number, shown in expansions.shown.items():
             if number in gone:
                 continue
             at = first_marks[number]
@@ -307,7 +313,7 @@ class Expander:
                     refused[number] = error
                     continue
                 difference = self._difference(shown, images, encoded.row(number)[0])
-                if difference and self.engine == LEARNED:
+                if difference and self.engine == COMPUTED:
                     notes["mismatches"] += 1
                     raise ExpansionMismatch(difference)
                 if difference:
@@ -333,11 +339,11 @@ class Expander:
             encoded = encoded.with_rejected({**refused, **dict(encoded.rejected)})
         return encoded, media
 
-    def _is_audited(self, shown: _Shown, digest: int) -> bool:
+    def _is_audited(self, shown: _ExpandedText, digest: int) -> bool:
         one_in = AUDIT_COMPUTED_ONE_IN if shown.computed else AUDIT_PROBED_ONE_IN
-        return self.engine != LEARNED or digest % one_in == 0
+        return self.engine != COMPUTED or digest % one_in == 0
 
-    def _difference(self, shown: _Shown, images: list[Any], ids: NDArray[np.int32]) -> str:
+    def _difference(self, shown: _ExpandedText, images: list[Any], ids: NDArray[np.int32]) -> str:
         """Return how the processor's ids of a row differ; an empty string if they are equal."""
         try:
             expected = np.asarray(self._processor.reference(shown.rendered, images).ids, np.int64)
@@ -347,7 +353,7 @@ class Expander:
             return ""
         return f"the processor gives {len(expected)} tokens for this row, expected {len(ids)}"
 
-    def _columns(self, shown: _Shown, starts: list[int], stops: list[int]) -> TextMedia:
+    def _columns(self, shown: _ExpandedText, starts: list[int], stops: list[int]) -> TextMedia:
         detail = [
             [
                 "image",
@@ -383,7 +389,7 @@ def media_columns(media: Mapping[int, TextMedia], kept: NDArray[np.int64]) -> Me
     )
 
 
-class _Move:
+class _PositionMap:
     """Maps positions in a rendered text to positions in the expanded one.
 
     Raises:

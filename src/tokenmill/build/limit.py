@@ -50,11 +50,11 @@ def limit_columns(columns: SliceColumns, limit: Limit) -> SliceColumns:
     without one of its images.
     """
     lengths = np.minimum(columns.lengths, limit.max_length).astype(np.int64)
-    lost = _lost_rows(columns, lengths, limit)
+    dropped = _dropped_rows(columns, lengths, limit)
     rejected = list(columns.rejected)
-    rejected += [_rejection(columns, row, *why) for row, why in lost.items()]
+    rejected += [_rejection(columns, row, *why) for row, why in dropped.items()]
     keep = np.ones(len(columns.row), bool)
-    keep[_members(columns, list(lost))] = False
+    keep[_members(columns, list(dropped))] = False
     lengths[~keep] = 0
     starts, turns = columns.starts[:-1], np.diff(columns.turn_starts)
     kept_tokens = _ranges(starts, lengths, len(columns.ids))
@@ -85,13 +85,13 @@ def limit_columns(columns: SliceColumns, limit: Limit) -> SliceColumns:
     )
 
 
-def _lost_rows(
+def _dropped_rows(
     columns: SliceColumns, lengths: NDArray[np.int64], limit: Limit
 ) -> dict[int, tuple[str, str]]:
     """Return reason and detail for every row, or first row of a group, that is dropped."""
     overlong = np.flatnonzero(columns.lengths > limit.max_length)
-    dropped = "overlong", f"longer than max_length={limit.max_length} tokens"
-    lost: dict[int, tuple[str, str]] = dict.fromkeys(overlong.tolist(), dropped)
+    overlong_reason = "overlong", f"longer than {limit.max_length} tokens"
+    dropped: dict[int, tuple[str, str]] = dict.fromkeys(overlong.tolist(), overlong_reason)
     if limit.overlong == "truncate":
         untrained = (
             "no_trained_tokens",
@@ -104,16 +104,16 @@ def _lost_rows(
             if _last_image_end(columns, row) > limit.max_length:
                 continue
             if has_trained[row]:
-                del lost[row]
+                del dropped[row]
             else:
-                lost[row] = untrained
+                dropped[row] = untrained
     if columns.groups is None:
-        return lost
+        return dropped
     first_rows = np.maximum.accumulate(np.where(columns.part == 0, np.arange(len(lengths)), 0))
     groups: dict[int, tuple[str, str]] = {}
-    for row, why in lost.items():  # a group's reason is its first one that is not the length
+    for row, why in dropped.items():  # a group's reason is its first one that is not the length
         first = int(first_rows[row])
-        if groups.get(first, dropped) == dropped:
+        if groups.get(first, overlong_reason) == overlong_reason:
             groups[first] = why
     return groups
 

@@ -41,7 +41,7 @@ class Stage(NamedTuple):
 STAGES = {
     "render": Stage("renderer", "renderer", "jinja2", "traced"),
     "encode": Stage("encoder", "engine", "hf", "fastokens"),
-    "expand": Stage("expansion", "expansion", "processor", "learned"),
+    "expand": Stage("expansion", "expansion", "processor", "computed"),
 }
 
 
@@ -256,8 +256,8 @@ class Prepared:
         share = isinstance(limit, float)
         if count > (limit * totals["rows_in"] if share else limit):
             raise SourceError(
-                f"{count:,} of {totals['rows_in']:,} rows were rejected ({reasons}), more than "
-                f"max_rejected={f'{limit:.4g}' if share else limit}",
+                f"{count:,} of {totals['rows_in']:,} rows were rejected ({reasons}), more than ",
+                ("max_rejected", float(f"{limit:.4g}") if share else limit),
                 path=source,
             )
 
@@ -310,7 +310,7 @@ class Unfinished:
 
 
 REMARKS = {  # by counter of the render stage
-    "trimmed_trailing": "conversations ended with a user turn, which was removed (trailing='trim')",
+    "trimmed_trailing": "conversations ended with a user turn, which was removed",
     "trimmed_tool_turns": "conversations lost tool results after their last assistant turn",
     "null_as_empty": "conversations have null content that the template cannot render; it was"
     " rendered as empty text",

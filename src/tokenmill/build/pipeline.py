@@ -110,11 +110,13 @@ class Pipeline:
         notes: Counter[str],
     ) -> tuple[Encoded, dict[int, TextMedia]]:
         with self._stage("images", "images", expander):
-            made = expander.expand(rendering)
+            expansions = expander.expand(rendering)
         with self._stage("encode", "mask", self.encoder):
-            encoded = self.encoder.encode(made.texts, made.spans, made.marks, digests)
+            encoded = self.encoder.encode(
+                expansions.texts, expansions.spans, expansions.marks, digests
+            )
         with self._stage("images", "images", expander):
-            return expander.resolve_spans(made, encoded, digests, notes)
+            return expander.resolve_spans(expansions, encoded, digests, notes)
 
     @contextmanager
     def _stage(self, engine: str, rest: str, step: Renderer | Encoder | Expander) -> Iterator[None]:
@@ -206,8 +208,8 @@ class TokenizedPipeline(Pipeline):
                     if row.get("loss_weights") is not None:
                         column = self.recipe.column("weight")
                         raise RowError(
-                            f"the row has the columns {column!r} and 'loss_weights';"
-                            " columns={'weight': None} ignores the first"
+                            f"the row has the columns {column!r} and 'loss_weights', of which"
+                            " only one may be used"
                         )
                     read.weights[len(good)] = [weight]
                 read.source.append(i)
@@ -326,7 +328,7 @@ def _role_numbers(
 def _weights(rendering: Rendering, encoded: Encoded) -> NDArray[np.float32] | None:
     """Return each token's weight, that of the turn that it begins in; None where all are 1.
 
-    Tokens behind the last turn, or in a row without turns, have the last weight.
+    Tokens after the last turn, or in a row without turns, have the last weight.
     """
     if not rendering.weights and not encoded.weights:
         return None

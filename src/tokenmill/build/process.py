@@ -50,7 +50,8 @@ class WorkerProcess:
     def __init__(self, number: int, core: int | None, beat_s: float) -> None:
         if not sys.executable:
             raise WorkerError(
-                "workers cannot be started because sys.executable is empty; set executor='inline'"
+                "workers cannot be started because sys.executable is empty; set ",
+                ("executor", "inline"),
             )
         self.number = number
         self.is_ready = False

@@ -102,8 +102,8 @@ def load_processor(
         return known
     processor = _load(
         path,
-        "a processor that cannot be loaded from its files works only in this process "
-        "(num_workers=0)",
+        "a processor that cannot be loaded from its files works only in this process, without "
+        "workers",
         path,
         options=identity["options"],
         trust_remote_code=trust_remote_code,

@@ -15,7 +15,7 @@ from msgspec import Meta
 from msgspec.structs import asdict, force_setattr
 
 from tokenmill._core import fingerprint
-from tokenmill._core.options import Count, Options, declared, refuse_unknown
+from tokenmill._core.options import Count, Options, check_names, declared
 from tokenmill.chat import ChatSpec
 from tokenmill.errors import SourceMissing, UsageError
 
@@ -154,7 +154,7 @@ def load_recipe_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a ``recipe.yaml``; relative paths in it are relative to the file."""
     path = Path(path)
     document = read_yaml(path)
-    refuse_unknown(document, [*declared(Recipe), *declared(RunOptions)], "names", path=path)
+    check_names(document, [*declared(Recipe), *declared(RunOptions)], "names", path=path)
     for name in ("sources", "tokenizer", "processor", "chat_template", "cache_dir", "media_root"):
         if name in document:
             document[name] = _relative_to(path.parent, document[name])
@@ -187,7 +187,7 @@ def _relative_to(directory: Path, value: Any) -> Any:
         return value
     if _IN_HUB.match(value):
         return value
-    bare = value.partition("@")[0]
-    if (directory / bare).exists() or any(mark in bare for mark in "*?["):
+    location = value.partition("@")[0]
+    if (directory / location).exists() or any(mark in location for mark in "*?["):
         return str(directory / value)
     return value

@@ -216,12 +216,12 @@ def _per_token(name: str, row: tuple[CutRow, int]) -> NDArray[Any]:
     given = cut.trajectory.advantages
     if not isinstance(given, list):
         raise _Missing
-    taken = np.asarray(cut.trajectory.mask) == 1
+    is_trained = np.asarray(cut.trajectory.mask) == 1
     spread = np.zeros(len(cut.ids))
     if len(given) == len(spread):
         spread[:] = given
-    elif len(given) == int(taken.sum()):
-        spread[taken] = given
+    elif len(given) == int(is_trained.sum()):
+        spread[is_trained] = given
     else:
         raise _Missing
     return np.where(cut.mask == 1, spread, 0)[:length]
@@ -246,7 +246,7 @@ def _served(store: Store, rows: Rows, format: str) -> Iterator[tuple[CutRow, int
             yield cut[part], length
 
 
-# From dumps to a store
+# Build a store from recordings
 
 
 def from_rollouts(

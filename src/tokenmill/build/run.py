@@ -100,7 +100,7 @@ def run_partition(
         store = None
         if cache.store(planned.key).manifest.exists() and not options.force_recache:
             store = open_store()
-            if any(lost_slices(cache, store)):
+            if any(missing_slices(cache, store)):
                 store = None
         hit = store is not None
         if store is None:
@@ -233,10 +233,10 @@ class Builder:
                     plan.placement(block, self._key_in_store(key)) for key, block in plan.walk()
                 )
                 layout = commit_store(cache, plan.document, placements, plan.tokenizer, proof)
-                lost = list(lost_slices(cache, Store(layout.directory, "off")))
-                for key in lost:
+                lost_keys = list(missing_slices(cache, Store(layout.directory, "off")))
+                for key in lost_keys:
                     quarantine_slice(cache, key)
-                if not lost:
+                if not lost_keys:
                     return 0
                 removed = True
             except CorruptionError as error:
@@ -272,8 +272,8 @@ class Builder:
             identify_tokenizer(choice, self._cache.root, self._executor)
         if not copy.is_dir():
             raise CacheError(
-                "the copy of the tokenizer could not be written; try again, or set another "
-                "cache_dir",
+                "the copy of the tokenizer could not be written; try again, or set another ",
+                ("cache_dir",),
                 path=copy,
             )
 
@@ -369,7 +369,7 @@ class Builder:
         )
 
 
-def lost_slices(cache: CacheLayout, store: Store) -> Iterator[str]:
+def missing_slices(cache: CacheLayout, store: Store) -> Iterator[str]:
     """Yield the keys of a store's slices that lack a file.
 
     `cache gc` may have removed a slice while the store was committed. For many slices, listing the

@@ -119,8 +119,9 @@ def require_own_tokenizer(processor: Processor, tokenizer: Tokenizer) -> None:
     own = list(processor.tokenizer(text, add_special_tokens=False)["input_ids"])
     if tokenizer.reference.encode(text, add_special_tokens=False).ids != own:
         raise UsageError(
-            f"the tokenizer is not the processor's own: it gives other ids for {text!r}; leave "
-            "tokenizer= out, or give the one that belongs to the processor"
+            ("tokenizer",),
+            f" is not the processor's own: it gives other ids for {text!r}; leave it out, or give"
+            " the processor's own",
         )
 
 

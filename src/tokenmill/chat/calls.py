@@ -150,8 +150,8 @@ def join_parts(message: dict[str, Any], parts: list[Any], *, joined: bool = True
         else:
             if joined and is_media(part):
                 raise RowError(
-                    f"a content part has type {part.get('type') or 'image'!r}; set `processor` to"
-                    " prepare rows with images",
+                    f"a content part has type {part.get('type') or 'image'!r}; a processor is"
+                    " required for rows with images",
                     reason="bad_media",
                 )
             mixed = True

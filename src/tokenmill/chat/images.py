@@ -43,7 +43,7 @@ class Parts(list[Any]):
     """Content that stays a list of parts, for templates of image models."""
 
 
-def refuse_images(row: Any, spec: ChatSpec) -> None:
+def reject_images(row: Any, spec: ChatSpec) -> None:
     """Reject a row whose texts contain placeholders for images of a column.
 
     Without a processor such a row would be trained as if it had no images.
@@ -57,8 +57,8 @@ def refuse_images(row: Any, spec: ChatSpec) -> None:
             others = (item for key, item in row.items() if key not in columns)
             if any(PLACEHOLDER in text for item in others for text in strings(item)):
                 raise RowError(
-                    f"its texts contain {PLACEHOLDER} for images of column {name!r}; set"
-                    " `processor` to prepare rows with images",
+                    f"its texts contain {PLACEHOLDER} for images of column {name!r}; a processor"
+                    " is required for rows with images",
                     reason="bad_media",
                 )
 
@@ -116,7 +116,7 @@ def image_parts(messages: Iterable[Mapping[str, Any]]) -> Iterable[dict[str, Any
                     yield part
 
 
-def refuse_tokens(texts: list[Any], tokens: MediaTokens, *, placeholders: RowImages) -> None:
+def reject_tokens(texts: list[Any], tokens: MediaTokens, *, placeholders: RowImages) -> None:
     """Reject a row whose own texts contain a media token.
 
     If the token is the placeholder, as in LLaVA, rows with a column of images may contain it.

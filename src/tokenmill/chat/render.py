@@ -24,8 +24,8 @@ from tokenmill.chat.images import (
     Image,
     MediaTokens,
     image_parts,
-    refuse_images,
-    refuse_tokens,
+    reject_images,
+    reject_tokens,
     take_images,
 )
 from tokenmill.chat.prefix import prove_by_prompts
@@ -41,7 +41,7 @@ from tokenmill.chat.shapes import (
     read_row,
     row_weight,
 )
-from tokenmill.chat.spec import TURNS_OF_GROUPS, ChatSpec
+from tokenmill.chat.spec import ChatSpec
 from tokenmill.chat.template import ReferenceTemplate
 from tokenmill.chat.thinking import any_of, before_thinking, literals, thinking_tags
 from tokenmill.chat.trace import AuditMismatch, TracedTemplate
@@ -439,7 +439,7 @@ class Renderer:
     def read(self, row: Any) -> Conversation | Plain | AnswerGroup:
         """Read one row, and its images if there is a processor."""
         if self.media is None:
-            refuse_images(row, self.spec)
+            reject_images(row, self.spec)
             return read_row(row, self.spec)
         if not isinstance(row, dict):
             return read_row(row, self.spec)
@@ -451,7 +451,7 @@ class Renderer:
                     (side.prompt, side.text), self.media.image
                 )
                 continue
-            refuse_tokens(
+            reject_tokens(
                 [side.messages, side.tools, side.variables], self.media, placeholders=images
             )
             if images or not side.simple:
@@ -538,7 +538,7 @@ class Renderer:
     ) -> None:
         """Render every answer of a group; all are accepted, or none."""
         if self.spec.expand != "none":
-            raise incomparable(f"expand={self.spec.expand!r}{TURNS_OF_GROUPS}")
+            raise incomparable("a group of answers cannot be split into one row per turn")
         sides: list[RenderedRow] = []
         for number, side in enumerate(group.sides):
             try:
@@ -784,10 +784,7 @@ def _trim(conversation: Conversation, trailing: str, result: Rendering) -> None:
     if end and messages[end - 1]["role"] == "user":
         result.note("trailing_user")
         if trailing == "reject":
-            raise RowError(
-                "the conversation ends with a user turn (trailing='trim' removes it)",
-                reason="trailing_user",
-            )
+            raise RowError("the conversation ends with a user turn", reason="trailing_user")
         result.note("trimmed_trailing")
         while end and messages[end - 1]["role"] in ("user", "tool", "function", "ipython"):
             end -= 1

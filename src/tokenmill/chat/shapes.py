@@ -227,11 +227,9 @@ def _detect(row: dict[str, Any], spec: ChatSpec) -> str:
     if get(column["text"]) is not None:
         return "text"
     known = ", ".join(sorted(map(str, row))[:8])
-    others = "name them with columns, for example columns={'messages': 'chat'}"
-    if "input_ids" in row:
-        others = "format='tokens' reads rows that are tokenized already"
+    tokens = "; rows with input_ids need the format 'tokens'" if "input_ids" in row else ""
     raise RowError(
-        f"no conversation, pair or text in this row; its columns are {known or 'none'} ({others})"
+        f"no conversation, pair or text in this row; its columns are {known or 'none'}{tokens}"
     )
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 from msgspec import Meta
 from msgspec.structs import force_setattr
 
-from tokenmill._core.options import Column, Options, Variables, refuse_unknown
+from tokenmill._core.options import Column, Options, Variables, check_names
 from tokenmill.errors import UsageError
 
 # Part of the key; incremented when a row's text, spans or rejection could change.
@@ -47,7 +47,6 @@ TRAINABLE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(ROLLOUTS, ()),  # default: the sampled tokens
 }
 
-TURNS_OF_GROUPS = " splits conversations into rows, which is not possible for groups of answers"
 
 # Arguments of ``apply_chat_template`` that are not template variables.
 RESERVED_KWARGS = (
@@ -78,7 +77,7 @@ class ChatSpec(Options, frozen=True, kw_only=True):
         super().__post_init__()
         force_setattr(self, "chat_template_kwargs", dict(self.chat_template_kwargs or {}))
         columns = dict(self.columns or {})
-        refuse_unknown(columns, ROLES, "roles in columns")
+        check_names(columns, ROLES, "roles in ", ("columns",))
         for role, name in tuple(columns.items()):
             # A role with one default column may name it: the key must not change.
             if name == role and role not in ("messages", "images"):
@@ -98,7 +97,10 @@ class ChatSpec(Options, frozen=True, kw_only=True):
                 ("format", self.format), " has none",
             )  # fmt: skip
         if self.expand != "none" and self.format in GROUPED:
-            raise UsageError(("expand", self.expand), TURNS_OF_GROUPS)
+            raise UsageError(
+                ("expand", self.expand),
+                " splits conversations into rows, which is not possible for groups of answers",
+            )
         if self.expand == "append" and self.turn_end == "turn":
             raise UsageError(
                 ("expand", "append"), " makes rows as a model samples them, up to the end-of-turn"

@@ -31,7 +31,7 @@ from tokenmill.errors import RowError, TemplateError
 
 GENERATION_TAG = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
-REMEDY = 'the template prints the date: pin it with date="2026-11-15" (--date 2026-11-15)'
+PRINTS_DATE = "the template prints the date"
 MAX_DATE_FORMAT = 1000  # characters
 PYTHON_LIMITS = (RecursionError, MemoryError, OverflowError)
 MAX_SOURCES = 16  # cached compiled templates
@@ -109,7 +109,7 @@ def pinned_strftime(date: str | None) -> Any:
 
     def strftime_now(format: str) -> str:  # noqa: A002 - the name templates may use
         if day is None:
-            raise TemplateError(REMEDY)
+            raise TemplateError(f"{PRINTS_DATE}: set ", ("date", "2026-11-15"))
         check_widths(format)
         if len(format) > MAX_DATE_FORMAT:
             raise LimitReached("the template prints the date in a format that is too long")

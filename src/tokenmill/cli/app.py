@@ -91,7 +91,7 @@ def _invoke(arguments: list[str], output: Output) -> int:
     except _ClickException as error:
         return _report_parse_error(error, output)
     except TokenmillError as error:
-        if isinstance(error, UsageError) and context is not None:
+        if context is not None:
             subcommand = command.commands.get(context.invoked_subcommand)
             parameters = getattr(subcommand, "params", ())
             error.message = error.render({it.name: it.opts[0] for it in parameters})

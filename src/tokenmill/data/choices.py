@@ -54,8 +54,8 @@ def rows_where(index: Index, columns: Sequence[str], predicate: Predicate) -> It
         return
     for groups in chunks_of(index.group_count):
         rows, bounds = index.rows_of_groups(groups)
-        held = np.logical_and.reduceat(is_chosen[index.numbers(rows)], bounds[:-1])
-        yield rows[np.repeat(held, np.diff(bounds))]
+        mask = np.logical_and.reduceat(is_chosen[index.numbers(rows)], bounds[:-1])
+        yield rows[np.repeat(mask, np.diff(bounds))]
 
 
 def _evaluate(index: Index, columns: Sequence[str], predicate: Predicate) -> npt.NDArray[np.bool_]:
@@ -83,7 +83,7 @@ def _evaluate(index: Index, columns: Sequence[str], predicate: Predicate) -> npt
     return result
 
 
-def rows_holding(data: Store | View, where: Where) -> npt.NDArray[np.bool_]:
+def rows_matching(data: Store | View, where: Where) -> npt.NDArray[np.bool_]:
     """Return for every row, without regard to groups, whether an expression is true."""
     index = as_view(data).row_index
     return _evaluate(index, where.columns, where)[index.numbers(np.arange(len(index)))]
@@ -105,10 +105,10 @@ def _by_point(seed: int, start: int, stop: int, index: Index) -> Iterator[Int64A
 
     def holds(columns: dict[str, Any]) -> npt.NDArray[np.bool_]:
         points = split_points(columns["digest"], seed)
-        held = points >= np.uint64(start)
+        mask = points >= np.uint64(start)
         if stop <= _MASK:
-            held &= points < np.uint64(stop)
-        return held
+            mask &= points < np.uint64(stop)
+        return mask
 
     return rows_where(index, ["digest"], holds)
 
@@ -136,7 +136,9 @@ def filter_rows(
     view = as_view(data)
     if callable(where):
         if columns is None:
-            raise UsageError("a filter function needs columns=[…], the names of its arguments")
+            raise UsageError(
+                "a filter function needs ", ("columns",), ", the names of its arguments"
+            )
         named = NamedColumns(columns, _sidecar_columns(view, columns))
         chosen = rows_where(view.row_index, named.stored, partial(_call, where, named))
         return _by_number(view, np.concatenate([np.zeros(0, dtype=np.int64), *chosen]))
@@ -159,18 +161,18 @@ def _call(
     rows = len(next(iter(columns.values())))
     values = named.values(columns)
     try:
-        held = np.asarray(function(*values))
+        mask = np.asarray(function(*values))
     except ValueError as error:
         raise UsageError(
             f"the filter function failed on arrays over many rows ({error}); combine comparisons "
             "with & and |, not with and / or"
         ) from error
-    if held.shape != (rows,) or held.dtype != np.bool_:
+    if mask.shape != (rows,) or mask.dtype != np.bool_:
         raise UsageError(
-            f"the filter function must return one boolean per row, got {held.dtype} of shape "
-            f"{held.shape} for {rows} rows"
+            f"the filter function must return one boolean per row, got {mask.dtype} of shape "
+            f"{mask.shape} for {rows} rows"
         )
-    return held
+    return mask
 
 
 def _sidecar_columns(view: View, names: Iterable[str]) -> dict[str, str]:

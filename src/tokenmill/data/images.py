@@ -54,7 +54,8 @@ class StoredImages:
         except (RowError, UsageError) as error:  # UsageError: the root is missing
             raise SourceMissing(
                 f"the image {media.reference} (digest {media.digest}) cannot be read: "
-                f"{error.message}; set their directory with open_store(media_root=…)",
+                f"{error.message}; set their directory with ",
+                ("media_root",),
                 **_location(media),
             ) from error
 

@@ -128,7 +128,7 @@ class MicroBatches:
 
         ``packs`` are the samples of all ranks; ``trained`` and ``patches`` (needed with
         ``max_patches``) count those of every piece; ``length`` is the length of packs, if any.
-        The k-th micro-batches of all ranks have similar costs, so ranks wait little for each other.
+        The k-th micro-batches of all ranks have similar costs, which keeps waiting short.
         The costliest are first, so that a run without enough memory fails in its first step.
         """
         loads = None

@@ -69,8 +69,8 @@ class Slots:
         object.__setattr__(self, "multiple", check_positive("pad_multiple", self.multiple))
 
     def of(self, lengths: Int64Array) -> Int64Array:
-        taken = np.maximum(lengths - self.label_shift, lengths > 0)
-        return -(-taken // self.multiple) * self.multiple
+        used = np.maximum(lengths - self.label_shift, lengths > 0)
+        return -(-used // self.multiple) * self.multiple
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ class LengthIndex:
         if document is not None:
             artifact.require_document(document)
         elif fingerprint.key(record.document) != directory.name:
-            raise artifact.refusal("this is the index of other rows")
+            raise artifact.corruption_error("this is the index of other rows")
         checksums = record.checksums
         self.lengths: Int32Array = artifact.array(
             LENGTHS, "<i4", record.rows, checksums.get(LENGTHS, "")
@@ -121,7 +121,9 @@ class LengthIndex:
                 for line in lines:
                     yield Rejection(*msgspec.json.decode(line))
         except (OSError, msgspec.MsgspecError, TypeError) as error:
-            raise self._artifact.refusal(f"cannot be read ({error})", REJECTIONS) from error
+            raise self._artifact.corruption_error(
+                f"cannot be read ({error})", REJECTIONS
+            ) from error
 
 
 def publish_lengths(
@@ -213,8 +215,8 @@ class Measurer:
                 errors[number] = error
         texts: dict[int, str] = {}
         with_media: dict[int, tuple[str, Shaped]] = {}
-        made = self._maker.texts(list(shaped.values()))
-        for (number, row), text in zip(shaped.items(), made, strict=True):
+        rendered = self._maker.texts(list(shaped.values()))
+        for (number, row), text in zip(shaped.items(), rendered, strict=True):
             has_media = self._media is not None and self._media.is_in(row)
             if isinstance(text, RowError):
                 errors[number] = text

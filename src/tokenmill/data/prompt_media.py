@@ -1,4 +1,4 @@
-"""Images and other media of prompts: how many tokens they cost, and what a trainer is given.
+"""Images and other media of prompts: their token counts, and the values passed to a trainer.
 
 The key of a length index holds the identity of the processor, how a trainer loads images, and the
 digests of images outside of the rows. Other media are identified by their names in the rows.
@@ -202,7 +202,7 @@ class _Image(NamedTuple):
 class ImageMedia(ProcessorMedia):
     """Measures images of prompts by their headers, for a transformers processor.
 
-    The `Expander` of the build puts the learned expansion in place of each image token, and audits
+    The `Expander` of the build puts the computed expansion in place of each image token, and audits
     some rows with the processor itself. After one `ExpansionMismatch`, the processor measures all
     rows. Serving a prompt opens its images: as the processor would load them, or, under the
     convention of a trainer, by the trainer's own function, which may resize them first.
@@ -255,10 +255,10 @@ class ImageMedia(ProcessorMedia):
         return {"prompts": columns}
 
     def _values(self, row: dict[str, Any]) -> Iterable[Any]:
-        prompt, bare = prompt_of(row, self._spec)
+        prompt, unnamed_images = prompt_of(row, self._spec)
         if not _has_only_images(prompt):
             return []
-        return [image.value for image in _images_of(prompt, bare)]
+        return [image.value for image in _images_of(prompt, unnamed_images)]
 
     def digest(self, block: Block) -> str:
         return digest_of(self._referenced.of(block))
@@ -274,7 +274,7 @@ class ImageMedia(ProcessorMedia):
         if self._loading is not None or not _has_only_images(shaped.prompt):
             return super().inputs(shaped)
         load = load or self._expander.open
-        images = _images_of(shaped.prompt, shaped.bare)
+        images = _images_of(shaped.prompt, shaped.unnamed_images)
         return {"images": [load(reference_of(one.value)) for one in images] or None, "videos": None}
 
     def measure(
@@ -288,7 +288,7 @@ class ImageMedia(ProcessorMedia):
             if self.by_processor or not _has_only_images(shaped.prompt):
                 found[number] = attempt(self._length, text, shaped)
                 continue
-            images = attempt(_images_of, shaped.prompt, shaped.bare)
+            images = attempt(_images_of, shaped.prompt, shaped.unnamed_images)
             if isinstance(images, RowError):
                 found[number] = images
                 continue
@@ -309,13 +309,13 @@ def _has_only_images(prompt: str | Messages) -> bool:
     )
 
 
-def _images_of(prompt: str | Messages, bare: list[Any]) -> list[_Image]:
+def _images_of(prompt: str | Messages, unnamed_images: list[Any]) -> list[_Image]:
     """Return the images of a conversation; parts without a value get those of the column.
 
     Raises:
         RowError: The numbers of images and parts differ.
     """
-    waiting = iter(bare)
+    waiting = iter(unnamed_images)
     found = []
     for part in _media_parts(prompt):
         value = next((part[name] for name in VALUES if part.get(name) is not None), None)
@@ -352,13 +352,15 @@ class _PromptExpander(Expander):
         self._rows = rows
         rendering.spans = [[] for _ in rows]
         rendering.ends = [[] for _ in rows]
-        made = self.expand(rendering)
-        encoded = encoder.encode(made.texts, made.spans, made.marks)
+        expansions = self.expand(rendering)
+        encoded = encoder.encode(expansions.texts, expansions.spans, expansions.marks)
         digests = [
             fingerprint.checksum64(text.encode("utf-8", "surrogatepass"))
             for text in rendering.texts
         ]
-        encoded, _ = self.resolve_spans(made, encoded, np.array(digests, np.uint64), Counter())
+        encoded, _ = self.resolve_spans(
+            expansions, encoded, np.array(digests, np.uint64), Counter()
+        )
         added = len(self._processor.tokenizer("")["input_ids"])  # special tokens of every call
         lengths: list[int | RowError] = [length + added for length in encoded.lengths.tolist()]
         for number, error in encoded.rejected:
@@ -371,7 +373,7 @@ class _PromptExpander(Expander):
         if self._loading is None:
             return super()._sizes(number, references, facts)
         row = self._rows[number]
-        images = zip(_images_of(row.prompt, row.bare), references, facts, strict=True)
+        images = zip(_images_of(row.prompt, row.unnamed_images), references, facts, strict=True)
         return [self._loading.size(one.part, its.stored_size, ref.name) for one, ref, its in images]
 
     def _images(self, number: int, references: Sequence[Reference]) -> list[Any]:

@@ -81,7 +81,7 @@ class Shaped:
     label: Any = None
     metadata: dict[str, Any] = field(default_factory=dict)
     tools: list[Any] | None = None
-    bare: list[Any] = field(default_factory=list)  # images of parts without a value, in order
+    unnamed_images: list[Any] = field(default_factory=list)  # parts without a value, in order
     variables: dict[str, Any] | None = None  # template variables of the row
 
 
@@ -125,7 +125,7 @@ class Convention:
         assert isinstance(shaped.prompt, list)
         return [_normalized(message) for message in shaped.prompt], shaped.tools, shaped.variables
 
-    def retry(self, asked: Conversation, error: RowError) -> Conversation:
+    def retry(self, conversation: Conversation, error: RowError) -> Conversation:
         """Return arguments to try after the template raised an error, or raise the error."""
         raise error
 
@@ -216,7 +216,7 @@ def shape_row(row: Any, spec: PromptSpec) -> Shaped:
     """Read the columns of a row; RowError if one is missing or has a wrong type."""
     if not isinstance(row, dict):
         raise RowError(f"a row must be an object, not {type(row).__name__}")
-    prompt, bare = prompt_of(row, spec)
+    prompt, unnamed_images = prompt_of(row, spec)
     if spec.label_key is not None and spec.label_key not in row:
         raise RowError(f"no column {spec.label_key!r} (label_key); {_columns(row)}")
     metadata = _metadata(row, spec.metadata_key)
@@ -228,7 +228,12 @@ def shape_row(row: Any, spec: PromptSpec) -> Shaped:
     label = None if spec.label_key is None else row[spec.label_key]
     has_variables = spec.apply_chat_template and not Convention.load(spec.convention).is_trainer
     return Shaped(
-        prompt, label, metadata, tools, bare, row_variables(row) if has_variables else None
+        prompt,
+        label,
+        metadata,
+        tools,
+        unnamed_images,
+        row_variables(row) if has_variables else None,
     )
 
 
@@ -306,7 +311,7 @@ def _with_media(
     items = {kind: _items(row.get(column), column) for kind, column in keys.items()}
     kinds = {MEDIA[kind]: kind for kind in items}
     pattern = re.compile("(" + "|".join(map(re.escape, kinds)) + ")")
-    taken = dict.fromkeys(items, 0)
+    used = dict.fromkeys(items, 0)
     ready = dict.fromkeys(items, 0)  # typed parts in the row
     expanded: Messages = []
     for message in messages:
@@ -325,8 +330,8 @@ def _with_media(
             if kind is None:
                 parts.append({"type": "text", "text": segment})
                 continue
-            number = taken[kind]
-            taken[kind] += 1
+            number = used[kind]
+            used[kind] += 1
             if number < len(items[kind]):
                 item = items[kind][number]
                 # Newer data has whole parts, with pixel limits.
@@ -334,12 +339,12 @@ def _with_media(
                 parts.append(item if is_part else {"type": kind, kind: item})
         expanded.append({**message, "content": parts})
     for kind, column in keys.items():
-        if len(items[kind]) not in (taken[kind], taken[kind] + ready[kind]):
+        if len(items[kind]) not in (used[kind], used[kind] + ready[kind]):
             raise RowError(
-                f"{taken[kind]} {MEDIA[kind]} placeholders in the prompt, but "
+                f"{used[kind]} {MEDIA[kind]} placeholders in the prompt, but "
                 f"{len(items[kind])} items in column {column!r}"
             )
-    return expanded, items.get("image", [])[taken.get("image", 0) :]
+    return expanded, items.get("image", [])[used.get("image", 0) :]
 
 
 def _items(value: Any, column: str) -> list[Any]:

@@ -349,14 +349,14 @@ class PromptDataset(Sequence[Prompt]):
         if not len(self):
             path = self._rows.origin(0).path if len(self._rows) else None
             raise nothing_left("prompt", self.rejected, self.rejected_rows(), path)
-        taken: list[Prompt] = []
-        while count > len(taken):
+        prompts: list[Prompt] = []
+        while count > len(prompts):
             if self._position == len(self):
                 self._epoch, self._position = self._epoch + 1, 0
-            stop = min(len(self), self._position + count - len(taken))
-            taken += self[self._position : stop]
+            stop = min(len(self), self._position + count - len(prompts))
+            prompts += self[self._position : stop]
             self._position = stop
-        return taken
+        return prompts
 
     def _stream(self) -> dict[str, Any]:
         limit, seed, order = self.max_length, self.seed, self.order

@@ -22,16 +22,18 @@ class Samples:
 
     view: View
     grouped: bool = False
-    taken: Callable[[Int64Array], Int64Array] | None = None  # row lengths → tokens of a pack
+    tokens_in_pack: Callable[[Int64Array], Int64Array] | None = (
+        None  # row lengths → tokens of a pack
+    )
 
     @classmethod
     def of(
-        cls, view: View, unit: str, taken: Callable[[Int64Array], Int64Array] | None = None
+        cls, view: View, unit: str, tokens_in_pack: Callable[[Int64Array], Int64Array] | None = None
     ) -> Samples:
         check_one_of("unit", unit, UNITS)
         if unit == "groups" and not view.has_groups:
             raise UsageError("unit='groups' needs data with groups; this data has none")
-        return cls(view, view.has_groups and unit != "rows", taken)
+        return cls(view, view.has_groups and unit != "rows", tokens_in_pack)
 
     @property
     def count(self) -> int:
@@ -69,7 +71,7 @@ class Samples:
 
     def _row_lengths(self, rows: Int64Array) -> Int64Array:
         lengths = self.view.lengths_at(rows)
-        return lengths if self.taken is None else self.taken(lengths)
+        return lengths if self.tokens_in_pack is None else self.tokens_in_pack(lengths)
 
     def _sums(self, units: Int64Array, of_rows: Callable[[Int64Array], Int64Array]) -> Int64Array:
         if not self.grouped:

@@ -234,8 +234,8 @@ def also_columns(
         raise UsageError(
             ("also",), f" must be different columns of {choices}; got {', '.join(also)}"
         )
-    taken = {column.name for column in (*own, *columns)}
-    return columns + extra_columns(view, taken, names)
+    used_names = {column.name for column in (*own, *columns)}
+    return columns + extra_columns(view, used_names, names)
 
 
 # Kept columns. A store contains them as JSON text; a table needs one type per column.
@@ -247,9 +247,9 @@ def extra_names(view: View) -> list[str]:
     return list(dict.fromkeys(name for record in records for name in record.extra))
 
 
-def raw_columns(view: View, taken: Collection[str]) -> list[Column]:
+def raw_columns(view: View, used_names: Collection[str]) -> list[Column]:
     return [
-        Column(_title(name, taken), pa.null(), _extra(name, lambda t: msgspec.Raw(t.encode())))
+        Column(_title(name, used_names), pa.null(), _extra(name, lambda t: msgspec.Raw(t.encode())))
         for name in extra_names(view)
     ]
 
@@ -259,7 +259,7 @@ def _extra(name: str, convert: Callable[[str], Any]) -> Callable[[Record], Any]:
 
 
 def extra_columns(
-    view: View, taken: Collection[str], names: Sequence[str] | None = None
+    view: View, used_names: Collection[str], names: Sequence[str] | None = None
 ) -> list[Column]:
     """Return kept columns, each with the type that fits all of its values.
 
@@ -274,7 +274,7 @@ def extra_columns(
                 types[name].add(_json_type(texts[name]))
     columns = []
     for name, kinds in types.items():
-        kind, title = _arrow_type(kinds - {"null"}), _title(name, taken)
+        kind, title = _arrow_type(kinds - {"null"}), _title(name, used_names)
         if kind is None:
             is_json = {b"tokenmill": b"json"}
             columns.append(Column(title, pa.string(), _extra(name, str), is_json))
@@ -283,8 +283,8 @@ def extra_columns(
     return columns
 
 
-def _title(name: str, taken: Collection[str]) -> str:
-    return f"extra.{name}" if name in taken else name
+def _title(name: str, used_names: Collection[str]) -> str:
+    return f"extra.{name}" if name in used_names else name
 
 
 def _arrow_type(kinds: set[str]) -> pa.DataType | None:

@@ -71,9 +71,7 @@ class ExportPlan:
         if packed and self.format != "packed-parquet":
             raise UsageError(("format", self.format), " cannot contain packs. Use ", PACKED)
         if not packed and self.format == "packed-parquet":
-            raise UsageError(
-                PACKED, " needs the length of packs: pack=Pack(8192), or --length 8192"
-            )
+            raise UsageError(PACKED, " needs the length of packs in ", ("pack",))
         if self.layout != "tokenmill" and not packed:
             raise UsageError(("layout", self.layout), " needs ", PACKED)
         if self.run.slots is not None and self.layout != "megatron-bridge":

@@ -149,17 +149,17 @@ def offline() -> Check:
 
 def ray(describe: Callable[[], dict[str, Any]] | None) -> Check:
     if importlib.util.find_spec("ray") is None:
-        return note("Ray", "not installed", "for executor='ray': pip install 'tokenmill[ray]'")
+        return note("Ray", "not installed", "for --executor ray: pip install 'tokenmill[ray]'")
     if describe is None:
         version = installed_versions(["ray"]).get("ray", "of unknown version")
-        return ok("Ray", version, "`tokenmill doctor` shows the cluster that executor='ray' uses")
+        return ok("Ray", version, "`tokenmill doctor` shows the cluster that --executor ray uses")
     try:
         cluster = describe()
     except Exception as error:  # a broken installation
         return note("Ray", f"cannot be used: {error}", "reinstall: pip install 'tokenmill[ray]'")
     version, address = cluster["version"], cluster["address"]
     if address is None:
-        remedy = "executor='ray' starts a local cluster; for another one set RAY_ADDRESS=host:6379"
+        remedy = "--executor ray starts a local cluster; for another one set RAY_ADDRESS=host:6379"
         return ok("Ray", f"{version}; no cluster is running here", remedy)
     where = f"{version}; {address} ({cluster['from']})"
     if not cluster["reachable"]:
@@ -295,7 +295,7 @@ def _special_tokens(loaded: Tokenizer) -> Check:
     pad, eos = loaded.pad_token_id, loaded.eos_token_id
     shown = f"bos {loaded.bos_token_id}, eos {eos}, pad {pad}"
     if eos is None:
-        remedy = "set eos_token in tokenizer_config.json, or append_eos=False for text and pairs"
+        remedy = "set eos_token in tokenizer_config.json, or --no-append-eos for text and pairs"
         return warning("special tokens", f"{shown}: no end-of-sequence token", remedy)
     if pad is None or pad == eos:
         shown += ": no pad token" if pad is None else ": pad is eos"

@@ -102,7 +102,7 @@ def check_rollouts(
     readable, names = readable_sources(sources, given.get("cache_dir"))
     recipe, options = resolve_call(readable, tokenizer, given)
     results: dict[int, dict[str, Any]] = {}
-    held = 0
+    finding_count = 0
     with executor_for(options.executor, options.num_workers) as executor:
         cache = cache_of(options.cache_dir)
         card = identify_tokenizer(recipe, cache.root, executor)
@@ -116,12 +116,12 @@ def check_rollouts(
         with open_progress(progress, total_rows=len(rows)) as shown:
 
             def take(task: BlockTask, result: dict[str, Any]) -> None:
-                nonlocal held
+                nonlocal finding_count
                 # By number, so that the findings do not depend on the order in which blocks arrive.
                 results[task.number] = result
-                held += len(result["findings"])
-                if held > 4 * MAX_FINDINGS:
-                    held = _drop_last(results)
+                finding_count += len(result["findings"])
+                if finding_count > 4 * MAX_FINDINGS:
+                    finding_count = _drop_last(results)
                 shown.add(rows=result["rows"], size=0)
 
             job.run(setup, starmap(BlockTask, enumerate(rows.blocks())), take)
@@ -164,14 +164,14 @@ def check_rollouts(
 
 def _drop_last(results: dict[int, dict[str, Any]]) -> int:
     """Drop findings after the first `MAX_FINDINGS`, and return the number of those left."""
-    held = 0
+    finding_count = 0
     for number in sorted(results):
         findings = results[number]["findings"]
-        keep = max(0, MAX_FINDINGS - held)
+        keep = max(0, MAX_FINDINGS - finding_count)
         results[number]["left_off"] += max(0, len(findings) - keep)
         del findings[keep:]
-        held += len(findings)
-    return held
+        finding_count += len(findings)
+    return finding_count
 
 
 def open_checker(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:

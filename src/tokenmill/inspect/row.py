@@ -86,7 +86,7 @@ def view_row(store: Store, number: int, tokenizer: Tokenizer) -> RowView:
 
 
 def token_kinds(mask: Sequence[int], special: Sequence[bool]) -> list[str]:
-    """Return the kind of each token; ``closer`` is a control token at the end of a trained span."""
+    """Return the kind of each token; ``end_of_turn`` is a control token that ends trained text."""
     kinds = []
     for at, (trained, control) in enumerate(zip(mask, special, strict=True)):
         if not control:
@@ -94,7 +94,7 @@ def token_kinds(mask: Sequence[int], special: Sequence[bool]) -> list[str]:
         elif not trained:
             kinds.append("special")
         else:
-            kinds.append("closer" if at + 1 == len(mask) or not mask[at + 1] else "control")
+            kinds.append("end_of_turn" if at + 1 == len(mask) or not mask[at + 1] else "control")
     return kinds
 
 

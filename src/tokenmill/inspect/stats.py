@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill._core.options import refuse_unknown
+from tokenmill._core.options import check_names
 from tokenmill.build.recipe import read_yaml
 from tokenmill.data.mixture import Mixture, mix
 from tokenmill.data.order import FeistelOrder
@@ -242,7 +242,7 @@ def open_mixture(path: str | os.PathLike[str]) -> Mixture:
     """
     path = Path(path)
     document: dict[str, Any] = read_yaml(path)
-    refuse_unknown(document, ("sources", "weights", "by", "exhausted"), "names", path=path)
+    check_names(document, ("sources", "weights", "by", "exhausted"), "names", path=path)
     sources = document.pop("sources", None)
     if not isinstance(sources, dict) or not all(
         isinstance(name, str) and isinstance(store, str) for name, store in sources.items()

@@ -1,8 +1,9 @@
 """A torch DataLoader whose state is exact for any number of workers, and a map-style `Dataset`.
 
 The main process computes the steps of a `tokenmill.Loader` and sends each as the "index" of one
-batch, which a worker fills. The next cursor of every step waits in a queue and counts when its
-batch is handed out. So prefetched batches are never counted, and workers hold no state.
+batch, which a worker fills. The next cursor of every step waits in a queue and becomes the
+current one when its batch is returned. So prefetched batches are never counted, and workers have no
+state.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class DataLoader:
     Args:
         data: A loader, or the data of one.
         num_workers: Worker processes; 0 fills batches in this one.
-        pin_memory: Hand out batches in page-locked memory.
+        pin_memory: Return batches in page-locked memory.
         prefetch_factor: Batches per worker that may be ready.
         persistent_workers: Keep workers from one ``iter`` to the next; then only the latest
             iterator may be used.

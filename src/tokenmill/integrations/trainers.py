@@ -301,9 +301,9 @@ def date_named(tokenizer: Any, flag: str = "") -> Iterator[None]:
     try:
         yield
     except TemplateError as error:
-        from tokenmill.chat.template import REMEDY
+        from tokenmill.chat.template import PRINTS_DATE
 
-        if REMEDY not in error.message:
+        if PRINTS_DATE not in error.message:
             raise
         other = f" (or {flag}=2026-11-15)" if flag else ""
         raise TemplateError(

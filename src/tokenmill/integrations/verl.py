@@ -303,7 +303,7 @@ class _Preparing:
         return concat(views)
 
     def _prepared(self, files: list[str]) -> View:
-        """Prepare the source once per value of its thinking column, and pick each row's own.
+        """Prepare the source once per value of its thinking column; select each row with its value.
 
         verl passes a row's ``enable_thinking`` to the template, and a store has one rendering.
         """

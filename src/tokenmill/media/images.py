@@ -114,7 +114,7 @@ class Images:
             return reference.data
         if reference.kind == "url":
             if not self.urls:
-                raise bad_media(f"{reference.name} is a URL; media_urls=True allows URLs")
+                raise bad_media(f"{reference.name} is a URL, and URLs are not allowed")
             from tokenmill.media import web
 
             return web.fetch(
@@ -149,8 +149,8 @@ class Images:
             roots = (os.path.abspath(base),)
         if not roots:
             raise bad_media(
-                f"{reference.name} is a path, but the row has no file to be relative to;"
-                " set media_root"
+                f"{reference.name} is a path, but the row has no file to be relative to, and no"
+                " directory of images is set"
             )
         outside = None
         for root in roots:
@@ -177,8 +177,8 @@ class Images:
             outside = outside or resolved
         if outside is not None:
             raise bad_media(
-                f"{reference.name} is {outside}, outside of {', '.join(roots)};"
-                " media_root sets the directories that images may come from"
+                f"{reference.name} is {outside}, outside of the allowed directories"
+                f" ({', '.join(roots)})"
             )
         raise missing(f"{reference.name} does not exist in {', '.join(roots)}")
 

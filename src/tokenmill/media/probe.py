@@ -42,10 +42,10 @@ class ImageExpansion(msgspec.Struct, frozen=True):
     grid: tuple[int, ...] | None = None  # frames, rows and columns of patches, if the model uses it
 
 
-class RowExpansion(msgspec.Struct, frozen=True):
+class RowExpansion(msgspec.Struct, frozen=True, rename={"error": "refused"}):  # name on disk
     images: tuple[ImageExpansion, ...] = ()
     patches: int = 0  # of the row: patches if there are grids, else tiles
-    refused: str | None = None  # the processor's error for such a row, if any
+    error: str | None = None  # the processor's error for such a row, if any
 
     @property
     def weight(self) -> int:
@@ -107,7 +107,7 @@ class Probe:
         except (UsageError, MemoryError):
             raise
         except Exception as error:
-            return RowExpansion(refused=str(error) or type(error).__name__)
+            return RowExpansion(error=str(error) or type(error).__name__)
 
     def shape_only(self, row: Row) -> RowExpansion | None:
         """Return the expansion of images without pixels; None if it cannot be computed."""

@@ -215,13 +215,13 @@ class Processor:
         if cached is not None and len(cached.answers) == len(PROBE_ROWS):
             return cached
         expansions = tuple(self._probe.with_blanks(row) for row in PROBE_ROWS)
-        if all(expansion.refused is not None for expansion in expansions):
+        if all(expansion.error is not None for expansion in expansions):
             raise UsageError(
                 f"{type(self._processor).__name__} rejects images of every size:"
-                f" {expansions[0].refused}"
+                f" {expansions[0].error}"
             )
         shape_only = all(
-            self._probe.shape_only(row) == (expansion if expansion.refused is None else None)
+            self._probe.shape_only(row) == (expansion if expansion.error is None else None)
             for row, expansion in zip(PROBE_ROWS, expansions, strict=True)
         )
         results = ProbeResults(expansions, shape_only)
@@ -233,7 +233,7 @@ class Processor:
         """Everything that determines expansions, and the expansions of `PROBE_ROWS`."""
         keys = [
             None
-            if row.refused is not None
+            if row.error is not None
             else fingerprint.key([[image.text, list(image.grid or ())] for image in row.images])
             for row in self._probe_results.answers
         ]
@@ -390,9 +390,9 @@ class Processor:
 
 
 def _require_accepted(expansion: RowExpansion, row: Row) -> RowExpansion:
-    if expansion.refused is not None:
+    if expansion.error is not None:
         shown = ", ".join(f"{width}×{height}" for width, height in row)
-        raise bad_media(f"the processor rejects {shown} pixels: {expansion.refused}")
+        raise bad_media(f"the processor rejects {shown} pixels: {expansion.error}")
     return expansion
 
 
@@ -439,7 +439,7 @@ def _code_of(processor: Any) -> dict[str, str]:
 
 
 def _from_files(source: str, trust_remote_code: bool) -> Any:
-    with optional("transformers", "processor="), transformers_muted():
+    with optional("transformers", ("processor",)), transformers_muted():
         from transformers import AutoProcessor
 
         try:

@@ -44,8 +44,8 @@ class Reference(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def text(self) -> str:
         """Return JSON without the bytes; `reference_from_text` reads it."""
-        bare = self if self.data is None else msgspec.structs.replace(self, data=None)
-        return msgspec.json.encode(bare).decode()
+        without_data = self if self.data is None else msgspec.structs.replace(self, data=None)
+        return msgspec.json.encode(without_data).decode()
 
 
 def reference_from_text(text: str | bytes) -> Reference:

@@ -216,7 +216,7 @@ def _shape_only_tensor(torch: Any) -> Any:
             return value
         return torch.zeros((1,) * value.ndim, dtype=value.dtype)
 
-    def emptied(value: Any) -> Any:
+    def to_shape_only(value: Any) -> Any:
         if isinstance(value, ShapeOnlyTensor):
             shape, strides = value.shape, value.stride()
             return torch.empty_strided(shape, strides, dtype=value.dtype, device="meta")
@@ -247,7 +247,8 @@ def _shape_only_tensor(torch: Any) -> Any:
                 shape = np.broadcast_shapes(*map(tuple, shapes))
                 return filled(torch.empty(shape, dtype=kind, device="meta"))
             result = func(
-                *_each(emptied, args), **{name: emptied(value) for name, value in kwargs.items()}
+                *_each(to_shape_only, args),
+                **{name: to_shape_only(value) for name, value in kwargs.items()},
             )
             return _each(filled, result)
 

@@ -66,7 +66,7 @@ def _follow(url: str, size: int, seconds: float, redirects: int, private: bool) 
         connection, target = _connection(url, end, private)
         with contextlib.closing(connection):
             connection.request("GET", target, headers={"User-Agent": "tokenmill"})
-            with connection.getresponse() as response:  # it may own the socket by now
+            with connection.getresponse() as response:  # the response may hold the socket
                 if response.status not in _MOVED:
                     return _read_body(response, url, size)
                 location = response.getheader("Location")
@@ -135,7 +135,7 @@ def _public_address(url: str, host: str, port: int, private: bool) -> str:
     for text in resolved:
         if not private and not _is_public(ipaddress.ip_address(text.partition("%")[0])):
             raise bad_media(
-                f"{shown(url)} leads to {text}, which is not an address of the public internet"
+                f"{shown(url)} resolves to {text}, which is not an address of the public internet"
             )
     return resolved[0]
 

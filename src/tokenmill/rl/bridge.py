@@ -635,12 +635,12 @@ def _digest(text: str) -> int:
     return xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"))
 
 
-def _closed(own: str, end_of_turn: str, behind: str) -> bool:
+def _closed(own: str, end_of_turn: str, following: str) -> bool:
     """Whether a sampled text ends with the end of turn, or with whitespace printed after it."""
     if not end_of_turn or end_of_turn.isspace():
         return bool(end_of_turn) and own.endswith(end_of_turn)
     core = own.rstrip()
-    return core.endswith(end_of_turn) and behind.startswith(own[len(core) :])
+    return core.endswith(end_of_turn) and following.startswith(own[len(core) :])
 
 
 def _text_after(printed: _Printed, k: int) -> str | None:

@@ -32,7 +32,10 @@ from tokenmill.tokenizers.pieces import PieceTable
 from tokenmill.tokenizers.tokenizer import Tokenizer
 
 _GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
-_NEXT_TURN = {"role": "assistant", "content": "."}  # stands in for the turn after the last message
+_NEXT_TURN = {
+    "role": "assistant",
+    "content": ".",
+}  # placeholder for the turn after the last message
 _TRAINING_KEYS = ("weight", "train", "step_loss_mask")
 
 

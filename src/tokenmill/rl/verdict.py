@@ -285,14 +285,14 @@ def _ends(trajectory: Trajectory, expected: Expected, size: int, last: int) -> I
                 "the end of the recording", f"finish_reason is {trajectory.finish!r}",
             )  # fmt: skip
         return
-    lost = next(
+    missing_turn = next(
         number
         for number, turn in enumerate(expected.turns)
         if (turn.end if turn.sampled is None else turn.sampled[1]) > size
     )
-    role = expected.turns[lost].role
+    role = expected.turns[missing_turn].role
     shown = _shown(expected.decoded.data, int(expected.decoded.starts[size]))
-    yield Note("structure", _lost_kind(role), lost, last, shown, "the end of the recording",
+    yield Note("structure", _lost_kind(role), missing_turn, last, shown, "the end of the recording",
                f"the turn of {role}")  # fmt: skip
 
 
@@ -352,7 +352,7 @@ def _lost_notes(
             token = next((note.token for note in notes if note.token is not None), None)
             shown = _shown(expected.decoded.data, offset, content)
             kind = _lost_kind(message["role"])
-            yield Note("structure", kind, number, token, shown, "nowhere in the recording")
+            yield Note("structure", kind, number, token, shown, "not in the recording")
 
 
 def _lost_kind(role: str) -> str:
@@ -445,8 +445,8 @@ def _classify(
             return "structure", "template_text", number
     if turn.sampled_bytes is None:
         content = _content(message)
-        lost = content and content in data[slice(*span(turn))]
-        if lost and _is_inside(content, missing) and 4 * len(extra) < len(content):
+        is_dropped = content and content in data[slice(*span(turn))]
+        if is_dropped and _is_inside(content, missing) and 4 * len(extra) < len(content):
             return "structure", _lost_kind(turn.role), number
         return "text", "context_text", number
     begin, end = turn.sampled_bytes
@@ -685,9 +685,9 @@ def _is_context(
 ) -> bool:
     """Whether an assistant's turn without any mask was part of the prompt.
 
-    It was if it lies within the recorded prompt. If the prompt length is unknown, it was if it
-    precedes all sampled turns and a user message follows it: a turn followed only by tool messages
-    was sampled.
+    True if the turn is within the recorded prompt. If the prompt length is unknown, true if the
+    turn precedes all sampled turns and a user message follows it: a turn followed only by tool
+    messages was sampled.
     """
     if trajectory.prompt_length is not None:
         return span[1] <= trajectory.prompt_length

@@ -70,16 +70,16 @@ def write_copy(content: Iterable[bytes], index_cache: IndexCache, *, repair: boo
 
     def frames() -> Iterator[bytes]:
         nonlocal size
-        held = bytearray()
+        buffer = bytearray()
         for piece in content:
             hashed.update(piece)
             size += len(piece)
-            held += piece
-            while len(held) >= FRAME:
-                yield frame(held[:FRAME])
-                del held[:FRAME]
-        if held:
-            yield frame(held)
+            buffer += piece
+            while len(buffer) >= FRAME:
+                yield frame(buffer[:FRAME])
+                del buffer[:FRAME]
+        if buffer:
+            yield frame(buffer)
 
     with _KIND.stage(index_cache.root) as writer:
         writer.write("frames.zst", frames())
@@ -115,7 +115,7 @@ class CopyFile:
     def __init__(self, directory: Path, path: str) -> None:
         self.path = path
         self._fd = -1
-        remedy = f"open {path} with force_recache=True to rebuild this copy"
+        remedy = f"remove {directory} to rebuild this copy"
         self._artifact = artifact = replace(_KIND, remedy=remedy).open(directory)
         document = artifact.convert(CopyDocument)
         self._ends = np.frombuffer(artifact.read("table.bin", document.table), dtype="<i8")
@@ -134,7 +134,7 @@ class CopyFile:
             os.close(self._fd)
 
     def _corrupt(self, message: str) -> CorruptionError:
-        return self._artifact.refusal(message, "frames.zst")
+        return self._artifact.corruption_error(message, "frames.zst")
 
     def _content(self, number: int) -> bytes:
         kept: bytes | None = self._kept.get(number)

@@ -32,10 +32,7 @@ from tokenmill.sources.limits import INDEX_FORMAT, STARTS_PER_PAGE
 Integers = npt.NDArray[np.int64]
 _FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
 _NOTE = ArtifactKind("note", "note.json")
-_KIND = ArtifactKind(
-    "row index", "index.json", ("table.bin", "starts.bin"),
-    remedy="open with force_recache=True to rebuild it",
-)  # fmt: skip
+_KIND = ArtifactKind("row index", "index.json", ("table.bin", "starts.bin"))
 _PAGE = 8 * STARTS_PER_PAGE  # bytes
 
 BLOCK_TABLE = np.dtype(
@@ -206,17 +203,17 @@ def _is_intact(path: Path) -> bool:
 
 def _paged(starts: Iterator[Integers], checks: array[int]) -> Iterator[bytes]:
     """Yield the starts as pages of bytes; append the checksum of each page to ``checks``."""
-    held = bytearray()
+    buffer = bytearray()
     for portion in starts:
-        held += portion.astype("<i8", copy=False).tobytes()
-        while len(held) >= _PAGE:
-            page = bytes(held[:_PAGE])
+        buffer += portion.astype("<i8", copy=False).tobytes()
+        while len(buffer) >= _PAGE:
+            page = bytes(buffer[:_PAGE])
             checks.append(xxhash.xxh3_64_intdigest(page))
             yield page
-            del held[:_PAGE]
-    if held:
-        checks.append(xxhash.xxh3_64_intdigest(held))
-        yield bytes(held)
+            del buffer[:_PAGE]
+    if buffer:
+        checks.append(xxhash.xxh3_64_intdigest(buffer))
+        yield bytes(buffer)
 
 
 class Index:
@@ -247,7 +244,9 @@ class Index:
             with open(path, "rb") as file:
                 mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
         except OSError as error:
-            raise self._artifact.refusal(f"cannot be read: {error}", "starts.bin") from error
+            raise self._artifact.corruption_error(
+                f"cannot be read: {error}", "starts.bin"
+            ) from error
         return memoryview(mapped).cast("q")
 
     def check_page(self, page: int) -> None:
@@ -257,7 +256,7 @@ class Index:
             actual = xxhash.xxh3_64_intdigest(data)
             if actual != self._checks[number]:
                 message = f"page {number} has checksum {actual}, expected {self._checks[number]}"
-                raise self._artifact.refusal(message, "starts.bin")
+                raise self._artifact.corruption_error(message, "starts.bin")
 
     def block(self, number: int) -> BlockEntry:
         return next(self.blocks_from(number))

@@ -77,8 +77,8 @@ def _parse_bracketed(raw: bytes) -> dict[str, Any]:
 def _valid_nesting(raw: bytes) -> int:
     """Return the nesting of valid JSON, or an upper bound that is within the limit."""
     # Without escaped backslashes and quotes, the remaining quotes delimit strings.
-    bare = raw.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in raw else raw
-    structure = b"".join(bare.split(b'"')[::2])
+    unescaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in raw else raw
+    structure = b"".join(unescaped.split(b'"')[::2])
     openers = structure.count(b"{") + structure.count(b"[")
     return openers if openers <= MAX_NESTING else _deepest(structure)
 
@@ -93,10 +93,10 @@ def nesting(raw: bytes) -> int:
 
 
 def _deepest(structure: bytes) -> int:
-    bare = np.frombuffer(structure, dtype=np.uint8)
-    steps = np.zeros(len(bare), dtype=np.int8)
-    steps[(bare == ord("{")) | (bare == ord("["))] = 1
-    steps[(bare == ord("}")) | (bare == ord("]"))] = -1
+    characters = np.frombuffer(structure, dtype=np.uint8)
+    steps = np.zeros(len(characters), dtype=np.int8)
+    steps[(characters == ord("{")) | (characters == ord("["))] = 1
+    steps[(characters == ord("}")) | (characters == ord("]"))] = -1
     return int(np.cumsum(steps, dtype=np.int64).max(initial=0))
 
 

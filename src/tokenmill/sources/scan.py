@@ -201,13 +201,13 @@ class LineScan:
 
     def starts(self) -> Iterator[Integers]:
         """Scan the file; yield the start of every row, and finally the end of the file."""
-        base = held = 0  # offset of the buffer in the file; bytes of an incomplete line in it
+        base = incomplete = 0  # offset of the buffer in the file; bytes of an incomplete line in it
         while True:
-            self._resize(held)
-            read = self._read(memoryview(self._buffer)[held:-SLACK], base + held)
-            filled = held + read
+            self._resize(incomplete)
+            read = self._read(memoryview(self._buffer)[incomplete:-SLACK], base + incomplete)
+            filled = incomplete + read
             data: Bytes = np.frombuffer(self._buffer, dtype=np.uint8, count=filled)
-            breaks = self._line_breaks(data, held)
+            breaks = self._line_breaks(data, incomplete)
             if read == 0:
                 if filled:
                     yield self._lines(data, base, np.append(breaks, filled))
@@ -221,12 +221,12 @@ class LineScan:
             elif filled > MAX_ROW:
                 starts, done = self._skip_long_line(base, filled)
                 yield starts
-                base, held = base + done, 0
+                base, incomplete = base + done, 0
                 continue
             else:
                 done = 0
-            held = filled - done
-            memoryview(self._buffer)[:held] = bytes(memoryview(self._buffer)[done:filled])
+            incomplete = filled - done
+            memoryview(self._buffer)[:incomplete] = bytes(memoryview(self._buffer)[done:filled])
             base += done
 
     def _read(self, target: memoryview, offset: int) -> int:
@@ -237,8 +237,8 @@ class LineScan:
         target[: len(data)] = data
         return len(data)
 
-    def _line_breaks(self, data: Bytes, held: int) -> Integers:
-        fresh = data[held:]
+    def _line_breaks(self, data: Bytes, incomplete: int) -> Integers:
+        fresh = data[incomplete:]
         if len(self._mask) < len(fresh) + 8:
             self._mask = np.empty((len(fresh) + 15) // 8 * 8, dtype=bool)
         # Reused, because new pages would cost more than the comparison.
@@ -246,18 +246,18 @@ class LineScan:
         mask[len(fresh) :] = False
         np.equal(fresh, _NEWLINE, out=mask[: len(fresh)])
         breaks = _true_positions(mask)
-        breaks += held
+        breaks += incomplete
         return breaks
 
-    def _resize(self, held: int) -> None:
+    def _resize(self, incomplete: int) -> None:
         size = self._capacity
-        while size < 2 * held:
+        while size < 2 * incomplete:
             size *= 2
         if size != len(self._buffer) - SLACK:
             # Views of the old buffer may be alive, so it is replaced instead of resized.
             self._mask = np.empty(0, dtype=bool)
             buffer = bytearray(size + SLACK)
-            buffer[:held] = memoryview(self._buffer)[:held]
+            buffer[:incomplete] = memoryview(self._buffer)[:incomplete]
             self._buffer = buffer
 
     def _lines(self, data: Bytes, base: int, breaks: Integers) -> Integers:

@@ -118,12 +118,12 @@ def collect(
 def _expired_stores(
     layout: CacheLayout, older_than_s: float | None, named: set[str], now: float
 ) -> set[str]:
-    present = {path.name: made for path, made in _mtimes(layout.stores)}
+    present = {path.name: modified for path, modified in _mtimes(layout.stores)}
     unknown = named - set(present)
     if unknown:
         raise UsageError(f"no such store: {', '.join(sorted(unknown))}", path=layout.stores)
     if older_than_s is not None:
-        named = named | {key for key, made in present.items() if now - made > older_than_s}
+        named = named | {key for key, modified in present.items() if now - modified > older_than_s}
     return named
 
 
@@ -172,8 +172,8 @@ def _unused_sidecars(layout: CacheLayout, expired: set[str]) -> Iterator[str]:
 
 def _unused_rollouts(layout: CacheLayout, expired: set[str], since: float) -> Iterator[str]:
     """Old files of rollouts that are no store's source."""
-    made = [path for path, at in _mtimes(layout.rollouts) if at < since]
-    if not made:
+    old = [path for path, at in _mtimes(layout.rollouts) if at < since]
+    if not old:
         return
     stores = [path for path in _directories(layout.stores) if path.name not in expired]
     needed = set()
@@ -181,7 +181,7 @@ def _unused_rollouts(layout: CacheLayout, expired: set[str], since: float) -> It
         with _unless_removed(path):
             sources = Store(path, "off").sources
             needed |= {Path(source).parent.name for source in sources if source is not None}
-    yield from (f"rollouts/{path.name}" for path in made if path.name not in needed)
+    yield from (f"rollouts/{path.name}" for path in old if path.name not in needed)
 
 
 def _dead_staging(root: Path) -> Iterator[Path]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Group:
-    """Rows that belong together."""
+    """Rows that stay together, such as the answers to one prompt."""
 
     rows: tuple[Row, ...]  # chosen first, or by rank
 

@@ -152,9 +152,12 @@ class CommitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
     def encode(self) -> bytes:
         # All fields have plain types, so their values need no check.
-        bare = msgspec.structs.replace(self, checksum="")
-        checksum = xxhash.xxh3_128_hexdigest(canonical_of_parsed(bare))
-        return canonical_of_parsed(msgspec.structs.replace(bare, checksum=checksum)) + b"\n"
+        without_checksum = msgspec.structs.replace(self, checksum="")
+        checksum = xxhash.xxh3_128_hexdigest(canonical_of_parsed(without_checksum))
+        return (
+            canonical_of_parsed(msgspec.structs.replace(without_checksum, checksum=checksum))
+            + b"\n"
+        )
 
 
 _decoder = msgspec.json.Decoder(CommitRecord)

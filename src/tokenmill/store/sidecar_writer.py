@@ -71,7 +71,7 @@ class _Converter:
 
     def __init__(self, row_of: Callable[[int], int]) -> None:
         self._row_of = row_of  # the row of the value at a position
-        self.taken = 0
+        self.converted = 0
 
     def __call__(self, given: npt.ArrayLike) -> Float32:
         array = _as_array(given)
@@ -81,10 +81,10 @@ class _Converter:
         if wrong.any():
             first = int(wrong.argmax())
             raise UsageError(
-                f"the value of row {self._row_of(self.taken + first)} is {array[first]!r}; values "
-                "must be float32 numbers and not NaN: replace it by a number"
+                f"the value of row {self._row_of(self.converted + first)} is {array[first]!r}; "
+                "values must be float32 numbers and not NaN: replace it by a number"
             )
-        self.taken += values.size
+        self.converted += values.size
         return values
 
 
@@ -137,7 +137,7 @@ def _in_order(values: Values, per: Per, store: Store) -> Iterator[Float32]:
     pieces: Iterable[Any] = values
     for given in pieces:
         piece = convert(given)
-        end = convert.taken
+        end = convert.converted
         if end > expected:
             raise _wrong_count(end, expected, per, " or more")
         if per == "token" and not is_array and end < expected:
@@ -148,8 +148,8 @@ def _in_order(values: Values, per: Per, store: Store) -> Iterator[Float32]:
                     "pass the values of whole rows"
                 )
         yield piece
-    if convert.taken != expected:
-        raise _wrong_count(convert.taken, expected, per)
+    if convert.converted != expected:
+        raise _wrong_count(convert.converted, expected, per)
 
 
 def _wrong_count(given: int, expected: int, per: Per, suffix: str = "") -> UsageError:
@@ -280,8 +280,8 @@ class _RowValues:
     def take(self, indices: Int64) -> _RowValues:
         lengths = self.lengths[indices]
         begin = np.cumsum(lengths) - lengths
-        taken = np.repeat(self.starts[indices] - begin, lengths) + np.arange(lengths.sum())
-        return _RowValues(self.rows[indices], lengths, self.values[taken])
+        positions = np.repeat(self.starts[indices] - begin, lengths) + np.arange(lengths.sum())
+        return _RowValues(self.rows[indices], lengths, self.values[positions])
 
 
 class _Part:
@@ -451,7 +451,7 @@ class SidecarWriter:
         inside = not rows.size or (rows[0] >= 0 and rows[-1] < len(self._store))
         fits = inside and bool((np.diff(rows) > 0).all())
         if not fits or self._lengths(rows).sum() != part.record.values:
-            raise part.artifact.refusal("its rows are not rows of this store", ROW_NUMBERS)
+            raise part.artifact.corruption_error("its rows are not rows of this store", ROW_NUMBERS)
         return rows
 
     def _sorted(self, values: _RowValues) -> _RowValues:

@@ -196,23 +196,23 @@ class Sidecar:
         self.path = artifact.directory
         self.record = record = artifact.convert(Record)
         if record.document.get("sidecar") != SIDECAR_FORMAT:
-            raise artifact.refusal(
+            raise artifact.corruption_error(
                 f"written in sidecar format {record.document.get('sidecar')!r}, this version reads "
                 f"{SIDECAR_FORMAT}"
             )
         try:
             identity = Identity(store.key, record.document["name"], record.document["producer"])
         except (KeyError, UsageError) as error:
-            raise artifact.refusal(f"not the record of a sidecar ({error})") from error
+            raise artifact.corruption_error(f"not the record of a sidecar ({error})") from error
         artifact.require_document(identity.document)
         if identity.key != self.path.name:
-            raise artifact.refusal("its key does not match its name and producer")
+            raise artifact.corruption_error("its key does not match its name and producer")
         self.name, self.producer, self.per = identity.name, identity.producer, record.per
         self.bytes = record.values * BYTES
         totals = store.manifest["totals"]
         expected = totals["rows"] if self.per == "row" else totals["tokens"]
         if (record.rows, record.values) != (totals["rows"], expected):
-            raise artifact.refusal(
+            raise artifact.corruption_error(
                 f"{record.values} values for {record.rows} rows, the store has {expected} for "
                 f"{totals['rows']}"
             )

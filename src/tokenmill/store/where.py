@@ -184,12 +184,12 @@ def _compare(
     columns: Mapping[str, Any],
 ) -> Any:
     values = [side(columns) for side in sides]
-    held: Any = True
+    result: Any = True
     for kind, (left, right) in zip(kinds, pairwise(values), strict=True):
         skip_none = kind in _ORDERING
         one = _apply(_COMPARE[kind], left, right, node, missing=False, skip_none=skip_none)
-        held = np.logical_and(held, one)
-    return held
+        result = np.logical_and(result, one)
+    return result
 
 
 def parse_filter(text: str) -> ast.Expression:

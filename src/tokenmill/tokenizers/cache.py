@@ -62,8 +62,10 @@ class Comparison(msgspec.Struct, frozen=True):
         if difference is not None:
             raise TokenizerError(
                 f"AutoTokenizer and tokenizer.json of this directory differ: {difference}. Choose"
-                " the one that your trainer uses: tokenizer_backend='transformers' or"
-                " tokenizer_backend='file'",
+                " the one that your trainer uses: ",
+                ("tokenizer_backend", "transformers"),
+                " or ",
+                ("tokenizer_backend", "file"),
                 path=path,
             )
 

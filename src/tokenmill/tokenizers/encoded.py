@@ -231,8 +231,7 @@ def _trained(columns: _Columns, ids: NDArray[np.int64]) -> Bits:
         masks[" and ".join(halves)] = np.bitwise_and.reduce(list(halves.values()))
     if not masks:
         raise RowError(
-            "the row has no labels, loss_mask, loss_weights, completion_mask or assistant_masks; "
-            "train_on='everything' trains all its tokens"
+            "the row has no labels, loss_mask, loss_weights, completion_mask or assistant_masks"
         )
     (first, mask), *others = masks.items()
     for name, other in others:

@@ -55,7 +55,7 @@ from tokenmill.tokenizers.tokenizer import COPY, Tokenizer, check_copy
 
 BACKENDS = ("auto", "file", "transformers")
 
-_TRUST = "trust_remote_code=True to run its code, or "
+_TRUST = (("trust_remote_code", True), " to run its code, or ")
 
 
 @library_errors("the tokenizer cannot be loaded")
@@ -162,9 +162,18 @@ def _examine(location: Location, tokenizer: Tokenizer) -> None:
     require_deterministic(read_head(tokenizer.data, path=tokenizer.path), path=tokenizer.path)
     contradiction = _contradiction(location.directory, tokenizer)
     if contradiction is not None and not location.named:
-        raise TokenizerError(contradiction, path=location.directory)
+        code = " (the directory contains code)" if has_remote_code(location.directory) else ""
+        raise TokenizerError(
+            f"{contradiction}; the text would be encoded as tokens that the model was not trained"
+            " on. Choose ",
+            ("tokenizer_backend", "transformers"),
+            *((" and ", ("trust_remote_code", True), code) if code else ()),
+            ", or correct tokenizer.json. If tokenizer.json is right, pass the file instead of its"
+            " directory",
+            path=location.directory,
+        )
     if contradiction is not None:
-        tokenizer.notes["named_tokens"] = contradiction.partition(";")[0]
+        tokenizer.notes["named_tokens"] = contradiction
 
 
 def _contradiction(directory: Path, tokenizer: Tokenizer) -> str | None:
@@ -186,13 +195,9 @@ def _contradiction(directory: Path, tokenizer: Tokenizer) -> str | None:
     expected = "" if token.id is None else f" with id {token.id}"
     actual = f"has it with id {known[token.content]}" if token.content in known else "does not"
     more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-    code = " and trust_remote_code=True (the directory contains code)"
-    code = code if has_remote_code(directory) else ""
     return (
         f"{token.file} defines the token {token.content!r}{expected}, but tokenizer.json"
-        f" {actual}{more}; the text would be encoded as tokens that the model was not trained on."
-        f" Choose tokenizer_backend='transformers'{code}, or correct tokenizer.json. If"
-        " tokenizer.json is right, pass the file instead of its directory"
+        f" {actual}{more}"
     )
 
 
@@ -238,11 +243,13 @@ def _compare(location: Location, tokenizer: Tokenizer, trust_remote_code: bool) 
         if not has_remote_code(location.directory) and not has_own_class(location.directory):
             tokenizer.notes["auto_tokenizer"] = f"not compared: {reason}"
             return Comparison()
-        code = "" if trust_remote_code else _TRUST
+        code = () if trust_remote_code else _TRUST
         raise TokenizerError(
             f"AutoTokenizer cannot load this directory ({reason}), so it cannot be compared with"
-            f" tokenizer.json. Choose {code}tokenizer_backend='file' to use tokenizer.json without"
-            " a comparison",
+            " tokenizer.json. Choose ",
+            *code,
+            ("tokenizer_backend", "file"),
+            " to use tokenizer.json without a comparison",
             path=location.directory,
         ) from error
     tokenizer.notes["auto_tokenizer"] = "encodes alike"
@@ -295,7 +302,8 @@ def without_torch() -> Iterator[None]:
 
 def load_auto(directory: Path, *, trust_remote_code: bool) -> Any:
     if not is_installed():
-        raise TokenizerError(f"tokenizer_backend='transformers' needs transformers: {INSTALL}")
+        backend = ("tokenizer_backend", "transformers")
+        raise TokenizerError(backend, f" needs transformers: {INSTALL}")
     if (file := directory / "tokenizer.json").is_file():
         check_ids(file.read_bytes(), path=file)
     with transformers_muted():
@@ -315,7 +323,8 @@ def adopt(tokenizer: Any, *, path: Path | None = None) -> Tokenizer:
     if backend is None or not hasattr(backend, "to_str"):
         raise TokenizerError(
             f"{type(tokenizer).__name__} is a slow tokenizer without offsets, so its masks cannot"
-            " be proven; use its tokenizer.json with tokenizer_backend='file'",
+            " be proven; use its tokenizer.json with ",
+            ("tokenizer_backend", "file"),
             path=path,
         )
     if getattr(tokenizer, "split_special_tokens", False):

@@ -167,8 +167,8 @@ class PieceTable:
     def joined(self, ids: np.ndarray) -> tuple[np.ndarray, pa.Buffer]:
         """Return the starts of all pieces, followed by the total, and the joined bytes."""
         numbers = pa.py_buffer(np.ascontiguousarray(ids, dtype=np.int32))
-        taken = self._table.take(pa.Array.from_buffers(pa.int32(), len(ids), [None, numbers]))
-        _, offsets, data = taken.buffers()
+        pieces = self._table.take(pa.Array.from_buffers(pa.int32(), len(ids), [None, numbers]))
+        _, offsets, data = pieces.buffers()
         starts = np.frombuffer(offsets, dtype=np.int32)[: len(ids) + 1]
         return starts, pa.py_buffer(b"") if data is None else data.slice(0, int(starts[-1]))
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.build.illustrated import Album, asked, part, text
+from tests.build.image_rows import Album, asked, part, text
 from tests.build.making import write_rows
 from tests.cli.harness import Shell
 from tests.inspect.page.browsing import Visit, go_to, tokens

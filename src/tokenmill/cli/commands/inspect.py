@@ -29,7 +29,7 @@ STYLES = {
     "untrained": "",
     "trained": "green",
     "special": "cyan",
-    "closer": "bold green reverse",
+    "end_of_turn": "bold green reverse",
     "control": "bold cyan underline",
 }
 ROLE_STYLES = {"system": "magenta", "user": "blue", "assistant": "green", "tool": "yellow"}

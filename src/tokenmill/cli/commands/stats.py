@@ -93,8 +93,12 @@ def _show_distributions(console: Console, document: dict[str, Any]) -> None:
     rows, tokens = document["rows"], document["tokens"]
     limits = _table("max_length", "rows dropped", "share", "tokens dropped", "or cut off")
     for limit in document["max_length"]:
-        dropped, lost = limit["rows_dropped"], limit["tokens_dropped"]
-        shown = (f"{dropped:,}", _share(dropped, rows), f"{lost:,} ({_share(lost, tokens)})")
+        dropped, dropped_tokens = limit["rows_dropped"], limit["tokens_dropped"]
+        shown = (
+            f"{dropped:,}",
+            _share(dropped, rows),
+            f"{dropped_tokens:,} ({_share(dropped_tokens, tokens)})",
+        )
         limits.add_row(f"{limit['max_length']:,}", *shown, f"{limit['tokens_truncated']:,}")
     packs = _table("packs of", "packs", "fill", "rows too long")
     for fill in document["packing"]:
@@ -143,7 +147,7 @@ def show_stats(console: Console, document: dict[str, Any]) -> None:
     if document["images"]:
         console.print(
             f"{document['images']:,} images of {document['patches']:,} patches in "
-            f"{document['rows_with_pictures']:,} rows"
+            f"{document['rows_with_images']:,} rows"
         )
     lengths = _table("per row", *document["percentiles"])
     _add(lengths, "tokens", document["percentiles"].values())

@@ -161,11 +161,13 @@ def export(
         epochs: Number of epochs to write.
     """
     from tokenmill.data.packs import Pack
-    from tokenmill.exports.export_files import default_name, unit_of
+    from tokenmill.exports.export_files import PACKED, default_name, unit_of
     from tokenmill.exports.export_files import export as write
     from tokenmill.store import open_store
 
     opened = open_store(store)
+    if length is None and ("format", format) == PACKED:
+        raise UsageError(PACKED, " needs ", ("length",))
     exported = write(
         _split_by(opened, split, split_seed) if split else opened,
         format,

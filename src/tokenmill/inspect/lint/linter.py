@@ -192,8 +192,8 @@ class Linter:
             if error.reason == "template_error":
                 row_finding = self.template.refusal(parsed, error)
             elif error.reason == "template_drops_content":
-                lost = self.template.dropped_calls(parsed)
-                row_finding = lost or (error.reason, error.message, _first_text(parsed))
+                dropped = self.template.dropped_calls(parsed)
+                row_finding = dropped or (error.reason, error.message, _first_text(parsed))
             else:
                 text = next((text for _, text in texts_of(parsed) if text), "")
                 row_finding = error.reason, error.message, excerpt(text)
@@ -271,10 +271,13 @@ class Linter:
         if conversation.tools is not None or not conversation.simple:
             row_findings.append(self.template.nulls(conversation))
         if self.spec.expand == "none" and train_on == "all_assistant_messages":
-            lost = self.template.lost_thinking(conversation, text)
-            if lost is None and sum(m["role"] == "assistant" for m in conversation.messages) > 1:
-                lost = self.template.differing_history(conversation)
-            row_findings.append(lost)
+            history_finding = self.template.lost_thinking(conversation, text)
+            if (
+                history_finding is None
+                and sum(m["role"] == "assistant" for m in conversation.messages) > 1
+            ):
+                history_finding = self.template.differing_history(conversation)
+            row_findings.append(history_finding)
         for row_finding in row_findings:
             if row_finding is not None:
                 findings.add(number, *row_finding)
@@ -489,17 +492,17 @@ class TemplateChecker:
 
     def lost_thinking(self, conversation: Conversation, text: str) -> RowFinding | None:
         assistants = [n for n, m in enumerate(conversation.messages) if m["role"] == "assistant"]
-        lost, first = [], ""
+        dropped_turns, first = [], ""
         for number in assistants[:-1]:
             thoughts = list(self._thoughts(conversation.messages[number], conversation.tools))
             missing = [thought for thought in thoughts if thought not in text]
             if missing:
-                lost.append(number)
+                dropped_turns.append(number)
                 first = first or missing[0]
-        if not lost:
+        if not dropped_turns:
             return None
-        numbers = ", ".join(map(str, lost[:8])) + (" …" if len(lost) > 8 else "")
-        which = "turn" if len(lost) == 1 else "turns"
+        numbers = ", ".join(map(str, dropped_turns[:8])) + (" …" if len(dropped_turns) > 8 else "")
+        which = "turn" if len(dropped_turns) == 1 else "turns"
         which += f" {numbers} of {len(conversation.messages)}"
         return "rewrites_history", f"{which}: the thinking is not printed", excerpt(first)
 

@@ -74,7 +74,7 @@ _TABLE = (
     ("generation_header", "info", "a generation block of the template includes the turn header",
      "nothing to do: the header is part of the generation prompt and is not trained"),
     ("rewrites_history", "warning", "the template drops the thinking of earlier turns",
-     '--expand turns (expand="turns") trains every turn once as the last, with its thinking'),
+     "--expand turns trains every turn once as the last, with its thinking"),
     ("template_drops_tools", "warning", "the row has tools, but the template prints none of them",
      "the model would learn to call functions that it cannot see: use a template that prints "
      "tools"),
@@ -122,7 +122,7 @@ _TABLE = (
     ("string_arguments", "info", "the arguments of a call are JSON text instead of an object",
      "write objects: tokenmill decodes the text, but another trainer may print it quoted"),
     ("history_differs", "info", "earlier turns are printed differently from the last one",
-     '--expand turns (expand="turns") trains every turn as it is generated'),
+     "--expand turns trains every turn as it is generated"),
     ("duplicate_image", "info", "the same image as an earlier one under another name",
      "keep one file and refer to it"),
     ("near_duplicate", "info", "nearly the same rendered text as an earlier row",

@@ -145,16 +145,16 @@ def make_page(
     left = max_bytes - len(page(about, rows={})) - SENTENCE_BYTES
     selected, how = select_rows(facts, rule=rule, rows=rows, count=count, seed=seed)
     for_rows = left - int(MEDIA_SHARE * left) if store.has_media else left
-    taken, blocks = embed(facts, store_tokenizer(store), selected, for_rows)
-    about["selection"] = _sentence(facts, len(taken), how)
+    embedded, blocks = embed(facts, store_tokenizer(store), selected, for_rows)
+    about["selection"] = _sentence(facts, len(embedded), how)
     left = max_bytes - len(page(about, rows={"blocks": blocks})) - SENTENCE_BYTES
-    images = compressed(thumbnails(store, taken, left))
+    images = compressed(thumbnails(store, embedded, left))
     content = page(about, rows={"blocks": blocks, "images": images})
     write_page(target, content)
     return {
         "html": str(target),
         "bytes": len(content),
-        "rows_in_page": len(taken),
+        "rows_in_page": len(embedded),
         "rows": len(store),
         "selection": about["selection"],
     }
@@ -219,7 +219,7 @@ def embed(
 ) -> tuple[list[int], list[str]]:
     """Compress as many complete groups as fit into blocks of rows, each with its new pieces."""
     groups = np.split(selected, _group_ends(facts.store, selected)[:-1]) if len(selected) else []
-    taken: list[int] = []
+    embedded: list[int] = []
     blocks: list[str] = []
     known: set[int] = set()
     at, size = 0, BLOCK_GROUPS
@@ -231,26 +231,26 @@ def embed(
         if len(block) + 3 <= max_bytes:  # quotes and a comma
             max_bytes -= len(block) + 3
             blocks.append(block)
-            taken += numbers
+            embedded += numbers
             known |= new
             at += size
         elif size > 1:
             size //= 4
         else:
             break
-    return taken, blocks
+    return embedded, blocks
 
 
-def _sentence(facts: RowFacts, taken: int, how: str) -> str:
+def _sentence(facts: RowFacts, embedded: int, how: str) -> str:
     total = len(facts.store)
-    if taken == total:
+    if embedded == total:
         return f"This page contains all {total:,} rows of the store."
     if facts.store.has_groups:
         how += ", each with its whole group"
     elif facts.groups is not None:
         how += ", each with the rest of its group as far as it fits"
     return (
-        f"This page contains {taken:,} of {total:,} rows: {how}. "
+        f"This page contains {embedded:,} of {total:,} rows: {how}. "
         "To see every row: tokenmill inspect STORE --serve"
     )
 
@@ -593,7 +593,7 @@ def thumbnail(store: Store, media: Media) -> dict[str, str]:
     except SourceChanged:
         return {"note": "not shown: the image changed after the build"}
     except (TokenmillError, OSError):
-        return {"note": "the image is missing or unreadable; set open_store(media_root=...)"}
+        return {"note": "the image is missing or unreadable"}
     image.thumbnail((THUMBNAIL_EDGE, THUMBNAIL_EDGE))
     for quality in JPEG_QUALITIES:
         written = io.BytesIO()

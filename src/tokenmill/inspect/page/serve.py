@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from tokenmill._core.optional import optional
 from tokenmill.build.plan import differences
-from tokenmill.data.choices import rows_holding
+from tokenmill.data.choices import rows_matching
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.inspect.page.document import (
     filter_names,
@@ -117,7 +117,7 @@ class RowFinder:
         if query.where:
             # Filter single rows: a view would keep whole groups and write an index.
             where = Where(query.where, filter_names(self._store))
-            kept &= rows_holding(self._store, where)
+            kept &= rows_matching(self._store, where)
         if query.changed:
             kept &= np.isin(np.arange(len(kept)), self._changed())
         if query.role:

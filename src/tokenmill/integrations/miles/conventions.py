@@ -146,8 +146,8 @@ class Miles(Verbatim):
         tools = self._served_tools(shaped.tools) if shaped.tools else None
         return [_decoded(message) for message in shaped.prompt], tools, None
 
-    def retry(self, asked: Conversation, error: RowError) -> Conversation:
-        messages, tools, _ = asked
+    def retry(self, conversation: Conversation, error: RowError) -> Conversation:
+        messages, tools, _ = conversation
         if not tools or error.reason != "template_error":
             raise error
         return messages, [tool["function"] for tool in tools], None

@@ -369,9 +369,9 @@ class DataSource:
 
 def _pop_first(args: Any, rollout_id: Any, buffer: list[list[Any]], count: int) -> list[list[Any]]:
     """Remove and return the oldest groups, the default of the frameworks."""
-    taken = buffer[:count]
-    del buffer[: len(taken)]
-    return taken
+    oldest = buffer[:count]
+    del buffer[: len(oldest)]
+    return oldest
 
 
 # SFT
@@ -389,7 +389,9 @@ class Lookup:
             digests[first : first + size] = columns["digest"]
             if np.any(columns["part"]):
                 raise UsageError(
-                    "This store has one row per turn. Prepare it with expand='none'.",
+                    "This store has one row per turn. Prepare it with ",
+                    ("expand", "none"),
+                    ".",
                     path=store.path,
                 )
         self._order = np.argsort(digests, kind="stable")

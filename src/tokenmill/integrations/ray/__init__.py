@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tokenmill._core.optional import optional
 
-with optional("ray", "executor='ray'"):
+with optional("ray", ("executor", "ray")):
     from tokenmill.integrations.ray.executor import RayExecutor, describe
 
     __all__ = ["RayExecutor", "describe"]

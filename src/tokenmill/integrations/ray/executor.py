@@ -81,7 +81,7 @@ def join(address: str | None) -> Callable[[], None]:
 
 
 def _reason(error: BaseException) -> str:
-    """The first sentence of Ray's explanation, which goes on about log files."""
+    """Return the first sentence of a Ray error; the rest describes log files."""
     return " ".join(str(error).split()).partition(". ")[0] or type(error).__name__
 
 
@@ -128,9 +128,9 @@ def find_cpu(num_cpus: float, wait_s: float | None) -> Scheduling:
     scheduling = Scheduling(num_cpus)
     if not num_cpus:
         return scheduling
-    held = held_cpus()
-    most_s = GIVE_UP_S if wait_s is None and held is not None else wait_s
-    own_s = min(OWN_SHARE_S, most_s) if most_s is not None and (held or 0) >= 1 else None
+    own_cpus = held_cpus()
+    most_s = GIVE_UP_S if wait_s is None and own_cpus is not None else wait_s
+    own_s = min(OWN_SHARE_S, most_s) if most_s is not None and (own_cpus or 0) >= 1 else None
     tried = ray.remote(worker.ping).options(**scheduling.options(), max_retries=-1).remote()
     started = time.monotonic()
     waited = 0.0
@@ -140,10 +140,10 @@ def find_cpu(num_cpus: float, wait_s: float | None) -> Scheduling:
             break
         waited = time.monotonic() - started
         if own_s is not None and waited >= own_s:
-            log.info("no CPU is free: tasks run in the %g that this process holds", held)
+            log.info("no CPU is free: tasks run in the %g that this process holds", own_cpus)
             cancel(tried)
             node = ray.get_runtime_context().get_node_id()
-            return Scheduling(0, most=int(held or 1), node=node)
+            return Scheduling(0, most=int(own_cpus or 1), node=node)
         if most_s is not None and waited >= most_s:
             cancel(tried)
             raise WorkerError(f"{_no_cpu(num_cpus)} for {waited:.0f} s; {_REMEDY}")
@@ -161,8 +161,8 @@ def find_cpu(num_cpus: float, wait_s: float | None) -> Scheduling:
 def cancel(ref: Any) -> None:
     """Drop a waiting task, or interrupt a running one.
 
-    Never one that may be finishing: Ray ends the calling process if a cancellation and the result
-    of a task cross (a failed check in its task manager, seen with 2.60).
+    Do not call it for a task that may be finishing: Ray ends the calling process if a cancellation
+    and the result of a task cross (a failed check in its task manager, seen with 2.60).
     """
     with contextlib.suppress(Exception):  # the cluster may be gone
         ray.cancel(ref)
@@ -170,7 +170,7 @@ def cancel(ref: Any) -> None:
 
 _REMEDY = (
     "give the actor or placement group that holds them fewer CPUs, or build with "
-    "executor=RayExecutor(num_cpus=0)"
+    "RayExecutor(num_cpus=0)"
 )
 
 
@@ -262,8 +262,8 @@ def probe(sentinels: list[Sentinel]) -> None:
                 f"{report['place']} has another tokenmill than the caller. Install the same "
                 "version on every node."
             )
-        if report["trouble"]:
-            raise CacheError(report["trouble"], path=Path(sentinels[0][0]).parents[2])
+        if report["problem"]:
+            raise CacheError(report["problem"], path=Path(sentinels[0][0]).parents[2])
 
 
 FINISH_S = 2.0  # seconds that running tasks get to finish before they are interrupted

@@ -186,10 +186,10 @@ def sees(sentinel: Sentinel) -> str:
 
 def look(sentinels: list[Sentinel]) -> dict[str, str]:
     """Report this node, the digest of its tokenmill, and what is wrong with the directories."""
-    trouble = ""
+    problem = ""
     for sentinel in sentinels:
-        trouble = trouble or sees(sentinel) or _cannot_write(Path(sentinel[0]).parent)
-    return {"place": place(), "code": code_digest(), "trouble": trouble}
+        problem = problem or sees(sentinel) or _cannot_write(Path(sentinel[0]).parent)
+    return {"place": place(), "code": code_digest(), "problem": problem}
 
 
 def code_digest() -> str:

@@ -285,7 +285,7 @@ class SFTDataset(RowDataset, torch_data.Dataset[Item]):  # type: ignore[misc]
         self._dropped = _untrained(self.view, max_length)
         self._check_images()
         if not len(self):
-            raise SourceError(f"No row has a trained token within max_length={max_length}.")
+            raise SourceError("No row has a trained token within ", ("max_length", max_length), ".")
         _register_subclass()
 
     def _check_images(self) -> None:
@@ -356,7 +356,7 @@ class SFTDataset(RowDataset, torch_data.Dataset[Item]):  # type: ignore[misc]
 
 
 def _untrained(view: View, max_length: int | None) -> Int64Array:
-    """Rows of which truncation leaves nothing to train, or not all images."""
+    """Return the rows that truncation leaves without trained tokens or without an image."""
     if max_length is None:
         return np.zeros(0, dtype=np.int64)
     overlong = np.flatnonzero(view.lengths > max_length)
@@ -415,8 +415,8 @@ def eval_from_config(
         return None
     labels = stated or [name.replace("/", "_") for name, _ in pairs]
     _check_labels(labels, pairs)
-    made = (SFTDataset(_prepared(config, *pair, tokenizer, more)) for pair in pairs)
-    return list(zip(labels, made, strict=True))
+    built = (SFTDataset(_prepared(config, *pair, tokenizer, more)) for pair in pairs)
+    return list(zip(labels, built, strict=True))
 
 
 def _pretokenized(paths: Sequence[str], limit: int | None) -> Any:

@@ -1,14 +1,14 @@
 """Record the names, parameters and calls of trainers that our documentation relies on.
 
-A page of docs/ names flags, configuration keys, classes, functions and files of a *host* (a
-trainer or library) and shows code that imports from it. The record, ``tests/hosts.json``, has the
-file that defines each name, the parameters of each function that the code calls or overrides, and
-the arguments with which hosts call our code. Hosts are parsed from a checkout or an installed
-package, and never imported. ``tests/test_host_pages.py`` compares the pages with the record, and
-the record with the hosts that are available.
+A page of docs/ names flags, configuration keys, classes, functions and files of a *trainer* (or of
+a library that trainers use) and shows code that imports from it. The record,
+``tests/trainers.json``, has the file that defines each name, the parameters of each function that
+the code calls or overrides, and the arguments with which trainers call our code. Trainers are
+parsed from a checkout or an installed package, and never imported. ``tests/test_trainer_pages.py``
+compares the pages with the record, and the record with the trainers that are available.
 
-``python -m scripts.host_signatures DIRECTORY`` updates the record from the checkouts in DIRECTORY.
-Hosts that are missing there keep their entries.
+``python -m scripts.trainer_signatures DIRECTORY`` updates the record from the checkouts in
+DIRECTORY. Trainers that are missing there keep their entries.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ import yaml
 
 PROJECT = Path(__file__).resolve().parent.parent
 DOCS = PROJECT / "docs"
-RECORD = PROJECT / "tests" / "hosts.json"
+RECORD = PROJECT / "tests" / "trainers.json"
 
 
 @dataclass(frozen=True)
-class Host:
-    """Location of a host's files.
+class Trainer:
+    """Location of a trainer's files.
 
     Attributes:
         parts: Directories and files to read, relative to a checkout or to site-packages.
@@ -49,31 +49,31 @@ class Host:
     roots: tuple[str, ...] = ("",)
 
 
-HOSTS = {
-    "TRL": Host(("trl",)),
-    "transformers": Host(
+TRAINERS = {
+    "TRL": Trainer(("trl",)),
+    "transformers": Trainer(
         ("transformers/trainer.py", "transformers/training_args.py",
          "transformers/trainer_utils.py", "transformers/trainer_pt_utils.py",
          "transformers/tokenization_utils_base.py",
          "transformers/models/auto")
     ),
-    "datasets": Host(("datasets/__init__.py", "datasets/arrow_dataset.py", "datasets/load.py")),
-    "torch": Host(("torch/utils/data/distributed.py",)),
-    "verl": Host(("verl",)),
-    "miles": Host(("miles", "train.py", "train_async.py"), "miles"),
-    "slime": Host(("slime", "train.py", "train_async.py"), "slime"),
-    "SkyRL": Host(("skyrl", "tests/train"), "SkyRL"),
-    "NeMo RL": Host(("nemo_rl", "examples"), "NeMo-RL"),
-    "axolotl": Host(("src/axolotl",), "axolotl", ("src",)),
-    "LLaMA-Factory": Host(("src/llamafactory",), "LLaMA-Factory", ("src",)),
-    "ms-swift": Host(("swift",), "ms-swift"),
-    "OpenRLHF": Host(("openrlhf",), "OpenRLHF"),
-    "open-instruct": Host(("open_instruct",), "open-instruct"),
-    "torchtune": Host(("torchtune", "recipes"), "torchtune"),
-    "Megatron-LM": Host(("megatron/core/datasets", "megatron/training", "pretrain_gpt.py",
+    "datasets": Trainer(("datasets/__init__.py", "datasets/arrow_dataset.py", "datasets/load.py")),
+    "torch": Trainer(("torch/utils/data/distributed.py",)),
+    "verl": Trainer(("verl",)),
+    "miles": Trainer(("miles", "train.py", "train_async.py"), "miles"),
+    "slime": Trainer(("slime", "train.py", "train_async.py"), "slime"),
+    "SkyRL": Trainer(("skyrl", "tests/train"), "SkyRL"),
+    "NeMo RL": Trainer(("nemo_rl", "examples"), "NeMo-RL"),
+    "axolotl": Trainer(("src/axolotl",), "axolotl", ("src",)),
+    "LLaMA-Factory": Trainer(("src/llamafactory",), "LLaMA-Factory", ("src",)),
+    "ms-swift": Trainer(("swift",), "ms-swift"),
+    "OpenRLHF": Trainer(("openrlhf",), "OpenRLHF"),
+    "open-instruct": Trainer(("open_instruct",), "open-instruct"),
+    "torchtune": Trainer(("torchtune", "recipes"), "torchtune"),
+    "Megatron-LM": Trainer(("megatron/core/datasets", "megatron/training", "pretrain_gpt.py",
                          "tools/preprocess_data.py"),
                         "Megatron-LM"),
-    "Megatron-Bridge": Host(("src/megatron/bridge",), "Megatron-Bridge", ("src",)),
+    "Megatron-Bridge": Trainer(("src/megatron/bridge",), "Megatron-Bridge", ("src",)),
 }  # fmt: skip
 
 PAGES = {
@@ -83,10 +83,10 @@ PAGES = {
     "skyrl": ("SkyRL", "datasets"),
     "megatron": ("Megatron-LM", "Megatron-Bridge"),
     "bridge": ("verl", "SkyRL", "miles", "slime"),
-    "export": tuple(HOSTS),
-    "index": tuple(HOSTS),
+    "export": tuple(TRAINERS),
+    "index": tuple(TRAINERS),
 }
-"""Page → its hosts, if the page is not named like its host."""
+"""Page → its trainers, if the page is not named like its trainer."""
 
 OTHER_PAGES = ("bridge.md", "export.md")
 """Pages outside of docs/trainers that show lines of trainers."""
@@ -94,9 +94,9 @@ OTHER_PAGES = ("bridge.md", "export.md")
 
 @dataclass(frozen=True)
 class Call:
-    """A call of our code by a host: `callee` inside `function` of `file`."""
+    """A call of our code by a trainer: `callee` inside `function` of `file`."""
 
-    host: str
+    trainer: str
     file: str
     function: str
     callee: str
@@ -142,7 +142,7 @@ INTERFACES = {
     "SkyRL": {"skyrl.train.dataset.dataset.PromptDataset":
               "tokenmill.integrations.skyrl.PromptDataset"},
 }  # fmt: skip
-"""Host → its class → our class that replaces it and has its public methods."""
+"""Trainer → its class → our class that replaces it and has its public methods."""
 
 
 # Pages
@@ -157,10 +157,10 @@ class Page:
     spans: list[tuple[int, str]] = field(default_factory=list)
 
     @property
-    def hosts(self) -> tuple[str, ...]:
-        """Hosts whose names the page may use."""
+    def trainers(self) -> tuple[str, ...]:
+        """Trainers whose names the page may use."""
         stem = self.path.stem
-        same = tuple(name for name in HOSTS if name.lower().replace(" ", "-") == stem)
+        same = tuple(name for name in TRAINERS if name.lower().replace(" ", "-") == stem)
         return PAGES.get(stem, same)
 
 
@@ -187,7 +187,7 @@ def find_page(name: str) -> Path:
     return path
 
 
-def host_pages() -> list[Page]:
+def trainer_pages() -> list[Page]:
     """Return the pages of docs/trainers and the other pages that show lines of trainers."""
     paths = [*sorted((DOCS / "trainers").glob("*.md")), *map(find_page, OTHER_PAGES)]
     return [read_page(path) for path in paths]
@@ -237,7 +237,7 @@ def words_of(code: str) -> Iterator[str]:
 
 
 def names_of(page: Page) -> dict[str, int]:
-    """Return name → first line on the page, of the host's names or of ours."""
+    """Return name → first line on the page, of the trainer's names or of ours."""
     found: dict[str, int] = {}
 
     def take(name: str, line: int) -> None:
@@ -330,7 +330,7 @@ def overridden(page: Page) -> dict[str, dict[str, list[str]]]:
     return found
 
 
-# Hosts
+# Trainers
 
 
 def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
@@ -352,25 +352,25 @@ def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
 
 
 class Files:
-    """The parsed files of a host: definitions, parameters and calls."""
+    """The parsed files of a trainer: definitions, parameters and calls."""
 
-    def __init__(self, root: Path, host: Host, source: str) -> None:
-        self.root, self.host, self.source = root, host, source
+    def __init__(self, root: Path, trainer: Trainer, source: str) -> None:
+        self.root, self.trainer, self.source = root, trainer, source
         self.files = {
             str(path.relative_to(root)): path
-            for part in host.parts
+            for part in trainer.parts
             for path in ([root / part] if (root / part).is_file() else (root / part).rglob("*"))
             if path.suffix in (".py", ".yaml", ".yml")
         }
         if not self.files:
-            raise FileNotFoundError(f"{root} holds none of {', '.join(host.parts)}")
+            raise FileNotFoundError(f"{root} holds none of {', '.join(trainer.parts)}")
         self._defined: dict[str, str] = {}
         self._written: dict[str, str] = {}
         self._paths: dict[str, str] = {}
         for name in sorted(self.files, key=lambda file: (file.count("/"), file)):
             self._index(name)
 
-    @functools.cache  # noqa: B019 - a host is read once per run
+    @functools.cache  # noqa: B019 - a trainer is read once per run
     def tree(self, file: str) -> ast.Module:
         return ast.parse(self.files[file].read_text(encoding="utf-8"))
 
@@ -404,7 +404,7 @@ class Files:
 
     def module_file(self, module: str) -> str | None:
         """Return the file of a dotted module name."""
-        for root in self.host.roots:
+        for root in self.trainer.roots:
             start = f"{root}/" if root else ""
             for file in (
                 f"{module.replace('.', '/')}.py",
@@ -437,14 +437,16 @@ class Files:
         if self.method(name) is not None:
             return self.method(name)[0]  # type: ignore[index]
         if front.partition(".")[0] in self._packages():
-            return None  # a dotted path into the host that leads nowhere
+            return None  # a dotted path into the trainer that leads nowhere
         parts = name.split(".")
         if all(part in self._defined or part in self._written for part in parts):
             return self._defined.get(last) or self._written[last]
         return None
 
     def _packages(self) -> set[str]:
-        starts = [f.removeprefix(f"{r}/" if r else "") for f in self.files for r in self.host.roots]
+        starts = [
+            f.removeprefix(f"{r}/" if r else "") for f in self.files for r in self.trainer.roots
+        ]
         return {start.partition("/")[0] for start in starts if start.count("/")}
 
     def _at_top(self, file: str, name: str) -> bool:
@@ -519,7 +521,7 @@ class Files:
     def call(self, wanted: Call) -> list[str]:
         """Return the arguments of a call: ``_`` (positional), ``name=``, ``*``, ``**``."""
         if wanted.file not in self.files:
-            raise LookupError(f"{wanted.host}: {wanted.file} is gone")
+            raise LookupError(f"{wanted.trainer}: {wanted.file} is gone")
         for node in ast.walk(self.tree(wanted.file)):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
@@ -530,7 +532,7 @@ class Files:
                     given = inner.args[wanted.skip :]
                     shape = ["*" if isinstance(a, ast.Starred) else "_" for a in given]
                     return shape + [f"{k.arg}=" if k.arg else "**" for k in inner.keywords]
-        raise LookupError(f"{wanted.host}: {wanted.callee}(…) is not in {wanted.function}")
+        raise LookupError(f"{wanted.trainer}: {wanted.callee}(…) is not in {wanted.function}")
 
 
 def imported_by(tree: ast.Module) -> dict[str, str]:
@@ -543,31 +545,31 @@ def imported_by(tree: ast.Module) -> dict[str, str]:
     }
 
 
-def open_host(name: str, checkouts: Path | None) -> Files | None:
-    """Parse a host from its checkout or installed package; return None if it is missing."""
-    host = HOSTS[name]
-    if host.checkout is None:
-        package = host.parts[0].partition("/")[0]
+def open_trainer(name: str, checkouts: Path | None) -> Files | None:
+    """Parse a trainer from its checkout or installed package; return None if it is missing."""
+    trainer = TRAINERS[name]
+    if trainer.checkout is None:
+        package = trainer.parts[0].partition("/")[0]
         spec = importlib.util.find_spec(package)
         if spec is None or spec.origin is None:
             return None
         root = Path(spec.origin).parent.parent
-        return Files(root, host, f"{package} {importlib.metadata.version(package)}")
-    root = (checkouts or Path()) / host.checkout
+        return Files(root, trainer, f"{package} {importlib.metadata.version(package)}")
+    root = (checkouts or Path()) / trainer.checkout
     if checkouts is None or not root.is_dir():
         return None
     detail = subprocess.run(
         ["git", "-C", str(root), "log", "-1", "--format=%h of %cs", "--abbrev=9"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    return Files(root, host, f"{host.checkout} {detail.stdout.strip()}")
+    return Files(root, trainer, f"{trainer.checkout} {detail.stdout.strip()}")
 
 
 def record_of(name: str, files: Files, pages: list[Page]) -> dict[str, Any]:
-    """Return the record of one host."""
+    """Return the record of one trainer."""
     names, signatures = {}, {}
     for page in pages:
-        if name not in page.hosts:
+        if name not in page.trainers:
             continue
         for word in names_of(page):
             if (file := files.find(word)) is not None:
@@ -580,19 +582,22 @@ def record_of(name: str, files: Files, pages: list[Page]) -> dict[str, Any]:
         "source": files.source,
         "names": dict(sorted(names.items())),
         "signatures": dict(sorted(signatures.items())),
-        "calls": {call.ours: files.call(call) for call in CALLS if call.host == name},
+        "calls": {call.ours: files.call(call) for call in CALLS if call.trainer == name},
         "interfaces": {theirs: files.public_methods(theirs) for theirs in INTERFACES.get(name, ())},
     }
 
 
 def main(arguments: list[str]) -> None:
-    """Update the record of all or some hosts from the checkouts in DIRECTORY."""
-    if not arguments or not set(arguments[1:]) <= set(HOSTS):
-        sys.exit(f"python -m scripts.host_signatures DIRECTORY [HOST…]; hosts: {', '.join(HOSTS)}")
-    pages = host_pages()
+    """Update the record of all or some trainers from the checkouts in DIRECTORY."""
+    if not arguments or not set(arguments[1:]) <= set(TRAINERS):
+        sys.exit(
+            "python -m scripts.trainer_signatures DIRECTORY [TRAINER…]; trainers: "
+            + ", ".join(TRAINERS)
+        )
+    pages = trainer_pages()
     recorded = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
-    for name in arguments[1:] or HOSTS:
-        files = open_host(name, Path(arguments[0]))
+    for name in arguments[1:] or TRAINERS:
+        files = open_trainer(name, Path(arguments[0]))
         if files is None:
             print(f"{name}: not found, its entry is unchanged", file=sys.stderr)
             continue

@@ -1,8 +1,9 @@
 """The lines that pages show for a trainer work: ours are run, the trainer's are looked up.
 
-Every name in blocks that need a trainer (``sh``, ``yaml``, and ``py``, which is Python with a host)
-is ours or in the *record* of that host (``tests/hosts.json``, see ``scripts/host_signatures.py``),
-which is compared with installed hosts, and with checkouts below the directory ``TRAINERS``.
+Every name in blocks that need a trainer (``sh``, ``yaml``, and ``py``, which is Python with a
+trainer) is ours or in the *record* of that trainer (``tests/trainers.json``, see
+``scripts/trainer_signatures.py``), which is compared with installed trainers, and with checkouts
+below the directory ``TRAINERS``.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any
 
 import pytest
 import typer
-from scripts import host_signatures as recording
+from scripts import trainer_signatures as recording
 
 import tokenmill as tm
 from tests.faults.tools import Zygote
@@ -36,7 +37,7 @@ from tests.test_documents import DOCUMENTS, copy_examples
 PROJECT = recording.PROJECT
 PACKAGE = Path(tm.__file__).parent
 RECORD: dict[str, Any] = json.loads(recording.RECORD.read_text(encoding="utf-8"))
-PAGES = recording.host_pages()
+PAGES = recording.trainer_pages()
 LANGUAGES = {"python", "py", "sh", "yaml", "text"}
 
 
@@ -134,20 +135,20 @@ def as_run(words: list[str], place: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory, host_zygote: Zygote) -> dict[str, Any]:
+def prepared(tmp_path_factory: pytest.TempPathFactory, library_zygote: Zygote) -> dict[str, Any]:
     place = copy_examples(tmp_path_factory.mktemp("pages"))
     around = {
         "directory": str(place),
         "environment": {"TOKENMILL_CACHE_DIR": str(place.parent / "cache")},
     }
-    made = host_zygote.program(PREPARATIONS, **around)
+    made = library_zygote.program(PREPARATIONS, **around)
     assert made.exit == 0, made.stderr
     return around
 
 
 @pytest.mark.parametrize("path", WITH_COMMANDS, ids=lambda path: str(path.relative_to(PROJECT)))
 def test_commands_of_a_document_run(
-    path: Path, prepared: dict[str, Any], tmp_path: Path, host_zygote: Zygote
+    path: Path, prepared: dict[str, Any], tmp_path: Path, library_zygote: Zygote
 ) -> None:
     place = tmp_path / "work"
     shutil.copytree(prepared["directory"], place, symlinks=True)
@@ -158,7 +159,7 @@ def test_commands_of_a_document_run(
             pytest.importorskip("ray")
         if "--serve" in arguments:
             arguments.append("--help")  # the server would run until Ctrl-C
-        done = host_zygote.one(arguments, **{**prepared, "directory": str(place)})
+        done = library_zygote.one(arguments, **{**prepared, "directory": str(place)})
         assert done.exit == 0, f"{path.name}:{line}: tokenmill {' '.join(words)}\n{done.stderr}"
 
 
@@ -168,8 +169,8 @@ def write_shown_files(path: Path, place: Path) -> None:
             (place / name).write_text(text, encoding="utf-8")
 
 
-def test_wrong_command_is_detected(host_zygote: Zygote, tmp_path: Path) -> None:
-    assert host_zygote.one(["stats", "--no-such-flag"], directory=str(tmp_path)).exit == 2
+def test_wrong_command_is_detected(library_zygote: Zygote, tmp_path: Path) -> None:
+    assert library_zygote.one(["stats", "--no-such-flag"], directory=str(tmp_path)).exit == 2
 
 
 # Names
@@ -246,18 +247,18 @@ PLACES = {"drone_tool_calls", "smilechat_zh", "toy_chat", "takeoff_drone", "CACH
 
 
 @every_page
-def test_names_on_a_page_exist_in_tokenmill_or_its_host(page: recording.Page) -> None:
+def test_names_on_a_page_exist_in_tokenmill_or_its_trainer(page: recording.Page) -> None:
     known: set[str] = set(PLACES)
-    for host in page.hosts:
-        known |= set(RECORD[host]["names"])
+    for trainer in page.trainers:
+        known |= set(RECORD[trainer]["names"])
     unknown = {
         name: f"{page.path.name}:{line}"
         for name, line in recording.names_of(page).items()
         if name not in known and not is_ours(name, producer(page.path))
     }
     assert not unknown, (
-        f"neither ours nor in the record of {', '.join(page.hosts)}: {unknown}; where a host has "
-        "them, python -m scripts.host_signatures DIRECTORY records them"
+        f"neither ours nor in the record of {', '.join(page.trainers)}: {unknown}; if a trainer has"
+        " them, python -m scripts.trainer_signatures DIRECTORY records them"
     )
 
 
@@ -273,7 +274,7 @@ def test_every_block_has_the_right_language() -> None:
     assert not wrong
 
 
-# Python that needs a host
+# Python that needs a trainer
 
 
 class _Megatron(types.ModuleType):
@@ -282,7 +283,7 @@ class _Megatron(types.ModuleType):
 
 @functools.cache
 def ours(dotted: str) -> Any:
-    """Resolve a dotted name of tokenmill; for a program that needs its host, only find it."""
+    """Resolve a dotted name of tokenmill; for a program that needs its trainer, only find it."""
     parts = dotted.split(".")
     with contextlib.suppress(ModuleNotFoundError):
         if importlib.util.find_spec(dotted) is not None and len(parts) > 3:
@@ -390,12 +391,16 @@ def signature_of(stated: list[str]) -> Any:
 
 
 @every_page
-def test_methods_that_a_page_overrides_accept_the_calls_of_the_host(page: recording.Page) -> None:
+def test_methods_that_a_page_overrides_accept_the_calls_of_the_trainer(
+    page: recording.Page,
+) -> None:
     for base, methods in recording.overridden(page).items():
         for method, stated in methods.items():
             if base.startswith("tokenmill"):
                 continue
-            known = [RECORD[host]["signatures"].get(f"{base}.{method}") for host in page.hosts]
+            known = [
+                RECORD[trainer]["signatures"].get(f"{base}.{method}") for trainer in page.trainers
+            ]
             theirs = next((one for one in known if one is not None), None)
             assert theirs is not None, f"{page.path.name}: {base} has no method {method}"
             binds(functools.partial(signature_of(stated), None), call_that_fills(theirs))
@@ -403,26 +408,26 @@ def test_methods_that_a_page_overrides_accept_the_calls_of_the_host(page: record
 
 # The record
 
-CALLS = [call for call in recording.CALLS if call.host in RECORD]
+CALLS = [call for call in recording.CALLS if call.trainer in RECORD]
 INTERFACES = [
-    (host, *both) for host, pairs in recording.INTERFACES.items() for both in pairs.items()
+    (trainer, *both) for trainer, pairs in recording.INTERFACES.items() for both in pairs.items()
 ]
 
 
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call.host}-{call.ours}")
-def test_our_functions_accept_the_calls_of_the_host(call: recording.Call) -> None:
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call.trainer}-{call.ours}")
+def test_our_functions_accept_the_calls_of_the_trainer(call: recording.Call) -> None:
     pytest.importorskip("torch")
-    shape = RECORD[call.host]["calls"][call.ours]
+    shape = RECORD[call.trainer]["calls"][call.ours]
     callee = ours(call.ours)
     if inspect.isfunction(callee) and "self" in inspect.signature(callee).parameters:
         callee = functools.partial(callee, None)
     binds(callee, shape)
 
 
-@pytest.mark.parametrize(("host", "theirs", "own"), INTERFACES, ids=lambda value: str(value))
-def test_our_class_has_the_methods_that_it_replaces(host: str, theirs: str, own: str) -> None:
+@pytest.mark.parametrize(("trainer", "theirs", "own"), INTERFACES, ids=lambda value: str(value))
+def test_our_class_has_the_methods_that_it_replaces(trainer: str, theirs: str, own: str) -> None:
     pytest.importorskip("torch")
-    for method, stated in RECORD[host]["interfaces"][theirs].items():
+    for method, stated in RECORD[trainer]["interfaces"][theirs].items():
         callee = getattr(ours(own), method, None)
         assert callee is not None, f"{own} has no {method}"
         if not isinstance(inspect.getattr_static(ours(own), method), staticmethod):
@@ -432,19 +437,19 @@ def test_our_class_has_the_methods_that_it_replaces(host: str, theirs: str, own:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("host", recording.HOSTS)
-def test_record_matches_the_host(host: str) -> None:
+@pytest.mark.parametrize("trainer", recording.TRAINERS)
+def test_record_matches_the_trainer(trainer: str) -> None:
     checkouts = os.environ.get("TRAINERS")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # invalid escapes in strings of hosts
-        files = recording.open_host(host, Path(checkouts) if checkouts else None)
+        warnings.simplefilter("ignore")  # invalid escapes in strings of trainers
+        files = recording.open_trainer(trainer, Path(checkouts) if checkouts else None)
         if files is None:
-            pytest.skip(f"{host} is not installed, nor below TRAINERS")
-        recorded = RECORD[host]
+            pytest.skip(f"{trainer} is not installed, nor below TRAINERS")
+        recorded = RECORD[trainer]
         if checkouts is None and files.source != recorded["source"]:
             # A newer release does not fail the test, unless TRAINERS is set.
             pytest.skip(f"recorded at {recorded['source']}, installed is {files.source}")
-        found = recording.record_of(host, files, PAGES)
+        found = recording.record_of(trainer, files, PAGES)
     for part in ("names", "signatures", "calls", "interfaces"):
         assert found[part] == recorded[part], (
             f"recorded at {recorded['source']}, {files.source} differs in its {part}"
