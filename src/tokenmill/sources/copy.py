@@ -118,7 +118,8 @@ class CopyFile:
         remedy = f"open {path} with force_recache=True to rebuild this copy"
         self._artifact = artifact = replace(_KIND, remedy=remedy).open(directory)
         document = artifact.convert(CopyDocument)
-        self._ends = np.frombuffer(artifact.read("table.bin", document.table), dtype="<i8")
+        table = artifact.read("table.bin", 8 * document.frames, document.table)
+        self._ends = np.frombuffer(table, dtype="<i8")
         frames = artifact.require("frames.zst", size=int(self._ends[-1]) if len(self._ends) else 0)
         try:
             self._fd = os.open(frames, os.O_RDONLY | os.O_CLOEXEC)
