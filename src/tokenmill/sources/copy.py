@@ -34,8 +34,8 @@ from tokenmill.sources.limits import (
     KIB,
     MAX_ARRAY_GAP,
     MAX_DECOMPRESSED,
+    MAX_ELEMENT,
     MAX_EXPANSION,
-    MAX_ROW,
     MIB,
 )
 from tokenmill.sources.scan import BOM, WHITE_SPACE, Bytes
@@ -288,8 +288,8 @@ def array_lines(pieces: Iterable[bytes], path: str) -> Iterator[bytes]:
         is_first = is_first and not elements
         if is_closed:
             break
-        if len(buffer) > MAX_ROW + 2 * MAX_ARRAY_GAP:
-            raise refused(f"an element has more than {MAX_ROW} bytes", base)
+        if len(buffer) > MAX_ELEMENT + 2 * MAX_ARRAY_GAP:
+            raise refused(f"an element has more than {MAX_ELEMENT} bytes", base)
         # The buffer doubles, so that a long element is not searched again for every piece.
         more = _read(source, max(MIB, len(buffer)))
         if not more:
