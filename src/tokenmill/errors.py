@@ -48,9 +48,12 @@ REASONS = (
 """Why a row can be rejected. Every rejected row has exactly one reason."""
 
 
-_SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.\-]*):/{1,2}(?=[^\s/])")
-_USER = re.compile(r"[^/?#]*@|[^/?#:\[@]*:(?!\d+(?:[/?#]|$)).*@", re.S)  # "/" may be in a password
+_SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.\-]*):/+(?=[^\s/])")
+_USER = re.compile(  # "/" may be in a password, also after digits that look like a port
+    r"[^/?#]*@|[^/?#:\[@]*:(?!\d+(?:[/?#]|$)).*@|(?!localhost:)[^/?#:\[@.]+:.*@(?=[^/?#@]+/)", re.S
+)
 _URL = re.compile(_SCHEME.pattern + r"""\S*?(?=['")\]>,.:;]*(?:\s|$))""")  # without punctuation
+_SIGNED = ("abfs", "abfss", "adl", "az", "wasb", "wasbs")  # a query is a signature
 _QUERY = re.compile(r"\?[^\s?]*=\S*")
 
 
@@ -62,7 +65,7 @@ def shown(url: str) -> str:
     is_http = match[1].lower() in ("http", "https")
     rest = url[match.end() :]
     head, _, query = rest.partition("?")
-    if is_http or "=" in query:  # otherwise a question mark is part of a glob
+    if is_http or match[1].lower() in _SIGNED or "=" in query:  # otherwise "?" may be of a glob
         rest = head
     if is_http:
         rest = rest.partition("#")[0]

@@ -181,6 +181,27 @@ def test_any_damage_is_an_error_or_rebuilt(kind: Kind, root: Path) -> None:
     assert kind.read(directory) == expected
 
 
+@pytest.mark.parametrize("name", ["row index", "copy"])
+def test_file_that_grew_is_refused_before_it_is_read(
+    name: str, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = KINDS[name]
+    directory = kind.make(root)
+    read = Path.read_bytes
+    for grown in directory.rglob("*.bin"):
+        size = grown.stat().st_size
+        grown.chmod(0o644)
+        os.truncate(grown, 20 << 30)  # sparse
+
+        def read_other(path: Path, grown: Path = grown) -> bytes:
+            return pytest.fail(f"{path} was read") if path == grown else read(path)
+
+        monkeypatch.setattr(Path, "read_bytes", read_other)
+        with pytest.raises(CorruptionError, match=f"{20 << 30} bytes, expected {size}; .*rebuild"):
+            kind.read(directory)
+        os.truncate(grown, size)
+
+
 @every_kind
 def test_symbolic_link_out_of_the_cache_is_not_followed(
     kind: Kind, root: Path, tmp_path: Path

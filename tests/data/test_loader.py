@@ -265,6 +265,7 @@ def test_reading_imports_no_heavy_library_and_a_prefetching_process_exits(store:
         ({"world_size": 0}, "world_size"), ({"drop_last": "yes"}, "drop_last"),
         ({"padding_side": "top"}, "padding_side"), ({"seed": -1}, "seed"),
         ({"pad_to_multiple_of": 0}, "pad_to_multiple_of"),
+        ({"pad_to_multiple_of": 2**40}, "at most 1048576"), ({"pad_to_multiple_of": 2**70}, "most"),
         ({"prefetch": -1}, "prefetch"), ({"group_by_length": (8, 2)}, "group_by_length"),
         ({"pack": 64}, "tm.Pack"), ({"pad_token_id": 2.9}, "pad_token_id"),
         ({"pad_token_id": "3"}, "pad_token_id"), ({"pad_token_id": True}, "pad_token_id"),

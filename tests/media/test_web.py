@@ -20,6 +20,7 @@ from tokenmill.media import Images, Limits, reference_of, web
 BODY = b"\x89PNG" + bytes(5000)
 LONG = b"b" * 70_000
 OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = "raw/HTTP/1.1%20200%20OK%0D%0ATransfer-Encoding:chunked%0D%0A%0D%0A"
 DRIPS = {
     "status": b"HTTP/1.1 200 " + b"O" * 40 + b"\r\n\r\nx",
     "header": OK + b"A: " + b"b" * 40 + b"\r\n\r\nx",
@@ -116,6 +117,7 @@ def test_fetched(server: str) -> None:
         ("302", "without Location"),
         ("raw/HTTP/1.1%20abc%20OK%0D%0A%0D%0A", "malformed"),
         ("raw/nonsense%0D%0A%0D%0A", "malformed"),
+        *((f"{CHUNKED}{size}%0D%0Ax", "malformed") for size in ("zz", "-5", "", "0x5", "1_0")),
         ("raw/HTTP/1.1%20200%20OK%0D%0A" + "a:%20b%0D%0A" * 101 + "%0D%0A", "malformed"),
         ("raw/HTTP/1.1%20200%20OK%0D%0Aa:%20" + "b" * 60_000 + "%0D%0A%0D%0A", "malformed"),
     ],
@@ -126,7 +128,7 @@ def test_permanent_errors_reject_the_row(server: str, path: str, words: str) -> 
     assert caught.value.reason == "bad_media"
 
 
-@pytest.mark.parametrize("path", ["500", "503", "429", "short", "slow"])
+@pytest.mark.parametrize("path", ["500", "503", "429", "short", "slow", CHUNKED, f"{CHUNKED}2"])
 def test_transient_errors_never_reject_a_row(server: str, path: str) -> None:
     with pytest.raises(SourceError, match="3 attempts") as caught:
         fetch(f"{server}/{path}", seconds=0.3)
@@ -152,6 +154,8 @@ def test_the_time_limit_covers_the_whole_download(
         "http://a..b/", "http://.a/", f"http://{'a' * 64}.test/", "http://a b/", "http://a\x7fb/",
         "http://[/", "http://[::g]/", "http://a:b/", "http://a:99999/", "http://a:-1/", "http:///x",
         "http://?", "http://\udcff/", "http://127.0.0.1/\udcff", "http://127.0.0.1/?\udcff",
+        "http://[v1.x]/", "http://[a.test]/", "http://[8.8.8.8]/", "http://a:0/", "http://-/",
+        "http://a-.test/", "http://a.-b/", "http://256.256.256.256/", "http://a.1/",
         "http://\u2100/", "http://a<b/", "http://xn--\u00fc/", "http://@/", "http://%00/",
     ],
 )  # fmt: skip
@@ -176,6 +180,7 @@ INSIDE = [
     "224.0.0.1", "100.64.0.1", "2130706433", "0x7f.1", "localhost", "[::]", "[ff0e::1]",
     "[64:ff9b:1::a00:1]", "[64:ff9b:1:808:8:800::]", "[::127.0.0.1]", "[::ffff:0:127.0.0.1]",
     "[::ffff:0:8.8.8.8]", "[fec0::1]", "[2001:0:a00:1::]", "[2001:0:808:808:0:0:80ff:fffe]",
+    "168.63.129.16", "192.88.99.1", "[3fff::1]", "[2002:a83f:8110::]", "[::ffff:168.63.129.16]",
     "[2600::5efe:10.0.0.1]", "[2600::200:5efe:127.0.0.1]", "[4000::1]", "[::ffff:224.0.0.1]",
 ]  # fmt: skip
 

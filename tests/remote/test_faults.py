@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from pathlib import Path
@@ -87,6 +88,35 @@ def test_response_with_another_range_is_refused(
     monkeypatch.setattr(web, "answer", answer)
     with pytest.raises(SourceError, match=r"another range|does not return its size"):
         file.pread(len(DATA) - first, first)
+
+
+def test_body_longer_than_its_range_is_not_read_whole(
+    web: RangeServer, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server sends the range that was requested, and a chunked body of 400 MB."""
+    file = RemoteFile(url)
+    sent = 0
+
+    def answer(handler: Any) -> bool:
+        nonlocal sent
+        last = min(ranged.BLOCK, len(DATA)) - 1
+        handler.send_response(206)
+        handler.send_header("Content-Range", f"bytes 0-{last}/{len(DATA)}")
+        handler.send_header("ETag", file.version.token.removeprefix("etag="))
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        piece = b"%x\r\n" % (1 << 20) + b" " * (1 << 20) + b"\r\n"
+        with contextlib.suppress(ConnectionError):
+            for _ in range(400):
+                handler.wfile.write(piece)
+                sent += len(piece)
+            handler.wfile.write(b"0\r\n\r\n")
+        return True
+
+    monkeypatch.setattr(web, "answer", answer)
+    with pytest.raises(SourceError, match="more than the requested bytes"):
+        file.pread(10, 0)
+    assert sent < 64 << 20  # buffers of the sockets
 
 
 def test_closed_port_is_a_source_error(web: RangeServer, url: str) -> None:

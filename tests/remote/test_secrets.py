@@ -35,6 +35,9 @@ FAILING = [
 ]  # fmt: skip
 
 
+ARGUMENTS = ["tokenizer", "processor", "chat_template", "media_root", "cache_dir"]
+
+
 @pytest.fixture(autouse=True)
 def closed_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "ATTEMPTS", 1)
@@ -64,6 +67,25 @@ def test_failing_url(url: str, caplog: pytest.LogCaptureFixture) -> None:
     # The S3 server of another test may run in this process; it logs the requests that it gets.
     own = [record for record in caplog.records if record.name != "werkzeug"]
     assert not any(CANARY in record.getMessage() for record in own)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [f"{scheme}://{USER}{CLOSED}/a" for scheme in ("http", "s3", "foo")]
+    + [f"http://{CLOSED}/a?x='q'&sig={CANARY}", f"http://u:80/{CANARY}@h/a", f"az://c/a?{CANARY}"],
+)
+@pytest.mark.parametrize("argument", ARGUMENTS)
+def test_failing_argument(
+    url: str, argument: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = write_rows(tmp_path / "chat.jsonl", conversations(3))
+    options: dict[str, Any] = {"tokenizer": TOKENIZER, "cache_dir": "cache", **INLINE}
+    if argument == "media_root":
+        assert_hidden(lambda: Images(url))
+    else:
+        assert_hidden(lambda: tm.prepare(source, **{**options, argument: url}))
+    assert [path.name for path in tmp_path.iterdir() if CANARY in str(path)] == []
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 410, 416, 429, 500, 503])
@@ -137,6 +159,14 @@ def test_remote_store_with_a_password(memory: str, tmp_path: Path) -> None:
         ("s3://bucket/part-?.jsonl", "s3://bucket/part-?.jsonl"),
         ("s3://bucket/a#1.jsonl", "s3://bucket/a#1.jsonl"),
         ("az://c/x?sig=a/b", "az://c/x"),
+        ("az://c/x?token", "az://c/x"),
+        ("abfs://c@account/x?token", "abfs://account/x"),
+        ("http://u:80/a@h/x", "http://h/x"),
+        ("http://127.0.0.1:80/a@b/x", "http://127.0.0.1:80/a@b/x"),
+        ("http://localhost:80/a@b/x", "http://localhost:80/a@b/x"),
+        ("http://h:80/a.jsonl@train[0:9]", "http://h:80/a.jsonl@train[0:9]"),
+        ("http:///u:p@h/x", "http:///h/x"),
+        ("file:///data/a@b/x.jsonl", "file:///data/a@b/x.jsonl"),
         ("hf://datasets/o/n@main/x.jsonl", "hf://datasets/o/n@main/x.jsonl"),
         ("/data/a?b=c@d.jsonl", "/data/a?b=c@d.jsonl"),
         ("http://[", "http://["),

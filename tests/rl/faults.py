@@ -260,7 +260,7 @@ def logprobs_zero(world: World, row: Row, rng: random.Random) -> Injected | None
 @fault
 def prompt_length(world: World, row: Row, rng: random.Random) -> Injected | None:
     size, first = len(row["token_ids"]), row["loss_mask"].index(1)
-    value = rng.choice([-1, first + 1, size, size + 1, 10**9])
+    value = rng.choice([-1, 0, first + 1, size, size + 1, 10**9])
     return Injected({**row, "prompt_length": value}, "structure", "prompt_length")
 
 

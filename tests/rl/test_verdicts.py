@@ -143,6 +143,47 @@ def test_history_of_the_prompt_needs_no_mask() -> None:
         assert (first.drift, second.drift) == (drift, "equal")
 
 
+DEFAULT_SYSTEM = """\
+{%- if messages[0].role != 'system' %}<|im_start|>system
+You are a careful model.<|im_end|>
+{% endif %}
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+@pytest.mark.parametrize("content", ["go", "Answer briefly.", "You are an expert of tax law."])
+def test_system_message_replaced_by_the_default_is_structure(content: str) -> None:
+    world, judge = world_of(DEFAULT_SYSTEM, "default_system")
+    seen = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "hello there"}]
+    row = world.sample(seen)
+    messages = [{"role": "system", "content": content}, *seen]
+    [verdict] = judged(judge, {**row, "messages": messages})
+    assert ("structure", 0) in [(note.drift, note.turn) for note in verdict.notes], verdict
+
+
+@pytest.mark.parametrize("contents", [("go5", "79"), ("7", "no"), ("yes", "42 apples")])
+def test_swapped_short_observations_are_structure(contents: tuple[str, str]) -> None:
+    world, judge = appending()
+    call = {"name": "look", "arguments": {"where": "there"}}
+
+    def talk(*results: str) -> list[Row]:
+        messages: list[Row] = [{"role": "user", "content": "Look around."}]
+        for number, result in enumerate(results):
+            calls = [{"id": f"call{number:05d}", "type": "function", "function": call}]
+            answer = {"role": "assistant", "content": f"look {number}", "tool_calls": calls}
+            name = f"call{number:05d}"
+            messages += [answer, {"role": "tool", "tool_call_id": name, "content": result}]
+        return [*messages, {"role": "assistant", "content": "Done."}]
+
+    row = world.sample(talk(*contents[::-1]), TOOLS)
+    [verdict] = judged(judge, {**row, "messages": talk(*contents)})
+    assert verdict.drift == "structure"
+    assert {note.turn for note in verdict.notes} == {2, 4}
+
+
 FIRST = "<think>\namber thoughts on it\n</think>\n\nOne.<|im_end|>"
 SECOND = "<think>\nbirch thoughts on it\n</think>\n\nTwo.<|im_end|>"
 OPENS = "<|im_start|>user\nFirst?<|im_end|>\n<|im_start|>assistant\n"

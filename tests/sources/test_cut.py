@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -150,7 +151,9 @@ def test_blocks_insertion_at_head_and_append_move_few_cuts(tmp_path: Path) -> No
     assert digests["tail"][:-1] == digests["plain"][:-1]
 
 
-def test_line_larger_than_a_block_is_alone(tmp_path: Path) -> None:
+def test_line_larger_than_a_block_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("lines", "parse", "block"):
+        monkeypatch.setattr(f"tokenmill.sources.{module}.MAX_ROW", 2 * CUT_MAX)
     small, large = b'{"a": 1}\n', b'{"b": "' + b"x" * (CUT_MAX + 5) + b'"}\r\n'
     path = tmp_path / "large.jsonl"
     path.write_bytes(small * 3 + large + b"\n" + small * 2)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -21,12 +23,17 @@ from tokenmill.tokenizers.tokenizer import Tokenizer
 
 MEMORY_BYTES = 8 << 30  # address space of a child, so that a failed test does not stop the machine
 
+LONG_CHARACTERS = base64.b64encode(bytes(4) + b"x" * 10**6 + b"\0").decode()
 Document = dict[str, Any]
 Change = Callable[[Document], Any]
 
 
 def precompiled(charsmap: str) -> Document:
     return {"type": "Precompiled", "precompiled_charsmap": charsmap}
+
+
+def replacing(pattern: str, content: str, kind: str = "String") -> Document:
+    return {"type": "Replace", "pattern": {kind: pattern}, "content": content}
 
 
 def model(document: Document, **members: Any) -> None:
@@ -60,6 +67,16 @@ HOSTILE: dict[str, Change] = {
     "nested 100 levels": lambda d: d.update(normalizer=deep(100)),
     "nested 300 levels": lambda d: d.update(normalizer=deep(300)),
     "nested 100,000 levels": lambda d: d.update(version="DEEP"),
+    "empty pattern": lambda d: d.update(normalizer=replacing("", "x" * 10**6)),
+    "chain of patterns": lambda d: d.update(
+        normalizer={"type": "Sequence", "normalizers": [replacing("a", "a" * 100)] * 8}
+    ),
+    "chain of expressions": lambda d: d.update(
+        normalizer={"type": "Sequence", "normalizers": [replacing("a*", "a", "Regex")] * 40}
+    ),
+    "long prefix": lambda d: d.update(normalizer={"type": "Prepend", "prepend": "x" * 10**6}),
+    "long characters": lambda d: d.update(normalizer=precompiled(LONG_CHARACTERS)),
+    "20 GB": lambda d: d.update(version="SPARSE"),
     "merges of numbers": lambda d: model(d, merges=[1, 2, 3]),
     "vocabulary of numbers": lambda d: model(d, vocab=[1, 2, 3]),
 }
@@ -71,6 +88,8 @@ def write(directory: Path, change: Change) -> Path:
     text = json.dumps(document).replace('"DEEP"', "[" * 100_000 + "]" * 100_000)
     directory.mkdir()
     (directory / "tokenizer.json").write_text(text)
+    if "SPARSE" in text:
+        os.truncate(directory / "tokenizer.json", 20 << 30)
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": "{{ messages }}"}
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
     return directory

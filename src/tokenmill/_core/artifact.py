@@ -239,9 +239,10 @@ class Artifact:
     def require(self, name: str, *, size: int | None = None, checksum: str | None = None) -> Path:
         return require_file(self.directory / name, size, checksum, self.kind.remedy)
 
-    def read(self, name: str, checksum: str) -> bytes:
-        with reading_errors(self.directory / name, self.kind.remedy):
-            data = (self.directory / name).read_bytes()
+    def read(self, name: str, size: int, checksum: str) -> bytes:
+        path = self.require(name, size=size)
+        with reading_errors(path, self.kind.remedy):
+            data = path.read_bytes()
         actual = fingerprint.checksum(data)
         require_checksum(self.directory / name, actual, checksum, self.kind.remedy)
         return data

@@ -6,8 +6,9 @@ import os
 import re
 from pathlib import Path
 
-from tokenmill.errors import CacheError, CorruptionError
+from tokenmill.errors import CacheError, CorruptionError, UsageError
 
+_URL = re.compile(r"[a-zA-Z][\w+.:\-]+:/")
 MAX_METADATA_BYTES = 256 << 20  # of a file read whole; a manifest of 100,000 sources has 30 MB
 
 
@@ -21,6 +22,14 @@ def default_cache_dir() -> Path:
     if xdg and os.path.isabs(xdg):
         return Path(xdg) / "tokenmill"
     return Path.home() / ".cache" / "tokenmill"
+
+
+def cache_root(directory: str | os.PathLike[str] | None) -> Path:
+    """Return a cache directory, by default that of this user, as an absolute path."""
+    root = Path(directory or default_cache_dir())
+    if _URL.match(str(root)):
+        raise UsageError(("cache_dir",), " must be a local directory, not a URL", path=root)
+    return root.absolute()
 
 
 def require_bounded(path: str | os.PathLike[str], size: int) -> None:

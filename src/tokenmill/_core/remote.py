@@ -343,7 +343,15 @@ class HttpTransport:
                     f"the server returned another range ({response.headers['Content-Range']}) than "
                     f"the requested bytes {start}-{stop - 1}; download it first"
                 )
-            return _version(response.headers, size), await response.read()
+            data = bytearray()
+            async for piece in response.content.iter_any():
+                data += piece
+                if len(data) > stop - start:
+                    raise self._refused(
+                        f"the server sent more than the requested bytes {start}-{stop - 1}; "
+                        "download it first"
+                    )
+            return _version(response.headers, size), bytes(data)
 
     def _range(self, response: Any) -> tuple[tuple[int, int] | None, int]:
         """Return the first and last byte of a response, and the size of the object."""

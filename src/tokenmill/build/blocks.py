@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tokenmill._core import fingerprint
-from tokenmill._core.paths import default_cache_dir
+from tokenmill._core.paths import cache_root
 from tokenmill.build.tasks import Done, Executor, Setup, Task, run_tasks
 from tokenmill.errors import CorruptionError
 from tokenmill.sources.block import Block
@@ -38,7 +38,7 @@ Source = str | os.PathLike[str]
 
 
 def cache_of(directory: Source | None) -> CacheLayout:
-    return CacheLayout(Path(directory or default_cache_dir()).absolute())
+    return CacheLayout(cache_root(directory))
 
 
 def open_sources(

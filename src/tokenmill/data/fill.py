@@ -13,11 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.data.packs import Int64Array
+from tokenmill.errors import check_integer
 
 IGNORE = -100  # torch and transformers exclude this label from the loss
+MAX_MULTIPLE = 1 << 20  # tokens that a length is rounded up to
 
 Piece = tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]  # views of stored ids and mask
 Batch = dict[str, Any]
+
+
+def check_multiple(value: object) -> int | None:
+    return None if value is None else check_integer("pad_to_multiple_of", value, 1, MAX_MULTIPLE)
 
 
 def padded_width(longest: int, multiple: int | None) -> int:

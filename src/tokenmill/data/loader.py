@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from tokenmill._core.process import at_end
 from tokenmill.data.batch_media import MEDIA, MediaFiller, Pixels
 from tokenmill.data.cursor import Cursor
+from tokenmill.data.fill import check_multiple
 from tokenmill.data.filler import Attached, Filler, MicroFiller, SidecarNames
 from tokenmill.data.group_batches import GroupFiller, group_kind
 from tokenmill.data.micro import MicroBatches
@@ -99,8 +100,7 @@ class Loader:
         if group_by_length and not shuffle:
             raise UsageError("group_by_length=True requires shuffle=True")
         check_one_of("padding_side", padding_side, ("right", "left"))
-        if pad_to_multiple_of is not None:
-            pad_to_multiple_of = check_positive("pad_to_multiple_of", pad_to_multiple_of)
+        pad_to_multiple_of = check_multiple(pad_to_multiple_of)
         if pack is not None:
             _check_pack(pack, padding_side, pad_to_multiple_of)
         batch_size = check_positive("batch_size", batch_size)

@@ -15,8 +15,9 @@ from math import lcm
 
 import numpy as np
 
+from tokenmill.data.fill import MAX_MULTIPLE
 from tokenmill.data.packs import Int64Array, Packs, share_of
-from tokenmill.errors import UsageError, check_one_of, check_positive
+from tokenmill.errors import UsageError, check_integer, check_one_of, check_positive
 
 BALANCE = ("tokens", "work", "trained")
 LAYOUTS = ("slab", "padded")
@@ -40,7 +41,7 @@ class Align:
 
     def __post_init__(self) -> None:
         for name in ("sequence", "slab"):
-            value = check_positive(f"Align.{name}", getattr(self, name))
+            value = check_integer(f"Align.{name}", getattr(self, name), 1, MAX_MULTIPLE)
             object.__setattr__(self, name, value)
 
 

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tokenmill._core.paths import default_cache_dir, filesystem_kind, is_network
+from tokenmill._core.paths import cache_root, filesystem_kind, is_network
 from tokenmill._core.publish import Staging
 from tokenmill.build.executors import allowed_cores, cpu_quota, usable_cores
 from tokenmill.build.outcome import LIBRARIES, installed_versions
@@ -62,7 +62,7 @@ def examine(
 
     ``describe_ray`` returns the cluster that ``executor="ray"`` would use.
     """
-    root = Path(cache_dir or default_cache_dir()).absolute()
+    root = cache_root(cache_dir)
     checks: list[Check] = []
 
     def run(name: str, check: Callable[[], Check | Iterable[Check]]) -> None:

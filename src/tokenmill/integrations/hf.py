@@ -25,6 +25,7 @@ import pyarrow as pa
 from tokenmill._core import fingerprint
 from tokenmill._core.optional import installed_version, optional
 from tokenmill.data.batch_media import Pixels
+from tokenmill.data.fill import check_multiple
 from tokenmill.data.filler import Filler
 from tokenmill.data.group_batches import GroupFiller, group_counts
 from tokenmill.data.mixture import Mixture
@@ -563,7 +564,7 @@ class VisionCollator:
         pad_token_id = view.pad_token_or(pad_token_id)
         if pad_token_id is None:
             raise UsageError("The tokenizer has no pad or eos token. Set ", ("pad_token_id",), ".")
-        self._filler = Filler(view, pad_token_id, multiple=pad_to_multiple_of)
+        self._filler = Filler(view, pad_token_id, multiple=check_multiple(pad_to_multiple_of))
         self._pixels = Pixels(view, processor)
 
     def __call__(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

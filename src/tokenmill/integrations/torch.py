@@ -17,7 +17,7 @@ import numpy as np
 
 from tokenmill._core.optional import optional
 from tokenmill.data.cursor import Cursor
-from tokenmill.data.fill import Batch, fill_rows
+from tokenmill.data.fill import Batch, check_multiple, fill_rows
 from tokenmill.data.loader import BatchFiller, Loader, LoaderIterator
 from tokenmill.data.mixture import Mixture
 from tokenmill.data.samples import Step
@@ -221,7 +221,7 @@ class Dataset(RowDataset, torch_data.Dataset[Item]):  # type: ignore[misc]
         self.item_rows = ItemRows(len(self.view))
         self._pad_token_id = self.view.pad_token_or(pad_token_id)
         self._pad_side = padding_side
-        self._multiple = pad_to_multiple_of
+        self._multiple = check_multiple(pad_to_multiple_of)
 
     def collate(self, items: Sequence[Item]) -> TensorBatch:
         if self._pad_token_id is None:

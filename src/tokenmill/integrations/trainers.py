@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill._core import fingerprint
-from tokenmill._core.paths import default_cache_dir
+from tokenmill._core.paths import cache_root
 from tokenmill.build.blocks import source_documents
 from tokenmill.data.fill import IGNORE, labels_of
 from tokenmill.data.order import FeistelOrder, Int64Array, make_order, unroll
@@ -280,7 +280,7 @@ def cached_scan(
     rows: Rows, cache_dir: Any, query: dict[str, Any], scan: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
     """Return the JSON values that a scan of all rows found, cached by content and query."""
-    index_cache = IndexCache(Path(cache_dir or default_cache_dir()).absolute())
+    index_cache = IndexCache(cache_root(cache_dir))
     sources = [document for _, document in source_documents(rows.blocks())]
     key = fingerprint.key({**query, "sources": sources})
     found: dict[str, Any] | None = index_cache.note(key)

@@ -439,6 +439,8 @@ def _code_of(processor: Any) -> dict[str, str]:
 
 
 def _from_files(source: str, trust_remote_code: bool) -> Any:
+    if ":/" in source:
+        raise UsageError("a processor cannot be a URL; pass a directory or a hub id", path=source)
     with optional("transformers", ("processor",)), transformers_muted():
         from transformers import AutoProcessor
 

@@ -27,9 +27,15 @@ MAX_ATTEMPTS = 3
 RETRY_DELAY_S = 0.5  # seconds before the second attempt, doubled before the next
 _CHUNK = 1 << 16
 _MOVED = (301, 302, 303, 307, 308)
-_HOST = re.compile(r"[\w.-]+|[\da-f:.]+(%\w+)?", re.ASCII)  # a name, or an address of IPv6
+_LABEL = r"\w(?:[\w-]*\w)?"
+_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?", re.ASCII)
+_CHUNK_SIZE = re.compile(rb"\s*([\da-fA-F]+)\s*(;.*)?", re.S)
+_MAX_CHUNK_LINE = 1 << 16
 _UNICAST = ipaddress.ip_network("2000::/3")  # all public addresses of IPv6
 _TRANSLATED = ipaddress.ip_network("64:ff9b::/96")  # IPv4 addresses behind a translator
+_SPECIAL = [  # public by their registration, but served by local machines or nobody
+    *map(ipaddress.ip_network, ("168.63.129.16/32", "192.88.99.0/24", "3fff::/20")),
+]
 _ISATAP = (0x0000_5EFE, 0x0200_5EFE)  # bits 64 to 96 of an address that ends with an IPv4 address
 _PERMANENT = (400, 401, 403, 404, 405, 406, 410, 414, 451)
 
@@ -114,8 +120,10 @@ def _connection(url: str, end: float, private: bool) -> tuple[http.client.HTTPCo
         raise bad_media(f"{shown(url)} is not a URL: {error}") from error
     if parts.scheme not in ("http", "https") or not host:
         raise bad_media(f"{shown(url)} is not an http or https URL")
-    if not _HOST.fullmatch(host):
-        raise bad_media(f"{shown(url)} is not a URL: {host!r} is not a host name")
+    if not _is_host(host, is_bracketed="[" in parts.netloc):
+        raise bad_media(f"{shown(url)} is not a URL: {host!r} is not a host name or address")
+    if port == 0:
+        raise bad_media(f"{shown(url)} is not a URL: its port is 0")
     secure = parts.scheme == "https"
     port = port or (443 if secure else 80)
     address = _public_address(url, host, port, private)
@@ -126,6 +134,19 @@ def _connection(url: str, end: float, private: bool) -> tuple[http.client.HTTPCo
     kind = _HTTPSConnection if secure else _HTTPConnection
     connection = kind(host, port, end, connect)
     return connection, f"{path}?{query}" if query else path
+
+
+def _is_host(host: str, *, is_bracketed: bool) -> bool:
+    try:
+        if is_bracketed:
+            ipaddress.IPv6Address(host.partition("%")[0])
+        elif host.rstrip(".").rpartition(".")[2].isdigit():
+            socket.inet_aton(host)
+        else:
+            return _NAME.fullmatch(host) is not None
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _public_address(url: str, host: str, port: int, private: bool) -> str:
@@ -142,6 +163,8 @@ def _public_address(url: str, host: str, port: int, private: bool) -> str:
 
 def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     """Return whether an address and every IPv4 address that it embeds are public."""
+    if any(address in network for network in _SPECIAL):
+        return False
     if isinstance(address, ipaddress.IPv4Address):
         return address.is_global and not address.is_multicast
     last = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
@@ -198,8 +221,22 @@ class _TimedSocket:
         self._sock.close()
 
 
+class _Response(http.client.HTTPResponse):
+    def _read_next_chunk_size(self) -> int:
+        """Read a chunk size; http.client accepts negative ones and hides which are malformed."""
+        line = self.fp.readline(_MAX_CHUNK_LINE)
+        if not line.endswith(b"\n") and len(line) < _MAX_CHUNK_LINE:
+            raise ConnectionError("the connection was closed within the size of a chunk")
+        match = _CHUNK_SIZE.fullmatch(line)
+        if match is None:
+            raise http.client.HTTPException(f"the size of a chunk is {line[:40]!r}")
+        return int(match[1], 16)
+
+
 class _HTTPConnection(http.client.HTTPConnection):
     """A connection to a checked address that sends the host name."""
+
+    response_class = _Response
 
     def __init__(
         self, host: str, port: int, end: float, connect: Callable[[], socket.socket]

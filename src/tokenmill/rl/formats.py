@@ -383,7 +383,7 @@ def _prompt_and_response(
         ids=np.concatenate([prompt, response]),
         mask=mask,
         recorded_logprobs=logprobs,
-        prompt_length=len(prompt),
+        prompt_length=len(prompt) or None,  # some recorders put all ids into the response
     )
 
 

@@ -118,10 +118,10 @@ class Trajectory:
             return
         sampled, size = np.flatnonzero(self.mask), self.prompt_length
         last = int(sampled[0]) if len(sampled) else len(self.ids)
-        if size is not None and not 0 <= size <= last:
-            yield Fault(
-                "prompt_length", last, f"from 0 to {last}, the first sampled token", str(size)
-            )
+        first = min(last, 1)  # 0 if the first token is sampled
+        if size is not None and not first <= size <= last:
+            expected = f"from {first} to {last}, the first sampled token"
+            yield Fault("prompt_length", last, expected, str(size))
         logprobs = self.logprobs
         if logprobs is not None and len(sampled):
             values = logprobs[sampled]

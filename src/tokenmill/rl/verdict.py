@@ -445,8 +445,12 @@ def _classify(
             return "structure", "template_text", number
     if turn.sampled_bytes is None:
         content = _content(message)
-        is_dropped = content and content in data[slice(*span(turn))]
-        if is_dropped and _is_inside(content, missing) and 4 * len(extra) < len(content):
+        at = data.find(content, *span(turn)) if content else -1
+        lost = min(diff.end, at + len(content)) - max(diff.start, at)
+        # Another message in its place may begin or end with the same words.
+        is_replaced = content not in extra and lost <= 2 * len(extra.strip())
+        is_dropped = _is_inside(content, missing) and 4 * len(extra) < len(content)
+        if at >= 0 and 2 * lost >= len(content) and (is_replaced or is_dropped):
             return "structure", _lost_kind(turn.role), number
         return "text", "context_text", number
     begin, end = turn.sampled_bytes

@@ -31,7 +31,7 @@ from tokenmill.sources.bytefile import (
 )
 from tokenmill.sources.discover import Found
 from tokenmill.sources.index import IndexCache, is_forbidden
-from tokenmill.sources.limits import INDEX_FORMAT
+from tokenmill.sources.limits import INDEX_FORMAT, MAX_DECODED
 from tokenmill.sources.tables import (
     DecodedRows,
     RowForm,
@@ -272,12 +272,25 @@ def read_columnar_block(block: Block) -> BlockRows:
     if last > rows.table.rows:
         raise changed(block)
     try:
-        values = [value for _, part in rows.batches(first, last) for value in part]
+        values: list[Value] = []
+        raw: list[bytes] = []
+        size = 0
+        for _, part in rows.batches(first, last):
+            values += part
+            for value in part:
+                raw.append(b"" if isinstance(value, RowError) else encode(value))
+                size += len(raw[-1])
+            if size > MAX_DECODED:
+                raise SourceError(
+                    f"{block.length} encoded bytes expand to more than {MAX_DECODED} bytes of rows;"
+                    " write the file without dictionaries (use_dictionary=False in pyarrow)",
+                    path=block.path,
+                    row=first,
+                )
     finally:
         if isinstance(file, LocalFile):
             file.check()  # a changed file raises SourceChanged instead of a decoding error
     _last[:] = [(os.getpid(), _state(block), rows)]
-    raw = [b"" if isinstance(value, RowError) else encode(value) for value in values]
     unknown = np.full(len(raw), -1, dtype=np.int64)
     lengths = np.array([len(data) for data in raw], dtype=np.int64)
     return BlockRows(raw, values, unknown, unknown.copy(), lengths, rows.table.schema.names)

@@ -34,8 +34,8 @@ from tokenmill.sources.limits import (
     KIB,
     MAX_ARRAY_GAP,
     MAX_DECOMPRESSED,
+    MAX_ELEMENT,
     MAX_EXPANSION,
-    MAX_ROW,
     MIB,
 )
 from tokenmill.sources.scan import BOM, WHITE_SPACE, Bytes
@@ -118,7 +118,8 @@ class CopyFile:
         remedy = f"remove {directory} to rebuild this copy"
         self._artifact = artifact = replace(_KIND, remedy=remedy).open(directory)
         document = artifact.convert(CopyDocument)
-        self._ends = np.frombuffer(artifact.read("table.bin", document.table), dtype="<i8")
+        table = artifact.read("table.bin", 8 * document.frames, document.table)
+        self._ends = np.frombuffer(table, dtype="<i8")
         frames = artifact.require("frames.zst", size=int(self._ends[-1]) if len(self._ends) else 0)
         try:
             self._fd = os.open(frames, os.O_RDONLY | os.O_CLOEXEC)
@@ -287,8 +288,8 @@ def array_lines(pieces: Iterable[bytes], path: str) -> Iterator[bytes]:
         is_first = is_first and not elements
         if is_closed:
             break
-        if len(buffer) > MAX_ROW + 2 * MAX_ARRAY_GAP:
-            raise refused(f"an element has more than {MAX_ROW} bytes", base)
+        if len(buffer) > MAX_ELEMENT + 2 * MAX_ARRAY_GAP:
+            raise refused(f"an element has more than {MAX_ELEMENT} bytes", base)
         # The buffer doubles, so that a long element is not searched again for every piece.
         more = _read(source, max(MIB, len(buffer)))
         if not more:

@@ -223,8 +223,10 @@ class Index:
         self.directory = directory
         self._artifact = artifact = _KIND.open(directory)
         self.document = document = artifact.convert(IndexDocument)
-        table = artifact.read("table.bin", document.table)
-        artifact.require("starts.bin", size=8 * (document.rows + 1))
+        starts_size = 8 * (document.rows + 1)
+        size = document.blocks * BLOCK_TABLE.itemsize + 8 * -(-starts_size // _PAGE)
+        table = artifact.read("table.bin", size, document.table)
+        artifact.require("starts.bin", size=starts_size)
         lines = np.frombuffer(table, BLOCK_TABLE, document.blocks)
         self._table = memoryview(table)[: lines.nbytes]
         self._checks = np.frombuffer(table, "<u8", offset=lines.nbytes)

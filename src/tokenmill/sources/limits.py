@@ -19,11 +19,14 @@ COLUMNAR_BLOCK = 8 * MIB  # approximate decoded bytes of a block of a columnar f
 INDEX_FORMAT = 2  # version of everything that this package publishes under rows/
 
 # --- limits -----------------------------------------------------------------------------------
-MAX_ROW = 64 * MIB  # bytes of one row; a longer row is rejected unread (reason "limit")
+MAX_ROW = 16 * MIB  # bytes of one row; a longer row is rejected unread (reason "limit")
+MAX_ELEMENT = 64 * MIB  # bytes of an element of a JSON array, which is held in memory
 MAX_NESTING = 256  # levels of one row, which every parser and template can handle
 MAX_ARRAY_GAP = 1 * MIB  # bytes of white space before a JSON array, and around a long element
 MAX_EXPANSION = 1000  # decompressed bytes per compressed byte (text reaches about 20 to 100) ...
 FREE_EXPANSION = 64 * MIB  # ... counted only beyond this many decompressed bytes
+MAX_BATCH = 64 * MIB  # decoded bytes of Parquet rows that are decoded at once, unless one has more
+MAX_DECODED = 512 * MIB  # bytes of the rows of one block of a Parquet or Arrow file, as JSON
 MAX_DECOMPRESSED = 1 << 42  # bytes of one decompressed file: 4 TiB
 
 # --- working sizes ---------------------------------------------------------------------------

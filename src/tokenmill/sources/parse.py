@@ -84,7 +84,10 @@ def _valid_nesting(raw: bytes) -> int:
 
 
 def over_limit(length: int) -> str:
-    return f"the row has {length} bytes, more than the limit of {MAX_ROW}"
+    return (
+        f"the row has {length} bytes, more than the limit of {MAX_ROW}; divide it into several"
+        " rows, and put images in files"
+    )
 
 
 def nesting(raw: bytes) -> int:

@@ -22,7 +22,7 @@ import msgspec
 from tokenmill._core.artifact import publish_files
 from tokenmill._core.fingerprint import canonical, key
 from tokenmill._core.origin import Origin
-from tokenmill._core.paths import default_cache_dir, require_inside
+from tokenmill._core.paths import cache_root, require_inside
 from tokenmill._core.ranged import RemoteFile
 from tokenmill._core.remote import is_remote
 from tokenmill.errors import CacheError, RowError, SourceError, SourceMissing, UsageError
@@ -83,9 +83,7 @@ def open_rows(
     addresses = [source] if isinstance(source, str | os.PathLike) else list(source)
     if not addresses:
         raise UsageError("no source was given; pass a path, glob or URL")
-    index_cache = IndexCache(
-        Path(os.path.abspath(cache_dir if cache_dir is not None else default_cache_dir()))
-    )
+    index_cache = IndexCache(Path(os.path.abspath(cache_root(cache_dir))))
     parsed = []
     for text in addresses:
         if not isinstance(text, str | os.PathLike):

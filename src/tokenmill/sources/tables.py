@@ -30,7 +30,15 @@ from tokenmill._core.ranged import RangedStream, RemoteFile
 from tokenmill.errors import RowError, SourceError, UsageError
 from tokenmill.sources.block import Value
 from tokenmill.sources.bytefile import Span
-from tokenmill.sources.limits import COLUMNAR_BLOCK, DECODED_BYTES, MAX_NESTING, MAX_ROW
+from tokenmill.sources.limits import (
+    COLUMNAR_BLOCK,
+    DECODED_BYTES,
+    FREE_EXPANSION,
+    MAX_BATCH,
+    MAX_EXPANSION,
+    MAX_NESTING,
+    MAX_ROW,
+)
 from tokenmill.sources.parse import over_limit
 
 BATCH_ROWS = 1024  # rows decoded at once
@@ -38,6 +46,7 @@ READ_BYTES = 256 << 10  # bytes of a column of a local Parquet file read at once
 STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 ARROW_FILE = b"ARROW1"
 Convert = Callable[[Any], Any]
+MAX_ROW_BYTES = 4 * MAX_ROW  # decoded; an integer has 8 bytes decoded and 2 in JSON
 _CANDIDATE = MAX_ROW // 6  # decoded bytes; JSON escapes turn one byte into at most six
 
 
@@ -130,10 +139,46 @@ class ParquetTable(Table):
 
     def group_batches(self, group: int) -> Iterator[Any]:
         with arrow_errors(self.path):
+            rows = self._rows_at_once(group)
             # Threads must not share a reader, and opening one is cheap.
             yield from self._file(self._footer).iter_batches(
-                batch_size=BATCH_ROWS, row_groups=[group], use_threads=False
+                batch_size=rows, row_groups=[group], use_threads=False
             )
+
+    def _rows_at_once(self, group: int) -> int:
+        """Return how many rows to decode at once: a dictionary can repeat a long value."""
+        part, bytes_per_row = self._footer.row_group(group), 1
+        rows = max(part.num_rows, 1)
+        for number in range(part.num_columns):
+            column = part.column(number)
+            size, compressed = column.total_uncompressed_size, column.total_compressed_size
+            if size > FREE_EXPANSION and size > MAX_EXPANSION * compressed:
+                raise SourceError(
+                    f"column {column.path_in_schema!r} expands more than {MAX_EXPANSION} times;"
+                    " this may be a zip bomb",
+                    path=self.path,
+                )
+            value = 8
+            if column.has_dictionary_page and column.physical_type == "BYTE_ARRAY":
+                value = self._dictionary_bytes(column)
+            bytes_per_row += max(size // rows, -(-column.num_values // rows) * value)
+        return min(max(MAX_BATCH // bytes_per_row, 1), BATCH_ROWS)
+
+    def _dictionary_bytes(self, column: Any) -> int:
+        """Return the size of a dictionary page, the limit of the size of its values."""
+        length = 16  # of the type and the size in the header of a page
+        if isinstance(self.location, str):
+            with open(self.location, "rb") as file:
+                header = os.pread(file.fileno(), length, column.dictionary_page_offset)
+        else:
+            header = self.location.pread(length, column.dictionary_page_offset)
+        size = 0
+        if header[:3] == b"\x15\x04\x15":  # Thrift's compact protocol: a dictionary page, its size
+            for place, byte in enumerate(header[3:8]):
+                size |= (byte & 0x7F) << 7 * place
+                if byte < 0x80:
+                    return size >> 1
+        return int(column.total_uncompressed_size)
 
 
 class ArrowTable(Table):
@@ -316,6 +361,9 @@ class RowForm:
         if batch.num_rows != 1:
             rows = range(batch.num_rows)
             return [self.rows(checked.slice(n, 1), first_row + n)[0] for n in rows]
+        if batch.nbytes > MAX_ROW_BYTES:
+            message = over_limit(batch.nbytes)
+            return [RowError(message, reason="limit", path=self._path, row=first_row)]
         try:
             plain = batch if is_valid else self._validated(batch)
             value: dict[str, Any] = self._convert(plain.to_pylist()[0])

@@ -17,7 +17,7 @@ import xxhash
 from tokenmill._core import ranged
 from tokenmill._core.artifact import publish_files
 from tokenmill._core.fingerprint import checksum
-from tokenmill._core.paths import default_cache_dir, is_network
+from tokenmill._core.paths import cache_root, is_network
 from tokenmill._core.process import process_directory
 from tokenmill._core.publish import Staging
 from tokenmill._core.ranged import WINDOW
@@ -61,7 +61,7 @@ class RemoteStore(Store):
         self._options["cache_dir"] = cache_dir
 
     def _locate(self, path: str | os.PathLike[str]) -> Path:
-        root = Path(self._cache_dir or default_cache_dir()).absolute()
+        root = cache_root(self._cache_dir)
         self._mapped, self._maps_own = False, not is_network(root)
         # `RemotePath` has the methods of `Path` that `StoreLayout` uses.
         return cast(Path, RemotePath(str(path), BlockCache(root)))

@@ -19,7 +19,7 @@ from typing import Any
 
 from tokenmill._core.artifact import publish_files, quarantine
 from tokenmill._core.fingerprint import canonical, checksum
-from tokenmill._core.paths import default_cache_dir
+from tokenmill._core.paths import cache_root, default_cache_dir
 from tokenmill._core.publish import Staging, copy_or_link, publish_directory, writing_errors
 from tokenmill._core.remote import RemoteObject, filesystem, is_remote, protocol_of
 from tokenmill._core.remote_path import BlockCache, RemotePath, as_remote
@@ -498,7 +498,7 @@ def copy_from(
     embed_media: bool = False,
 ) -> TransferResult:
     """Like `pull`, but return the counts of the copy."""
-    cache = CacheLayout(Path(cache_dir or default_cache_dir()).absolute())
+    cache = CacheLayout(cache_root(cache_dir))
     store = open_store(source, cache_dir=cache.root)
     result = TransferResult("", len(store))
     put = partial(_put_in_cache, cache)

@@ -24,6 +24,7 @@ from tokenmill.errors import CacheError, CorruptionError, TokenizerError
 from tokenmill.tokenizers.directory import (
     choose_template,
     locate,
+    read_file,
     read_special_tokens,
     read_template,
 )
@@ -106,7 +107,7 @@ def key_of_files(files: dict[str, Path], options: Any, libraries: Iterable[str])
     return fingerprint.key(
         {
             "facts": FACTS_VERSION,
-            "files": {name: fingerprint.checksum(f.read_bytes()) for name, f in files.items()},
+            "files": {name: fingerprint.checksum(read_file(f)) for name, f in files.items()},
             "question": options,
             "versions": [installed_version(name) or "" for name in libraries],
         }
@@ -186,7 +187,7 @@ def load_copy(path: Path, document: dict[str, Any]) -> Tokenizer:
     try:
         check_copy(path)
         tokenizer = Tokenizer(
-            file.read_bytes(),
+            read_file(file),
             template=read_template(path),
             special_tokens=read_special_tokens(path),
             backend=card.backend,

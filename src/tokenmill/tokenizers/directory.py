@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tokenmill._core.optional import install_line, optional
-from tokenmill.errors import TokenizerError
+from tokenmill._core.paths import read_bounded
+from tokenmill.errors import CorruptionError, TokenizerError
 from tokenmill.tokenizers.identity import Template
 
 INSTALL = install_line("transformers")
@@ -38,6 +39,14 @@ class Location:
     named: bool  # whether the caller passed the file itself, which implies the backend "file"
 
 
+def read_file(path: Path) -> bytes:
+    """Return the bytes of a file, or raise `TokenizerError` if it is too large."""
+    try:
+        return read_bounded(path)
+    except CorruptionError as error:
+        raise TokenizerError(error.message, path=path) from error
+
+
 def locate(source: str | os.PathLike[str]) -> Location:
     path = Path(source)
     if path.is_dir():
@@ -47,6 +56,11 @@ def locate(source: str | os.PathLike[str]) -> Location:
     text = os.fspath(source)
     if not isinstance(source, str) or text.startswith((".", "/", "~")) or text.endswith(".json"):
         raise TokenizerError("no such tokenizer directory or file", path=text)
+    if ":/" in text:
+        raise TokenizerError(
+            "a tokenizer cannot be a URL; download it and pass its directory, or pass a hub id",
+            path=text,
+        )
     directory = _from_hub(text)
     return Location(directory, directory / "tokenizer.json", named=False)
 
@@ -73,7 +87,7 @@ def read_config(directory: Path, name: str = "tokenizer_config.json") -> dict[st
     """Read a JSON object of the directory; return {} if the file is missing."""
     path = directory / name
     try:
-        document = msgspec.json.decode(path.read_bytes())
+        document = msgspec.json.decode(read_file(path))
     except FileNotFoundError:
         return {}
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -189,7 +203,7 @@ def choose_template(override: Any, own: Template) -> Template:
 
 def _read_text(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TokenizerError(f"cannot read the chat template: {error}", path=path) from error
     if path.suffix == ".json":  # the form of processors: an object with the source

@@ -27,6 +27,7 @@ AUDIT_SHARE = 1024  # the reference encodes one byte of this many again …
 MIN_AUDIT_BYTES = 4096  # … but at least this many bytes per call, about one or two rows
 AUDIT_CANDIDATES = 64  # if the sample is empty, the shortest of this many rows is audited
 _MAX_HASH = (1 << 64) - 1
+MAX_TEXT_BYTES = 4 << 20  # of one text; a tokenizer takes up to 250 bytes of memory for one of them
 CHUNK_CHARS = 1 << 19  # text that is proven at a time: it fits into the CPU cache
 
 TurnEnds = Sequence[Sequence[int]]
@@ -261,6 +262,7 @@ class _Batch:
             self._build_arrays()
         except UnicodeEncodeError:
             self._reject_lone_surrogates()
+        self._reject_long_texts()
         self._reject_bad_positions()
         if self.rejected:
             for row in self.rejected:
@@ -292,6 +294,16 @@ class _Batch:
             except UnicodeEncodeError as error:
                 self.rejected[row] = RowError(
                     f"the text has a lone surrogate at character {error.start}", reason="bad_json"
+                )
+
+    def _reject_long_texts(self) -> None:
+        for row in np.flatnonzero(np.diff(self.char_starts) > MAX_TEXT_BYTES // 4).tolist():
+            size = len(self.texts[row].encode("utf-8", "surrogatepass"))
+            if size > MAX_TEXT_BYTES:
+                self.rejected[row] = RowError(
+                    f"the text has {size} bytes, more than the limit of {MAX_TEXT_BYTES} for a"
+                    " tokenizer; divide the row into several rows",
+                    reason="limit",
                 )
 
     def _reject_bad_positions(self) -> None:

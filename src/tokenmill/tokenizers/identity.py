@@ -7,6 +7,7 @@ differently. The digest is that of `canonical_backend`, because equivalent files
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 from collections.abc import Iterator
@@ -84,10 +85,11 @@ IGNORED = ("version", "truncation", "padding", "post_processor", "decoder")
 
 # Older files omit these defaults.
 _MISSING_IS_TRUE = {"ByteLevel": ("add_prefix_space", "use_regex"), "Metaspace": ("split",)}
-_STEPS_OF_SEQUENCE = ("normalizers", "pretokenizers")
+_STEPS_OF_SEQUENCE = ("normalizers", "pretokenizers", "decoders")
 
 
 MAX_TOKENS = 1 << 24  # ids; the libraries allocate space up to the largest one
+MAX_GROWTH = 1000
 _Id = Annotated[int, msgspec.Meta(ge=0, lt=MAX_TOKENS)]
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -128,14 +130,42 @@ class _CheckedModel(msgspec.Struct):
 class _Checked(msgspec.Struct):
     model: _CheckedModel
     added_tokens: list[_AddedToken] | None = None
+    normalizer: Any = None
+    pre_tokenizer: Any = None
+    decoder: Any = None
 
 
 def check_ids(data: bytes, *, path: str | os.PathLike[str] | None = None) -> None:
-    """Raise `TokenizerError` if a library would allocate without bound for this file."""
+    """Raise `TokenizerError` if a library would allocate without bound for this file or a text."""
     try:
-        msgspec.json.decode(data, type=_Checked)
+        checked = msgspec.json.decode(data, type=_Checked)
+        for section in ("normalizer", "pre_tokenizer", "decoder"):
+            growth = 1
+            for step in components({section: getattr(checked, section)}, section):
+                growth *= _growth(step)
+                if growth > MAX_GROWTH:
+                    raise TokenizerError(
+                        f"the {section} of the tokenizer can make a text {growth} times as long;"
+                        f" {MAX_GROWTH} times are allowed",
+                        path=path,
+                    )
     except _UNREADABLE as error:
         raise TokenizerError(f"not a tokenizer.json: {error}", path=path) from error
+
+
+def _growth(step: dict[str, Any]) -> int:
+    """Return how many times as long a step can make a text, at most."""
+    inserted = step.get("content") or step.get("prepend") or step.get("replacement")
+    if isinstance(charsmap := step.get("precompiled_charsmap"), str):  # a trie, then texts
+        with contextlib.suppress(ValueError):
+            data = base64.b64decode(charsmap)
+            texts = data[4 + int.from_bytes(data[:4], "little") :]
+            inserted = max(texts.split(b"\0"), key=len).decode("utf-8", "replace")
+    size = len(inserted) if isinstance(inserted, str) else 0
+    pattern = step.get("pattern")
+    if isinstance(pattern, dict) and pattern.get("String"):
+        return max(1, -(-size // len(str(pattern["String"]))))
+    return 1 + size  # at every character: the pattern may match no character
 
 
 def parse_backend(data: bytes, *, path: str | None = None) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from tokenmill.tokenizers.directory import (
     is_installed,
     locate,
     named_tokens,
+    read_file,
     read_special_tokens,
     read_template,
 )
@@ -132,7 +133,7 @@ def _load_location(
             f"no tokenizer.json in this directory{remedy}", path=location.directory
         )
     try:
-        data = location.file.read_bytes()
+        data = read_file(location.file)
     except OSError as error:
         raise TokenizerError(
             f"cannot read the file: {error.strerror}", path=location.file
@@ -305,7 +306,7 @@ def load_auto(directory: Path, *, trust_remote_code: bool) -> Any:
         backend = ("tokenizer_backend", "transformers")
         raise TokenizerError(backend, f" needs transformers: {INSTALL}")
     if (file := directory / "tokenizer.json").is_file():
-        check_ids(file.read_bytes(), path=file)
+        check_ids(read_file(file), path=file)
     with transformers_muted():
         from transformers import AutoTokenizer
 
