@@ -48,6 +48,10 @@ REASONS = (
 """Why a row can be rejected. Every rejected row has exactly one reason."""
 
 
+IN_MEMORY = "in-memory data"  # path of rows without a file, in messages
+IN_MEMORY_DIRECTORY = "in-memory"  # of a cache
+_IN_MEMORY = re.compile(rf".*/{IN_MEMORY_DIRECTORY}/[0-9a-f]{{40}}\.jsonl", re.S)
+
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.\-]*):/{1,2}(?=[^\s/])")
 _USER = re.compile(r"[^/?#]*@|[^/?#:\[@]*:(?!\d+(?:[/?#]|$)).*@", re.S)  # "/" may be in a password
 _URL = re.compile(_SCHEME.pattern + r"""\S*?(?=['")\]>,.:;]*(?:\s|$))""")  # without punctuation
@@ -80,6 +84,11 @@ def hide_secrets(text: str, url: str = "") -> str:
     return text
 
 
+def public_path(path: str) -> str:
+    """Return a path or URL for messages; files of in-memory rows have no path there."""
+    return IN_MEMORY if _IN_MEMORY.fullmatch(path) else shown(path)
+
+
 class TokenmillError(Exception):
     """Base class of all errors of tokenmill: a message and the location of the problem.
 
@@ -103,7 +112,7 @@ class TokenmillError(Exception):
         message = hide_secrets(message)
         super().__init__(message)
         self.message = message
-        self.path = None if path is None else shown(os.fsdecode(path))
+        self.path = None if path is None else public_path(os.fsdecode(path))
         self.row = row
         self.line = line
         self.offset = offset

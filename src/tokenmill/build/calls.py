@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import UNSET as _UNSET
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from tokenmill.build.tasks import Executor
     from tokenmill.store import Store
 
-Sources = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+Sources = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Iterable[Mapping[str, Any]]
 
 UNSET: Any = _UNSET  # default of an argument, so that a recipe's value is kept
 
 
 def prepare(
-    sources: Sources | Recipe,
+    sources: Sources | Recipe | Any,
     tokenizer: Any = UNSET,
     *,
     format: RowFormat = UNSET,  # noqa: A002 - a name of the contract
@@ -65,7 +65,8 @@ def prepare(
 
     Args:
         sources: Files, directories, globs, URLs or hub ids, each with an optional ``@[a:b]``. Or
-            a `Recipe`, or the path of a ``recipe.yaml``; other arguments override it.
+            in-memory rows: a `datasets.Dataset`, a list or iterator of dicts, a pandas or polars
+            frame. Or a `Recipe` or the path of a ``recipe.yaml``; other arguments override it.
         tokenizer: Directory, ``tokenizer.json``, hub id, or a tokenizer object of tokenizers or
             transformers. Default: the tokenizer of the processor.
         format: Format of the rows; ``auto`` looks at each row's columns. ``tokens`` (rows that are
@@ -193,8 +194,25 @@ def resolve_call(
         merged["tokenizer"] = tokenizer
     if merged.get("tokenizer") is None and merged.get("processor") is None:
         raise UsageError(("tokenizer",), " is missing: pass a directory, tokenizer.json or hub id")
+    _write_in_memory_rows(merged)
     if not merged.get("sources"):
         raise UsageError(NO_SOURCES)
     recipe = Recipe(**{n: v for n, v in merged.items() if n in recipe_names})
     options = RunOptions(**{n: v for n, v in merged.items() if n in run_names})
     return recipe, options
+
+
+def _write_in_memory_rows(merged: dict[str, Any]) -> None:
+    """Replace in-memory rows by files in the cache, or in a directory of this process."""
+    from tokenmill._core.process import process_directory
+    from tokenmill.build.blocks import cache_of
+    from tokenmill.sources.memory import as_addresses
+
+    given = merged.get("sources")
+    if isinstance(given, str | os.PathLike):
+        return
+    is_private = merged.get("disable_cache")
+    root = process_directory() if is_private else cache_of(merged.get("cache_dir")).root
+    merged["sources"] = addresses = as_addresses(given, root)
+    if addresses is not given and merged.get("processor") is not None:
+        merged.setdefault("media_root", os.getcwd())  # these rows have no directory
