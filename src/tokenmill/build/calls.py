@@ -45,6 +45,7 @@ def prepare(
     expand: Literal["none", "turns", "append"] = UNSET,
     trailing: Literal["reject", "trim"] = UNSET,
     append_eos: bool = UNSET,
+    as_chat: bool = UNSET,
     max_length: int | None = UNSET,
     overlong: Literal["drop", "truncate"] = UNSET,
     max_rejected: float | int | str | None = UNSET,
@@ -96,6 +97,8 @@ def prepare(
         trailing: Reject a conversation that ends with a user turn, or trim it after its last
             assistant turn.
         append_eos: End texts and string completions with the end-of-sequence token.
+        as_chat: Make prompts and answers that are plain strings user and assistant messages, so
+            that the chat template is applied.
         max_length: Maximum number of tokens of a row.
         overlong: Drop longer rows, or truncate them.
         max_rejected: Maximum number of rejected rows, or a share like ``1%``; more raise an error.

@@ -418,6 +418,7 @@ class Renderer:
                 if isinstance(content, Conversation):
                     samples = self._samples(index, content, result)
                 elif isinstance(content, Plain):
+                    self._note_strings(content, result)
                     result.accept(index, 0, _scaled(self._plain(content), weight))
                     continue
                 else:
@@ -539,6 +540,7 @@ class Renderer:
         """Render every answer of a group; all are accepted, or none."""
         if self.spec.expand != "none":
             raise incomparable(f"expand={self.spec.expand!r}{TURNS_OF_GROUPS}")
+        self._note_strings(group.sides[0], result)
         sides: list[RenderedRow] = []
         for number, side in enumerate(group.sides):
             try:
@@ -684,6 +686,14 @@ class Renderer:
         result.note("rows_reference")
         result.note(f"untraced:{error.cause}")
         return _finished(sample, RenderedRow(text, None, ("text",), [len(text)]))
+
+    def skips_template(self, content: Any) -> bool:
+        """Return whether prompt and answers are strings, so that the template is not applied."""
+        return isinstance(content, Plain) and content.shape != "text" and bool(self._sources)
+
+    def _note_strings(self, content: Conversation | Plain, result: Rendering) -> None:
+        if self.skips_template(content):
+            result.note("plain_strings")
 
     def _plain(self, plain: Plain) -> RenderedRow:
         train_on = self.spec.trained(plain.shape)

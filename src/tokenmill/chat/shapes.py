@@ -345,7 +345,7 @@ def _alpaca(row: dict[str, Any]) -> Conversation:
 
 def _pair(row: dict[str, Any], spec: ChatSpec) -> Conversation | Plain:
     prompt, completion = spec.value(row, "prompt"), spec.value(row, "completion")
-    if isinstance(prompt, str) and isinstance(completion, str):
+    if isinstance(prompt, str) and isinstance(completion, str) and not spec.as_chat:
         return Plain("prompt_completion", prompt, completion)
     head = _half(prompt, "user", spec.column("prompt"))
     tail = _half(completion, "assistant", spec.column("completion"))
@@ -479,7 +479,7 @@ def _sides(
         if answer is None or (isinstance(answer, str | list | dict) and not answer):
             raise incomparable(f"{name!r} is empty")
     prompt = spec.value(row, "prompt")
-    if all(isinstance(answer, str) for answer in answers.values()):
+    if all(isinstance(answer, str) for answer in answers.values()) and not spec.as_chat:
         sides = _texts(shape, row, prompt, answers, spec)
         if sides is not None:
             return sides

@@ -71,6 +71,7 @@ class ChatSpec(Options, frozen=True, kw_only=True):
     expand: Literal["none", "turns", "append"] = "none"
     trailing: Literal["reject", "trim"] = "reject"
     append_eos: bool = True
+    as_chat: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -150,6 +151,8 @@ class ChatSpec(Options, frozen=True, kw_only=True):
     def document(self) -> dict[str, Any]:
         """Return the fields and the version of the renderer, for a key."""
         fields = {name: getattr(self, name) for name in ChatSpec.__struct_fields__}
+        if not self.as_chat:
+            del fields["as_chat"]  # the key of other rows does not depend on it
         return {"renderer": RENDERER_VERSION, **fields}
 
 

@@ -21,7 +21,7 @@ OPTIONS = {
     "Running": ("num_workers", "out"),
     "More: rows": ("config", "keep_columns", "max_rejected", "processor", "media_root",
                    "media_urls"),
-    "More: tokenizer and template": ("tokenizer_backend", "trust_remote_code", "date"),
+    "More: tokenizer and template": ("as_chat", "tokenizer_backend", "trust_remote_code", "date"),
     "More: masking": ("turn_end", "thinking_opener", "expand", "trailing", "append_eos"),
     "More: running": ("cache_dir", "force_recache", "disable_cache", "executor", "reference",
                       "part", "embed_media", "as_json", "help"),

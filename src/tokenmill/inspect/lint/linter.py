@@ -174,6 +174,9 @@ class Linter:
         row_findings = [*comparisons(parsed)]
         for side in sides_of(parsed):
             row_findings += [*odd_characters(texts_of(side)), *empty_turns(side)]
+            if isinstance(side, Plain) and self.renderer.skips_template(side):
+                detail = "prompt and answer are plain strings"
+                row_findings.append(("plain_strings", detail, excerpt(side.text)))
             if isinstance(side, Conversation):
                 # Texts and pairs of strings may be rendered already, with control tokens.
                 row_findings += control_text(self._control, texts_of(side))

@@ -113,6 +113,8 @@ _TABLE = (
     ("label_imbalance", "warning", "nearly all answers have the same label",
      "add answers of the rare label, or weight them: KTO's loss has a weight per label"),
     # Worth knowing.
+    ("plain_strings", "info", "prompt and answer are strings: the chat template is not applied",
+     "--as-chat (as_chat=True) makes them user and assistant messages"),
     ("length_bias", "info", "the chosen answer is nearly always the longer one, or the shorter",
      "the model may learn length instead of quality: balance the pairs, or normalize by length"),
     ("no_pad_token", "info", "the tokenizer has no pad token",
