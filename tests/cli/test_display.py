@@ -64,8 +64,8 @@ def test_long_detail_is_cut_to_a_line(shell: Shell, tmp_path: Path) -> None:
     bad = {"messages": [{"role": "narrator\n" * 90, "content": "x"}, answer]}
     source = write_rows(tmp_path / "long.jsonl", [*conversations(1), bad])
     lines = shell("prepare", source, *QUICK).err.splitlines()
-    assert len(lines) == 4
-    assert lines[3].endswith("…")
+    assert len(lines) == 7
+    assert lines[4].endswith("…")
 
 
 def test_stats_tables_show_the_numbers(shell: Shell, store: Path) -> None:

@@ -60,7 +60,8 @@ def test_golden_table_names_every_rule_that_a_row_can_break() -> None:
     about_no_row = {"pad_is_eos", "no_pad_token", "bos_in_text", "label_imbalance", "length_bias",
                     "generation_header"}  # fmt: skip
     golden = set(GOLDEN) | set(GOLDEN_OF_IMAGES)
-    assert golden == set(RULES) - about_no_row
+    in_other_tests = {"misspelt_role"}  # this template refuses other roles
+    assert golden == set(RULES) - about_no_row - in_other_tests
     assert set(REASONS) <= golden
 
 

@@ -13,7 +13,7 @@ from tokenmill._core.options import Column, Options, Variables, refuse_unknown
 from tokenmill.errors import UsageError
 
 # Part of the key; incremented when a row's text, spans or rejection could change.
-RENDERER_VERSION = 10
+RENDERER_VERSION = 11
 
 GROUPED = ("preference", "kto", "ranked")  # formats with several answers to one prompt
 RowFormat = Literal[

@@ -19,7 +19,7 @@ OPTIONS = {
     "Masking": ("train_on",),
     "Length": ("max_length", "overlong"),
     "Running": ("num_workers", "out"),
-    "More: rows": ("config", "keep_columns", "max_rejected", "processor", "media_root",
+    "More: rows": ("config", "keep_columns", "max_rejected", "rejected", "processor", "media_root",
                    "media_urls"),
     "More: tokenizer and template": ("as_chat", "tokenizer_backend", "trust_remote_code", "date"),
     "More: masking": ("turn_end", "thinking_opener", "expand", "trailing", "append_eos"),

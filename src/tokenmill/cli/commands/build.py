@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import shutil
 import sys
 import time
@@ -39,21 +41,7 @@ if TYPE_CHECKING:
     from tokenmill.data.prompts import PromptDataset
     from tokenmill.store import Store
 
-HINTS = {
-    "bad_json": "each line must be one JSON object in UTF-8",
-    "bad_shape": "name the columns (--format, --column messages=NAME) or fix the row",
-    "bad_media": "check the image, --media-root and --media-urls; images need --processor",
-    "media_mismatch": "a row needs one image for each <image> or image part",
-    "bad_group": "answers to compare must have text and differ; labels must be true or false",
-    "template_error": "the chat template raised an error for this conversation",
-    "template_drops_content": "the template does not print this content; use one that does",
-    "mask_unproven": "no proof of which text is the assistant's; see docs/reference/errors.md",
-    "trailing_user": "--trailing trim keeps such rows without their last turn",
-    "no_trained_tokens": "check --train-on, and the weights in the messages",
-    "overlong": "--overlong truncate keeps the first --max-length tokens",
-    "limit": "the row exceeds a limit on size, nesting or rendering cost",
-}
-EXAMPLES = 1  # rejected rows shown per reason; all of them are in the store
+MAX_FILES = 3  # with rejected rows shown per reason; all rows are in the store
 
 
 @command(app, *RECIPE, *RUN_OPTIONS.values(), cls=RecipeCommand)
@@ -64,6 +52,7 @@ def prepare(
     out: OutDirectory = None,
     embed_media: EmbedMedia = False,
     part: str | None = None,
+    rejected: str | None = None,
 ) -> None:
     """Turn rows into tokens and loss masks, cached as a store.
 
@@ -76,6 +65,7 @@ def prepare(
 
     Args:
         part: Build only this part of the slices; for builds on many machines.
+        rejected: Write the rejected rows here, as JSONL with reason, place and turn.
     """
     from tokenmill.build.calls import run_part, run_recipe
     from tokenmill.build.outcome import Unfinished
@@ -85,6 +75,8 @@ def prepare(
         raise UsageError(
             ("disable_cache",), " removes the store when the command ends. Add --out DIR to keep it"
         )
+    if rejected is not None and not os.access(Path(rejected).absolute().parent, os.W_OK):
+        raise UsageError(("rejected",), " must be in a directory that can be written")
     arguments |= {"progress": output.progress, "raise_for_rejections": False}
     part_summary: dict[str, Any] = {}
     with redirect_stdout(sys.stderr):  # Ray prints on stdout, which is for the result.
@@ -98,9 +90,15 @@ def prepare(
         return
     output.partial.update(outcome.summary() | part_summary)
     _report(output, outcome)
+    if rejected is not None:
+        from tokenmill.inspect.rejected import write_rejected
+
+        count = write_rejected(outcome.store, Path(rejected), arguments.get("cache_dir"))
+        output.message(f"{count:,} rejected rows written to {rejected}")
     outcome.raise_for_rejections()
     if out is not None:
         outcome = outcome.copied_to(Path(out), embed_media=embed_media)
+    _report_next(output, outcome, has_rejected_file=rejected is not None)
     output.result(outcome.summary() | part_summary)
 
 
@@ -118,12 +116,13 @@ def _report(output: Output, prepared: Prepared) -> None:
     tokens, trained = summary["tokens"], summary["trained_tokens"]
     how = "cache hit" if summary["hit"] else _slice_counts(summary)
     output.message(
-        f"{summary['rows_out']:,} rows, {tokens:,} tokens, {trained:,} trained "
-        f"({trained / max(tokens, 1):.1%}); {how} in {summary['seconds']:.1f} s"
+        (f"{summary['rows_out']:,} rows", "bold green"),
+        f", {tokens:,} tokens, {trained:,} trained ({trained / max(tokens, 1):.1%}); "
+        f"{how} in {summary['seconds']:.1f} s",
     )
     _report_rejected(output, prepared)
     for remark in prepared.remarks():
-        output.message(f"note: {remark}")
+        output.message(("note: ", "bold"), remark)
 
 
 def _slice_counts(summary: dict[str, Any]) -> str:
@@ -133,19 +132,34 @@ def _slice_counts(summary: dict[str, Any]) -> str:
 
 
 def _report_rejected(output: Output, prepared: Prepared) -> None:
+    from tokenmill.inspect.rejected import HINTS, rejected_by_file
+
     summary = prepared.summary()
     rejected, rows_in = summary["rejected"], summary["rows_in"]
     count = sum(rejected.values())
     if not count:
         return
-    output.message(f"{count:,} of {rows_in:,} rows rejected ({count / rows_in:.1%}):")
-    examples = prepared.examples(EXAMPLES)
+    share = f" of {rows_in:,} rows rejected ({count / rows_in:.1%}):"
+    output.message((f"{count:,}{share}", "bold yellow"))
     count_width = max(len(f"{n:,}") for n in rejected.values())
     name_width = max(len(reason) for reason in rejected)
-    for reason, n in sorted(rejected.items(), key=lambda item: (-item[1], item[0])):
-        output.message(f"  {n:>{count_width},}  {reason:<{name_width}}  {HINTS.get(reason, '')}")
-        for origin, detail in examples.get(reason, ()):
-            output.message(f"{'':{count_width + name_width + 6}}{origin}: {one_line(detail)}")
+    indent = f"{'':{count_width + name_width + 6}}"
+    for reason, files in rejected_by_file(prepared.store).items():
+        head = f"  {rejected[reason]:>{count_width},}  {reason:<{name_width}}  "
+        output.message((head, "yellow"), HINTS.get(reason, ""))
+        for file in files[:MAX_FILES]:
+            output.message(f"{indent}{file.path}: {file.count:,} of {file.source_rows:,} rejected")
+            output.message((f"{indent}{file.first}: {one_line(file.detail)}", "dim"))
+        if len(files) > MAX_FILES:
+            output.message(f"{indent}and rows of {len(files) - MAX_FILES:,} other files")
+
+
+def _report_next(output: Output, prepared: Prepared, *, has_rejected_file: bool) -> None:
+    """Say which commands to run next."""
+    store = shlex.quote(str(prepared.path))
+    output.message(("next: ", "bold"), (f"tokenmill inspect {store}", "cyan"))
+    if prepared.summary()["rejected"] and not has_rejected_file:
+        output.message("      add ", ("--rejected FILE", "cyan"), " to write all rejected rows")
 
 
 def _is_cache_disabled(arguments: dict[str, Any]) -> bool:

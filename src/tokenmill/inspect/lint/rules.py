@@ -85,6 +85,8 @@ _TABLE = (
      "drop them: a columnar schema added them; for Parquet rows tokenmill drops them"),
     ("broken_arguments", "warning", "the arguments of a call are text, but not a JSON object",
      "fix them: the template prints the text unchanged, with quotes"),
+    ("misspelt_role", "warning", "a role is nearly, but not quite, one of the usual roles",
+     "correct it: a turn of another role is not trained"),
     ("empty_turn", "warning", "a turn is empty",
      "drop the turn or the row: an empty answer trains the model to answer nothing"),
     ("duplicate", "warning", "the same rendered text as an earlier row",
