@@ -57,6 +57,7 @@ def prepare(
     tokenizer_backend: Literal["auto", "transformers", "file"] = UNSET,
     trust_remote_code: bool = UNSET,
     reference: bool = UNSET,
+    name: str | None = UNSET,
     progress: Any = None,
 ) -> Store:
     """Tokenize rows, compute loss masks and return the store; open it if it exists already.
@@ -115,6 +116,8 @@ def prepare(
         trust_remote_code: Allow a tokenizer or processor to run its own code.
         reference: Use jinja2 and the reference tokenizer for every row. Slower; the result is the
             same.
+        name: Name for the store, which `open_store` and commands accept. A name that is in use
+            moves to this store.
         progress: True, False, or a callable. Default: show progress on a terminal.
     """
     given = {name: value for name, value in locals().items() if value is not UNSET}

@@ -54,6 +54,7 @@ from tokenmill.errors import (
 from tokenmill.sources.rows import Rows
 from tokenmill.store import CacheLayout, Store
 from tokenmill.store.commit import commit_store
+from tokenmill.store.named import write_name
 from tokenmill.store.prefetch import prefetch_map
 from tokenmill.store.slices import quarantine_of, quarantine_slice, read_record
 
@@ -120,6 +121,8 @@ def run_partition(
                     partition, planned.key, planned.rows, missing, build_stats, seconds
                 )
             store = open_store()
+    if options.name is not None:
+        write_name(cache.root, options.name, planned.key)
     store.private_directory = private  # removed together with the store object
     return Prepared(store, hit, build_stats, time.perf_counter() - start, options)
 
@@ -177,6 +180,16 @@ def _media_root(options: RunOptions) -> str | None:
     return None if options.media_root is None else os.path.abspath(options.media_root)
 
 
+def _name_of(source: Any) -> str | None:
+    """Return the path or hub id of a tokenizer or template; for an object the name of its class."""
+    if source is None:
+        return None
+    if not isinstance(source, str | os.PathLike):
+        return type(source).__name__
+    name = os.fspath(source)
+    return "given as text" if "\n" in name or "{" in name else name
+
+
 def _require_reachable(planned: Plan, executor: Executor) -> None:
     private = [path for path in planned.paths if path.startswith("memory://")]
     if private and not isinstance(executor, InlineExecutor):
@@ -229,6 +242,8 @@ class Builder:
                 whole = store_stats(cache, (key for key, _ in plan.walk()))
                 root = _media_root(self._options)
                 proof = proof_document(plan.paths, self._build_stats, whole, root)
+                proof["tokenizer"] = _name_of(plan.recipe.tokenizer or plan.recipe.processor)
+                proof["chat_template"] = _name_of(plan.recipe.chat_template)
                 placements = (
                     plan.placement(block, self._key_in_store(key)) for key, block in plan.walk()
                 )

@@ -23,8 +23,8 @@ OPTIONS = {
                    "media_urls"),
     "More: tokenizer and template": ("as_chat", "tokenizer_backend", "trust_remote_code", "date"),
     "More: masking": ("turn_end", "thinking_opener", "expand", "trailing", "append_eos"),
-    "More: running": ("cache_dir", "force_recache", "disable_cache", "executor", "reference",
-                      "part", "embed_media", "as_json", "help"),
+    "More: running": ("name", "cache_dir", "force_recache", "disable_cache", "executor",
+                      "reference", "part", "embed_media", "as_json", "help"),
 }  # fmt: skip
 _PANEL_OF_COMMAND = {name: panel for panel, names in COMMANDS.items() for name in names}
 _PANEL_OF_OPTION = {name: panel for panel, names in OPTIONS.items() for name in names}

@@ -78,7 +78,7 @@ Sources = Annotated[
     list[str], typer.Argument(metavar="SRC", help="Files, directories, globs; path@[a:b].")
 ]
 StorePath = Annotated[
-    str, typer.Argument(metavar="STORE", help="Path that `tokenmill prepare` printed.")
+    str, typer.Argument(metavar="STORE", help="Path, name or key of a store, or @last.")
 ]
 OutDirectory = Annotated[
     str | None, typer.Option(metavar="DIR", help="Also write a self-contained copy here.")

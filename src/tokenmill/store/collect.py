@@ -27,15 +27,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill._core.publish import Staging, make_directory, sync_directory, writing_errors
-from tokenmill.errors import IN_MEMORY_DIRECTORY, TokenmillError, UsageError
+from tokenmill.errors import IN_MEMORY_DIRECTORY, TokenmillError, UsageError, public_path
 from tokenmill.store.access import ByteFile
 from tokenmill.store.layout import OTHER_STORES, TABLE, CacheLayout, is_key
 from tokenmill.store.manifest import load_table, read_manifest
+from tokenmill.store.named import names_in
 from tokenmill.store.store import Store
 
 PARTS = (
     "slices", "notes", "stores", "sidecars", "tokenizers", "processors", "images", "rollouts",
-    IN_MEMORY_DIRECTORY, "rows", "blocks", "staging", "quarantine",
+    IN_MEMORY_DIRECTORY, "rows", "blocks", "names", "staging", "quarantine",
 )  # fmt: skip
 
 MARKS = "gc/marks.json"
@@ -52,7 +53,7 @@ class Collection:
 def survey(root: Path) -> dict[str, Any]:
     """Return the object that ``tokenmill cache list --json`` prints."""
     layout = CacheLayout(root)
-    entries = []
+    entries, names = [], list(names_in(root))
     for path in _directories(layout.stores):  # another process may remove one at any time
         entry: dict[str, Any] = {"key": path.name, "path": str(path), "bytes": _size(path)}
         try:
@@ -60,9 +61,18 @@ def survey(root: Path) -> dict[str, Any]:
             totals = manifest["totals"]
             entry |= {name: totals[name] for name in ("rows", "tokens", "trained_tokens", "slices")}
             entry["made"] = path.stat().st_mtime
+            entry["names"] = [name for name, key in names if key == path.name]
+            store = Store(path, "off")
+            entry["sources"] = [public_path(source or "?") for source in store.sources]
+            entry["tokenizer"] = store.proof.get("tokenizer")
+            entry["bytes"] += sum(
+                _size(file)
+                for slice_key in store.slice_keys()
+                for file in _paths(layout, f"slices/{slice_key}")
+            )
             entry["sidecars"] = [
                 {"name": one.name, "producer": one.producer, "per": one.per, "bytes": one.bytes}
-                for one in Store(path, "off").sidecars
+                for one in store.sidecars
             ]
         except (TokenmillError, FileNotFoundError) as error:
             if not path.exists():

@@ -26,7 +26,7 @@ from tokenmill._core import fingerprint
 from tokenmill._core.origin import Origin
 from tokenmill._core.paths import is_network
 from tokenmill._core.process import ProcessLock
-from tokenmill._core.remote import is_remote, local_path
+from tokenmill._core.remote import is_remote
 from tokenmill._core.remote_path import as_remote
 from tokenmill.errors import CorruptionError, UsageError, check_one_of
 from tokenmill.store import layout as names
@@ -43,6 +43,7 @@ from tokenmill.store.manifest import (
     read_proof,
     units_out,
 )
+from tokenmill.store.named import find_store
 from tokenmill.store.record import EXTRA, FIXED_COLUMNS, Media
 from tokenmill.store.sidecars import COLUMN, Sidecar, attached, choose, sidecar_checks, sidecar_of
 from tokenmill.store.slices import SliceReader, read_counts
@@ -711,10 +712,11 @@ def open_store(
 
     Args:
         path_or_url: The directory that ``tokenmill prepare`` printed or wrote (``--out``), or the
-            URL of a store written by ``tokenmill push``.
+            URL of a store written by ``tokenmill push``. Also the name of a store of the cache, the
+            start of its key, or ``@last``: that of the last ``tokenmill prepare``.
         verify: ``lazy`` checks every block before its first row is served, ``open`` checks all
             blocks now, ``off`` checks sizes only.
-        cache_dir: Caches blocks of a remote store; None: the default cache directory.
+        cache_dir: Has the names, and blocks of remote stores; None: the default cache directory.
         media_root: Base directory of relative image paths; None: as in `prepare`.
         media_urls: Fetch images whose rows contain a URL.
 
@@ -734,5 +736,5 @@ def open_store(
             media_root=media_root,
             media_urls=media_urls,
         )
-    path = local_path(os.fspath(path_or_url))
+    path = find_store(path_or_url, cache_dir)
     return Store(path, verify, media_root=media_root, media_urls=media_urls)

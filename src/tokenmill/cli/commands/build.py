@@ -8,7 +8,7 @@ import shlex
 import shutil
 import sys
 import time
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ from tokenmill.cli.options import (
 )
 from tokenmill.cli.output import Output, one_line
 from tokenmill.data.prompt_rows import PromptSpec
-from tokenmill.errors import StateError, UsageError
+from tokenmill.errors import CacheError, StateError, UsageError
 
 if TYPE_CHECKING:
     from tokenmill.build.outcome import Prepared, Unfinished
@@ -98,6 +98,7 @@ def prepare(
     outcome.raise_for_rejections()
     if out is not None:
         outcome = outcome.copied_to(Path(out), embed_media=embed_media)
+    _remember(outcome)
     _report_next(output, outcome, has_rejected_file=rejected is not None)
     output.result(outcome.summary() | part_summary)
 
@@ -154,9 +155,19 @@ def _report_rejected(output: Output, prepared: Prepared) -> None:
             output.message(f"{indent}and rows of {len(files) - MAX_FILES:,} other files")
 
 
+def _remember(prepared: Prepared) -> None:
+    """Make ``@last`` the name of the store, unless the cache cannot be written."""
+    from tokenmill.store.named import LAST, write_name
+
+    root = prepared.store.cache_root
+    if root is not None and prepared.store.private_directory is None:
+        with suppress(CacheError):
+            write_name(root, LAST, prepared.store.key)
+
+
 def _report_next(output: Output, prepared: Prepared, *, has_rejected_file: bool) -> None:
     """Say which commands to run next."""
-    store = shlex.quote(str(prepared.path))
+    store = shlex.quote(prepared.options.name or str(prepared.path))
     output.message(("next: ", "bold"), (f"tokenmill inspect {store}", "cyan"))
     if prepared.summary()["rejected"] and not has_rejected_file:
         output.message("      add ", ("--rejected FILE", "cyan"), " to write all rejected rows")

@@ -98,12 +98,12 @@ def inspect(
         raise UsageError("--compare needs --serve")
     if serve and selected:
         raise UsageError(f"--serve shows every row. Remove {selected[0]}")
-    opened = open_store(store)
+    opened = open_store(store, cache_dir=cache_dir)
     excerpts = SourceExcerpts(opened, cache_dir, fetch=fetch)
     if serve:
         from tokenmill.inspect.page.serve import Viewer
 
-        other = None if compare is None else open_store(compare)
+        other = None if compare is None else open_store(compare, cache_dir=cache_dir)
         _serve(output, Viewer(opened, other, cache_dir, fetch=fetch), port)
     elif group is not None and html is None:
         _show_group(output, opened, group)
