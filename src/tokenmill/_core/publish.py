@@ -31,7 +31,8 @@ _UNSUPPORTED = (  # error codes of os.link where hard links do not work
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
 _REMEDIES = {
-    errno.ENOSPC: "the disk is full; free space or choose another cache_dir",
+    errno.ENOSPC: "the disk is full; free space or choose another cache_dir, and run it again: it "
+    "continues from finished work",
     errno.EDQUOT: "the disk quota is used up; free space or choose another cache_dir",
     errno.EROFS: "the file system is read-only; choose a writable cache_dir",
     errno.EACCES: "no permission to write here; choose another cache_dir",

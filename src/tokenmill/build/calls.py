@@ -24,7 +24,7 @@ UNSET: Any = _UNSET  # default of an argument, so that a recipe's value is kept
 
 
 def prepare(
-    sources: Sources | Recipe | Any,
+    sources: Sources | Recipe | Any = None,
     tokenizer: Any = UNSET,
     *,
     format: RowFormat = UNSET,  # noqa: A002 - a name of the contract
@@ -198,6 +198,8 @@ def resolve_call(
     merged.update(given)
     if tokenizer is not None:
         merged["tokenizer"] = tokenizer
+    if merged.get("sources") is None:
+        raise UsageError(NO_SOURCES)
     if merged.get("tokenizer") is None and merged.get("processor") is None:
         raise UsageError(("tokenizer",), " is missing: pass a directory, tokenizer.json or hub id")
     _write_in_memory_rows(merged)

@@ -178,17 +178,18 @@ class Plan:
         Raises:
             UsageError: A column is missing. Optional columns are only logged.
         """
-        named = {name: role for role, name in (self.recipe.columns or {}).items() if name}
+        named = dict.fromkeys(self.recipe.keep_columns, "")
+        named |= {name: role for role, name in (self.recipe.columns or {}).items() if name}
         missing, columns = missing_columns(self._rows, named)
         for name in sorted(missing):
             role = named[name]
             error = UsageError(
-                ("columns",),
-                f" names {name!r} for the role {role!r}, but the first rows have no such column; "
-                f"their columns are {columns}",
+                ("columns" if role else "keep_columns",),
+                f" names {name!r}{f' for the role {role!r}' if role else ''}, but the first rows "
+                f"have no such column; their columns are {columns}",
                 path=self.paths[0],
             )
-            if role not in OPTIONAL_ROLES:
+            if role and role not in OPTIONAL_ROLES:
                 raise error
             log.warning("%s", error)
 

@@ -111,7 +111,7 @@ class RunOptions(Options, frozen=True, kw_only=True):
                 )
 
 
-NO_SOURCES = "no sources: pass at least one file, directory or glob"
+NO_SOURCES = "no sources: pass at least one file, directory or glob, and a tokenizer"
 
 
 def serialize(recipe: Recipe) -> dict[str, Any]:

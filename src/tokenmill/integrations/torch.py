@@ -7,6 +7,7 @@ batch is handed out. So prefetched batches are never counted, and workers hold n
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tokenmill._core.optional import optional
+from tokenmill._core.options import refuse_unknown
 from tokenmill.data.cursor import Cursor
 from tokenmill.data.fill import Batch, fill_rows
 from tokenmill.data.loader import BatchFiller, Loader, LoaderIterator
@@ -106,6 +108,10 @@ class DataLoader:
     ) -> None:
         if isinstance(data, Loader) and arguments:
             raise UsageError(f"Pass {', '.join(arguments)} to the Loader.")
+        own, of_loader = (
+            list(inspect.signature(kind).parameters)[1:] for kind in (DataLoader, Loader)
+        )
+        refuse_unknown(arguments, {*own, *of_loader} - {"arguments"}, "arguments")
         self.loader = data if isinstance(data, Loader) else Loader(data, **arguments)
         self.has_workers = num_workers > 0
         self._persistent = persistent_workers

@@ -77,6 +77,11 @@ def prepare(
         )
     if rejected is not None and not os.access(Path(rejected).absolute().parent, os.W_OK):
         raise UsageError(("rejected",), " must be in a directory that can be written")
+    if out is not None:
+        from tokenmill.build.calls import explain_recipe
+        from tokenmill.store.transfer import check_target
+
+        check_target(Path(out), lambda: str(explain_recipe(**arguments)["key"]))
     arguments |= {"progress": output.progress, "raise_for_rejections": False}
     part_summary: dict[str, Any] = {}
     with redirect_stdout(sys.stderr):  # Ray prints on stdout, which is for the result.
