@@ -90,8 +90,10 @@ def run_partition(
     with (
         private or contextlib.nullcontext(),
         executor_for(options.executor, options.num_workers) as executor,
+        open_progress(progress) as shown,
     ):
-        planned = plan(recipe, options, executor, cache)
+        planned = plan(recipe, options, executor, cache, shown)
+        shown.phase("checking the cache")
         build_stats = BuildStats(slices=planned.slices)
         media = {"media_root": options.media_root, "media_urls": options.media_urls}
 
@@ -110,9 +112,9 @@ def run_partition(
             with Staging(cache.root):
                 pass  # raises a CacheError before anything is loaded if it cannot be written
             rows, size = planned.size_of(partition)
-            with open_progress(progress, total_rows=rows, total_size=size) as shown:
-                builder = Builder(planned, cache, executor, options, build_stats, shown, partition)
-                missing = builder.build_and_commit()
+            shown.phase("building", total_rows=rows, total_size=size)
+            builder = Builder(planned, cache, executor, options, build_stats, shown, partition)
+            missing = builder.build_and_commit()
             for notice in build_stats.notices():
                 log.warning("%s", notice)
             if missing:
@@ -127,14 +129,24 @@ def run_partition(
     return Prepared(store, hit, build_stats, time.perf_counter() - start, options)
 
 
-def plan(recipe: Recipe, options: RunOptions, executor: Executor, cache: CacheLayout) -> Plan:
+def plan(
+    recipe: Recipe,
+    options: RunOptions,
+    executor: Executor,
+    cache: CacheLayout,
+    progress: Progress | None = None,
+) -> Plan:
+    progress = progress or Progress()
+    progress.phase("loading the tokenizer")
     processor = processor_info(recipe, cache, executor)
     card = identify_tokenizer(tokenizer_choice(recipe, processor), cache.root, executor)
+    progress.phase("indexing the files")
     rows = open_sources(recipe.sources, cache, reread=options.force_recache)
     if not len(rows):
         raise SourceError("no rows: every source is empty", path=recipe.sources[0])
     images = None
     if processor is not None:
+        progress.phase("hashing the images")
         images = _hash_images(recipe, options, processor, rows, cache, executor)
     return Plan(recipe, card, rows, processor, images)
 
