@@ -143,7 +143,7 @@ def show_stats(console: Console, document: dict[str, Any]) -> None:
     if document["images"]:
         console.print(
             f"{document['images']:,} images of {document['patches']:,} patches in "
-            f"{document['rows_with_pictures']:,} rows"
+            f"{document['rows_with_images']:,} rows"
         )
     lengths = new_table("per row", *document["percentiles"])
     _add(lengths, "tokens", document["percentiles"].values())
@@ -151,9 +151,10 @@ def show_stats(console: Console, document: dict[str, Any]) -> None:
     roles = new_table("role", "turns", "tokens", "share")
     for role, counts in document["roles"].items():
         _add(roles, role, (counts["turns"], counts["tokens"]), _share(counts["tokens"], tokens))
-    sources = new_table("source", "rows", "tokens", "trained", "share")
+    sources = new_table("source", "rows", "tokens", "trained", "rejected", "share")
     for source in document["sources"]:
-        numbers = (source["rows"], source["tokens"], source["trained_tokens"])
+        names = ("rows", "tokens", "trained_tokens", "rejected")
+        numbers = tuple(source[name] for name in names)
         _add(sources, source["path"] or "?", numbers, _share(numbers[2], numbers[1]))
     tables = (lengths, roles, sources, _sidecars(document))
     shown = [table for table in tables if table.row_count and len(table.columns) > 1]
