@@ -322,7 +322,20 @@ def demo(output: Output, flags: Flags, *, files: str | None = None) -> None:
     state = _check_resume(second.store)
     output.message(f"state: {state}")
     output.message(f"batches {BATCHES // 2 + 1} to {BATCHES} after resuming: identical")
+    _report_what_next(output)
     output.result(second.summary(), lambda: None)
+
+
+def _report_what_next(output: Output) -> None:
+    program = sys.argv[0] if shutil.which("tokenmill") is None else "tokenmill"
+    output.stderr.rule("[bold]next: your own rows and model", align="left")
+    for arguments, purpose in {
+        "prepare FILE.jsonl --tokenizer MODEL --name first": "a directory or hub id as MODEL",
+        "inspect first --html page.html": "then open page.html in a browser",
+        "stats first --pack 8192": "lengths, roles, sources, and packs",
+        "demo --files sample": "write the rows of this demo to a directory",
+    }.items():
+        output.message((f"{program} {arguments}", "cyan"), f"   # {purpose}")
 
 
 def _row_to_show(store: Store) -> int:
