@@ -125,3 +125,17 @@ def test_shell_completion(
     with pytest.raises(SystemExit, match=r"^0$"):
         main([])
     assert capsys.readouterr().out.split() == offered
+
+
+def test_serve_says_how_to_reach_the_page_from_another_machine(
+    shell: Shell, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "tokenmill.inspect.page.serve.serve",
+        lambda viewer, port, ready: ready("http://127.0.0.1:4711/secret/", 4711),
+    )
+    answer = shell("inspect", store, "--serve")
+    assert answer.out.strip() == "http://127.0.0.1:4711/secret/"
+    assert re.search(
+        r"^From another machine: ssh -L 4711:127\.0\.0\.1:4711 \S+@\S+$", answer.err, re.M
+    )

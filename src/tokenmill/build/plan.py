@@ -20,7 +20,7 @@ from tokenmill._core import fingerprint
 from tokenmill.build.blocks import missing_columns, source_documents
 from tokenmill.build.processor import ProcessorInfo
 from tokenmill.build.recipe import Recipe
-from tokenmill.chat.spec import OPTIONAL_ROLES
+from tokenmill.chat.spec import OPTIONAL_ROLES, ROLLOUTS
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.sources.block import Block
 from tokenmill.sources.rows import Rows
@@ -178,7 +178,9 @@ class Plan:
         Raises:
             UsageError: A column is missing. Optional columns are only logged.
         """
-        named = dict.fromkeys(self.recipe.keep_columns, "")
+        # A rollout may also keep what its check found, which is in no column.
+        is_rollout = self.recipe.format in ROLLOUTS
+        named = dict.fromkeys(() if is_rollout else self.recipe.keep_columns, "")
         named |= {name: role for role, name in (self.recipe.columns or {}).items() if name}
         missing, columns = missing_columns(self._rows, named)
         for name in sorted(missing):

@@ -159,8 +159,19 @@ def _serve(output: Output, viewer: Viewer, port: int) -> None:
             # Only the address goes to stdout, so that a script can pass it to a browser.
             typer.echo(url)
             output.message("Open this address in a browser of this machine. Ctrl-C stops it.")
+            output.message(f"From another machine: ssh -L {bound}:127.0.0.1:{bound} {_host()}")
 
     serve(viewer, port, ready)
+
+
+def _host() -> str:
+    import getpass
+    import socket
+
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (OSError, KeyError, ImportError):  # a user without a name
+        return socket.gethostname()
 
 
 def _show_rows(output: Output, store: Store, numbers: list[int], values: str | None = None) -> None:
