@@ -7,7 +7,7 @@ PYTHON ?= $(shell test "`/usr/bin/python3 -c '$(SAME)' 2>&1`" = "`python3 -c '$(
   && echo /usr/bin/python3 || echo python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
 # The constraints pin a CPU build of torch; the default needs gigabytes of accelerator libraries.
 PIN    := --constraint constraints.txt
 # One more than the number of CPUs, because many tests wait for processes.
@@ -88,10 +88,12 @@ $(VENV)/.made:
 	@touch $@
 
 $(VENV)/.core: $(VENV)/.made pyproject.toml
+	@echo "Installing tokenmill and its core libraries (about 150 MB) into $(VENV), once."
 	$(PIP) install --editable . $(PIN)
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.made pyproject.toml constraints.txt
+	@echo "Installing torch and the libraries of the tests (about 2 GB) into $(VENV), once."
 	$(PIP) install torch $(PIN)
 	$(PIP) install --editable '.[test]' $(PIN)
 	@touch $@

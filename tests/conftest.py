@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, settings
 from tests.cli.harness import Shell
 from tests.faults.tools import Zygote, compile_shim
 from tests.programs import PROJECT
+from tests.skips import skip_line
 from tokenmill._core import fingerprint
 from tokenmill.chat import render, template
 from tokenmill.media import Processor, RowExpansion
@@ -42,6 +43,13 @@ template.compiled = functools.cache(template.Compiled)
 # need the default handler.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    reports = terminalreporter.stats.get("skipped", [])
+    if line := skip_line(report.longrepr[2] for report in reports):
+        terminalreporter.write_line(line)
+
 
 HEAVY_LIBRARIES = ("torch", "transformers")
 SHARED = PROJECT.parent / "shared" / "data"

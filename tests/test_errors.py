@@ -94,7 +94,7 @@ def test_check_one_of_lists_the_choices() -> None:
 
 
 def test_every_reason_has_a_hint_for_the_command_line() -> None:
-    from tokenmill.cli.commands.build import HINTS
+    from tokenmill.inspect.rejected import HINTS
 
     assert list(HINTS) == list(REASONS)
 

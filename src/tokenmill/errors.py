@@ -48,6 +48,10 @@ REASONS = (
 """Why a row can be rejected. Every rejected row has exactly one reason."""
 
 
+IN_MEMORY = "in-memory data"  # path of rows without a file, in messages
+IN_MEMORY_DIRECTORY = "in-memory"  # of a cache
+_IN_MEMORY = re.compile(rf".*/{IN_MEMORY_DIRECTORY}/[0-9a-f]{{40}}\.jsonl", re.S)
+
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.\-]*):/+(?=[^\s/])")
 _USER = re.compile(  # "/" may be in a password, also after digits that look like a port
     r"[^/?#]*@|[^/?#:\[@]*:(?!\d+(?:[/?#]|$)).*@|(?!localhost:)[^/?#:\[@.]+:.*@(?=[^/?#@]+/)", re.S
@@ -83,6 +87,11 @@ def hide_secrets(text: str, url: str = "") -> str:
     return text
 
 
+def public_path(path: str) -> str:
+    """Return a path or URL for messages; files of in-memory rows have no path there."""
+    return IN_MEMORY if _IN_MEMORY.fullmatch(path) else shown(path)
+
+
 class TokenmillError(Exception):
     """Base class of all errors of tokenmill: a message and the location of the problem.
 
@@ -107,7 +116,7 @@ class TokenmillError(Exception):
         self.parts = parts
         self.message = self.render()
         super().__init__(self.message)
-        self.path = None if path is None else shown(os.fsdecode(path))
+        self.path = None if path is None else public_path(os.fsdecode(path))
         self.row = row
         self.line = line
         self.offset = offset

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.build.making import conversations, prepare, write_rows
 from tokenmill.build.progress import (
     MAX_SAMPLES,
     Progress,
@@ -144,3 +146,35 @@ def test_reporter_is_chosen_by_wish_and_terminal(
 def test_wrong_progress_is_refused() -> None:
     with pytest.raises(UsageError, match="progress"), open_progress("yes"):  # type: ignore[arg-type]
         pass
+
+
+def test_phases_are_named_at_once_and_speed_excludes_the_start() -> None:
+    clock, seen = Clock(), list[Snapshot]()
+    with open_progress(seen.append, clock=clock) as shown:
+        shown.phase("loading the tokenizer")
+        assert describe(seen[-1]) == "loading the tokenizer …"
+        clock.now += 20
+        shown.phase("building", total_rows=1000)
+        clock.now += 100  # workers start
+        for _ in range(5):
+            shown.add(rows=100, size=1000)
+            clock.now += 1
+        shown.add(rows=100, size=1000)
+    assert [shot.phase for shot in seen[:2]] == ["loading the tokenizer", "building"]
+    assert seen[-1].rows_per_s == pytest.approx(100)
+    assert seen[-1].left_s == pytest.approx(4)
+    assert seen[-1].elapsed_s == 105
+    assert describe(seen[-1]).startswith("building:  60%, 600 of 1,000 rows, 100 rows/s")
+
+
+def test_build_shows_its_phases_in_order(tmp_path: Path) -> None:
+    seen: list[Snapshot] = []
+    given = {"cache_dir": tmp_path / "cache", "progress": seen.append}
+    source = write_rows(tmp_path / "a.jsonl", conversations(3))
+    prepare(source, **given)
+    phases = ["loading the tokenizer", "indexing the files", "checking the cache"]
+    assert list(dict.fromkeys(shot.phase for shot in seen)) == [*phases, "building"]
+    assert (seen[-1].rows, seen[-1].total_rows) == (3, 3)
+    seen.clear()
+    prepare(source, **given)
+    assert list(dict.fromkeys(shot.phase for shot in seen)) == phases

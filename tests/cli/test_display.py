@@ -64,8 +64,8 @@ def test_long_detail_is_cut_to_a_line(shell: Shell, tmp_path: Path) -> None:
     bad = {"messages": [{"role": "narrator\n" * 90, "content": "x"}, answer]}
     source = write_rows(tmp_path / "long.jsonl", [*conversations(1), bad])
     lines = shell("prepare", source, *QUICK).err.splitlines()
-    assert len(lines) == 4
-    assert lines[3].endswith("…")
+    assert len(lines) == 7
+    assert lines[4].endswith("…")
 
 
 def test_stats_tables_show_the_numbers(shell: Shell, store: Path) -> None:
@@ -125,3 +125,17 @@ def test_shell_completion(
     with pytest.raises(SystemExit, match=r"^0$"):
         main([])
     assert capsys.readouterr().out.split() == offered
+
+
+def test_serve_says_how_to_reach_the_page_from_another_machine(
+    shell: Shell, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "tokenmill.inspect.page.serve.serve",
+        lambda viewer, port, ready: ready("http://127.0.0.1:4711/secret/", 4711),
+    )
+    answer = shell("inspect", store, "--serve")
+    assert answer.out.strip() == "http://127.0.0.1:4711/secret/"
+    assert re.search(
+        r"^From another machine: ssh -L 4711:127\.0\.0\.1:4711 \S+@\S+$", answer.err, re.M
+    )

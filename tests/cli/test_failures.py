@@ -148,10 +148,10 @@ def test_summary_groups_by_reason_with_example_and_hint(shell: Shell, tmp_path: 
     assert "4 of 6 rows rejected (66.7%)" in lines[1]
     assert lines[2].split()[:2] == ["3", "bad_shape"]
     assert "--column messages=NAME" in lines[2]
-    assert f"{source}:3: " in lines[3]
-    assert lines[4].split()[:2] == ["1", "bad_json"]
-    assert f"{source}:6: " in lines[5]
-    assert len(lines) == 6
+    assert f"{source}:3: " in lines[4]
+    assert lines[5].split()[:2] == ["1", "bad_json"]
+    assert f"{source}:6: " in lines[7]
+    assert len(lines) == 10
 
 
 def test_flag_overrides_recipe_even_with_the_default(

@@ -32,6 +32,7 @@ def test_processor_directory_media_root_and_embedded_images(shell: Shell, tmp_pa
     shutil.rmtree(album.directory)
     copy = open_store(out)
     assert len(copy) == 3
+    assert " in 3 rows" in shell("stats", out).out
     assert [checksum(row.image()) for row in copy] == [row.media[0].digest for row in copy]
     assert shell("verify", out, "--json").json["ok"]
     shown = shell("stats", out)

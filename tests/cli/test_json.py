@@ -155,6 +155,7 @@ def test_demo_json_is_the_second_prepare(shell: Shell, own_cache: Path) -> None:
     assert set(answer.json) == PREPARE
     assert answer.json["hit"]
     assert answer.json["rejected"]
+    assert "next: your own rows and model" in answer.err
 
 
 def test_demo_writes_its_files_to_a_new_directory(shell: Shell, tmp_path: Path) -> None:

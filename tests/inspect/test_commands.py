@@ -11,6 +11,7 @@ import pytest
 from tests.build.making import TOKENIZER, conversations, write_rows
 from tests.cli.harness import QUICK, Shell
 from tests.inspect.crafted import GOLDEN, MAX_LENGTH, clean, crafted, tokenizer_with
+from tokenmill.inspect.doctor import examine
 from tokenmill.inspect.lint.rules import RULES
 
 
@@ -108,10 +109,30 @@ def test_doctor_exits_0_when_ready_and_1_when_a_check_fails(shell: Shell) -> Non
 
 
 @pytest.mark.usefixtures("without_ray")
-def test_doctor_shows_a_line_and_a_remedy_per_check(shell: Shell) -> None:
-    answer = shell("doctor")
-    lines = answer.out.splitlines()
-    assert len(lines) % 2 == 0
-    assert all(line.split()[0] in ("ok", "note", "warning", "fail") for line in lines[::2])
-    assert all(line.lstrip().startswith("→ ") for line in lines[1::2])
-    assert answer.err.strip() == "ready"
+def test_doctor_shows_problems_first_and_is_short_about_the_rest(shell: Shell) -> None:
+    answer = shell("doctor", "--tokenizer", "/no/such")
+    *problems, fine = answer.out.splitlines()
+    statuses = [line.split()[0] for line in problems[::2]]
+    assert statuses == sorted(statuses, key=("fail", "warning", "note").index)
+    assert (statuses[0], problems[0].split()[1]) == ("fail", "tokenizer")
+    assert all(line.lstrip().startswith("→ ") for line in problems[1::2])
+    assert fine.startswith("ok      tokenmill, ")
+    assert {"cache", "offline"} <= {*fine.split("      ")[1].split(", ")}
+    assert re.fullmatch(r"1 of \d+ checks failed", answer.err.strip())
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_doctor_reports_each_check_before_it_runs() -> None:
+    begun: list[str] = []
+    names = [check.name for check in examine(report=begun.append)]
+    assert begun[0] == "libraries"
+    assert {"cache", "space", "Ray"} <= {*begun} & {*names}
+
+
+def test_stats_count_rejected_rows_per_source(shell: Shell, tmp_path: Path) -> None:
+    good = write_rows(tmp_path / "good.jsonl", conversations(2))
+    bad = write_rows(tmp_path / "bad.jsonl", [{"x": 1}, {"x": 2}, *conversations(1)])
+    out = shell("stats", shell("prepare", good, bad, *QUICK).out.strip()).out
+    assert re.search(r"source +rows +tokens +trained +rejected +share", out)
+    assert re.search(r"good\.jsonl +2 +\d+ +\d+ +0 ", out)
+    assert re.search(r"bad\.jsonl +1 +\d+ +\d+ +2 ", out)

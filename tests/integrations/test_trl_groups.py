@@ -213,3 +213,24 @@ def test_rows_without_groups_are_refused(tmp_path: Path) -> None:
 def test_rows_of_groups_are_rows_for_datasets(store: Store) -> None:
     rows = tm.to_hf(store)
     assert [row["input_ids"] for row in rows] == [row.input_ids.tolist() for row in store]
+
+
+def test_plain_trainer_of_groups_says_what_to_use(
+    store: Store, tmp_path: Path, tokenizer: Any
+) -> None:
+    data, arguments = hf.for_trl(store)
+    config = trl.DPOConfig(output_dir=str(tmp_path), report_to=[], use_cpu=True, bf16=False,
+                           **arguments)  # fmt: skip
+    with pytest.raises(UsageError, match=r"use hf\.as_prepared\(DPOTrainer\)"):
+        trl.DPOTrainer(
+            model=tiny_model(), args=config, train_dataset=data, processing_class=tokenizer
+        )
+
+
+def test_own_arguments_are_merged_and_replaced_ones_are_named(store: Store) -> None:
+    own = {"output_dir": "out", "num_train_epochs": 3}
+    with pytest.warns(UserWarning, match="for_trl replaces num_train_epochs=3 by 1"):
+        _, merged = hf.for_trl(store, epochs=3, config=own)
+    _, needed = hf.for_trl(store, epochs=3)
+    assert merged == own | needed
+    assert list(merged)[:2] == list(own)

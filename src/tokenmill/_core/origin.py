@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from tokenmill.errors import SourceError
+from tokenmill.errors import IN_MEMORY, SourceError, public_path
 
 
 class Origin(NamedTuple):
@@ -26,9 +26,11 @@ class Origin(NamedTuple):
     length: int
 
     def __str__(self) -> str:
-        """``file:line`` for text formats, else ``file#row``."""
-        name = self.path or "?"
-        return f"{name}:{self.line}" if self.line is not None else f"{name}#{self.row}"
+        """``file:line`` for text formats, ``file#row`` for others and in-memory data."""
+        name = public_path(self.path or "?")
+        if self.line is not None and name != IN_MEMORY:
+            return f"{name}:{self.line}"
+        return f"{name}#{self.row}"
 
     @property
     def location(self) -> dict[str, Any]:

@@ -32,7 +32,11 @@ _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
 _CACHE = ("cache_dir",)
 _REMEDIES: dict[int, tuple[str | tuple[str], ...]] = {
-    errno.ENOSPC: ("the disk is full; free space or choose another ", _CACHE),
+    errno.ENOSPC: (
+        "the disk is full; free space or choose another ",
+        _CACHE,
+        ", and run it again: it continues from finished work",
+    ),
     errno.EDQUOT: ("the disk quota is used up; free space or choose another ", _CACHE),
     errno.EROFS: ("the file system is read-only; choose a writable ", _CACHE),
     errno.EACCES: ("no permission to write here; choose another ", _CACHE),

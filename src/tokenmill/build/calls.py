@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import UNSET as _UNSET
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from tokenmill.build.tasks import Executor
     from tokenmill.store import Store
 
-Sources = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+Sources = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Iterable[Mapping[str, Any]]
 
 UNSET: Any = _UNSET  # default of an argument, so that a recipe's value is kept
 
 
 def prepare(
-    sources: Sources | Recipe,
+    sources: Sources | Recipe | Any = None,
     tokenizer: Any = UNSET,
     *,
     format: RowFormat = UNSET,  # noqa: A002 - a name of the contract
@@ -45,6 +45,7 @@ def prepare(
     expand: Literal["none", "turns", "append"] = UNSET,
     trailing: Literal["reject", "trim"] = UNSET,
     append_eos: bool = UNSET,
+    as_chat: bool = UNSET,
     max_length: int | None = UNSET,
     overlong: Literal["drop", "truncate"] = UNSET,
     max_rejected: float | int | str | None = UNSET,
@@ -56,6 +57,7 @@ def prepare(
     tokenizer_backend: Literal["auto", "transformers", "file"] = UNSET,
     trust_remote_code: bool = UNSET,
     reference: bool = UNSET,
+    name: str | None = UNSET,
     progress: Any = None,
 ) -> Store:
     """Tokenize rows, compute loss masks and return the store; open it if it exists already.
@@ -65,7 +67,8 @@ def prepare(
 
     Args:
         sources: Files, directories, globs, URLs or hub ids, each with an optional ``@[a:b]``. Or
-            a `Recipe`, or the path of a ``recipe.yaml``; other arguments override it.
+            in-memory rows: a `datasets.Dataset`, a list or iterator of dicts, a pandas or polars
+            frame. Or a `Recipe` or the path of a ``recipe.yaml``; other arguments override it.
         tokenizer: Directory, ``tokenizer.json``, hub id, or a tokenizer object of tokenizers or
             transformers. Default: the tokenizer of the processor.
         format: Format of the rows; ``auto`` looks at each row's columns. ``tokens`` (rows that are
@@ -95,6 +98,8 @@ def prepare(
         trailing: Reject a conversation that ends with a user turn, or trim it after its last
             assistant turn.
         append_eos: End texts and string completions with the end-of-sequence token.
+        as_chat: Make prompts and answers that are plain strings user and assistant messages, so
+            that the chat template is applied.
         max_length: Maximum number of tokens of a row.
         overlong: Drop longer rows, or truncate them.
         max_rejected: Maximum number of rejected rows, or a share like ``1%``; more raise an error.
@@ -111,6 +116,8 @@ def prepare(
         trust_remote_code: Allow a tokenizer or processor to run its own code.
         reference: Use jinja2 and the reference tokenizer for every row. Slower; the result is the
             same.
+        name: Name for the store, which `open_store` and commands accept. A name that is in use
+            moves to this store.
         progress: True, False, or a callable. Default: show progress on a terminal.
     """
     given = {name: value for name, value in locals().items() if value is not UNSET}
@@ -191,10 +198,29 @@ def resolve_call(
     merged.update(given)
     if tokenizer is not None:
         merged["tokenizer"] = tokenizer
+    if merged.get("sources") is None:
+        raise UsageError(NO_SOURCES)
     if merged.get("tokenizer") is None and merged.get("processor") is None:
         raise UsageError(("tokenizer",), " is missing: pass a directory, tokenizer.json or hub id")
+    _write_in_memory_rows(merged)
     if not merged.get("sources"):
         raise UsageError(NO_SOURCES)
     recipe = Recipe(**{n: v for n, v in merged.items() if n in recipe_names})
     options = RunOptions(**{n: v for n, v in merged.items() if n in run_names})
     return recipe, options
+
+
+def _write_in_memory_rows(merged: dict[str, Any]) -> None:
+    """Replace in-memory rows by files in the cache, or in a directory of this process."""
+    from tokenmill._core.process import process_directory
+    from tokenmill.build.blocks import cache_of
+    from tokenmill.sources.memory import as_addresses
+
+    given = merged.get("sources")
+    if isinstance(given, str | os.PathLike):
+        return
+    is_private = merged.get("disable_cache")
+    root = process_directory() if is_private else cache_of(merged.get("cache_dir")).root
+    merged["sources"] = addresses = as_addresses(given, root)
+    if addresses is not given and merged.get("processor") is not None:
+        merged.setdefault("media_root", os.getcwd())  # these rows have no directory

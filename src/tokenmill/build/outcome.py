@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from tokenmill._core.optional import installed_version
-from tokenmill._core.origin import Origin, nothing_left
+from tokenmill._core.origin import nothing_left
 from tokenmill._core.publish import Staging, writing_errors
 from tokenmill.build.plan import Partition
 from tokenmill.build.recipe import RunOptions
@@ -261,18 +261,6 @@ class Prepared:
                 path=source,
             )
 
-    def examples(self, most: int) -> dict[str, list[tuple[Origin, str]]]:
-        """Return the first rejected rows of each reason, with their details."""
-        rows: dict[str, list[tuple[Origin, str]]] = {why: [] for why in self.store.rejected}
-        missing = sum(min(most, number) for number in self.store.rejected.values())
-        for origin, why, detail in self.store.rejected_rows():
-            if not missing:
-                break
-            if len(rows[why]) < most:
-                rows[why].append((origin, detail))
-                missing -= 1
-        return rows
-
     def remarks(self) -> Iterator[str]:
         proof = self.store.proof
         if self.hit:  # a build has logged its notices
@@ -310,6 +298,10 @@ class Unfinished:
 
 
 REMARKS = {  # by counter of the render stage
+    "misspelt_roles": "conversations have a role that is nearly system, user, assistant or tool;"
+    " `tokenmill lint` names it",
+    "plain_strings": "rows are plain strings: the chat template is not applied; pass --as-chat"
+    " (as_chat=True) to make them user and assistant messages",
     "trimmed_trailing": "conversations ended with a user turn, which was removed",
     "trimmed_tool_turns": "conversations lost tool results after their last assistant turn",
     "null_as_empty": "conversations have null content that the template cannot render; it was"

@@ -20,7 +20,7 @@ from tokenmill._core import fingerprint
 from tokenmill.build.blocks import missing_columns, source_documents
 from tokenmill.build.processor import ProcessorInfo
 from tokenmill.build.recipe import Recipe
-from tokenmill.chat.spec import OPTIONAL_ROLES
+from tokenmill.chat.spec import OPTIONAL_ROLES, ROLLOUTS
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.sources.block import Block
 from tokenmill.sources.rows import Rows
@@ -178,17 +178,20 @@ class Plan:
         Raises:
             UsageError: A column is missing. Optional columns are only logged.
         """
-        named = {name: role for role, name in (self.recipe.columns or {}).items() if name}
+        # A rollout may also keep what its check found, which is in no column.
+        is_rollout = self.recipe.format in ROLLOUTS
+        named = dict.fromkeys(() if is_rollout else self.recipe.keep_columns, "")
+        named |= {name: role for role, name in (self.recipe.columns or {}).items() if name}
         missing, columns = missing_columns(self._rows, named)
         for name in sorted(missing):
             role = named[name]
             error = UsageError(
-                ("columns",),
-                f" names {name!r} for the role {role!r}, but the first rows have no such column; "
-                f"their columns are {columns}",
+                ("columns" if role else "keep_columns",),
+                f" names {name!r}{f' for the role {role!r}' if role else ''}, but the first rows "
+                f"have no such column; their columns are {columns}",
                 path=self.paths[0],
             )
-            if role not in OPTIONAL_ROLES:
+            if role and role not in OPTIONAL_ROLES:
                 raise error
             log.warning("%s", error)
 

@@ -32,6 +32,7 @@ class Snapshot:
     rows_per_s: float | None  # recent speed; None before the first result
     bytes_per_s: float | None
     left_s: float | None
+    phase: str = ""  # what is being done, like "building"
 
     @property
     def fraction(self) -> float | None:
@@ -55,6 +56,8 @@ def duration(seconds: float) -> str:
 
 def describe(snapshot: Snapshot) -> str:
     parts = []
+    if snapshot.phase and not (snapshot.total_rows or snapshot.total_size):
+        return f"{snapshot.phase} …"
     if snapshot.fraction is not None:
         parts.append(f"{snapshot.fraction:4.0%}")
     rows = f"{snapshot.rows:,}"
@@ -66,7 +69,8 @@ def describe(snapshot: Snapshot) -> str:
         parts.append(f"{snapshot.bytes_per_s / 1e6:.1f} MB/s")
     if snapshot.left_s is not None:
         parts.append(f"{duration(snapshot.left_s)} left")
-    return ", ".join(parts)
+    phase = f"{snapshot.phase}: " if snapshot.phase else ""
+    return phase + ", ".join(parts)
 
 
 Show = Callable[[Snapshot], object]
@@ -89,7 +93,21 @@ class Progress:
         self._total_rows = total_rows
         self._total_size = total_size
         self._clock = clock
-        self._started = self._shown = clock()
+        self._phase = ""
+        self._shown = clock()
+        self._reset()
+
+    def phase(
+        self, name: str, *, total_rows: int | None = None, total_size: int | None = None
+    ) -> None:
+        """Begin another phase, and show its name at once where there is no line per snapshot."""
+        self._phase, self._total_rows, self._total_size = name, total_rows, total_size
+        self._reset()
+        if self._show is not None and self._every_s < LINE_EVERY_S:
+            self._show(self.snapshot())
+
+    def _reset(self) -> None:
+        self._started = self._clock()
         self._rows = self._size = self._slices = 0
         self._built_rows = self._built_size = 0
         # (time, rows built, bytes built), the oldest one at or before the window's start.
@@ -111,6 +129,8 @@ class Progress:
 
     def _sample(self, sample: tuple[float, int, int]) -> None:
         now, samples = sample[0], self._samples
+        if len(samples) == 2 and not samples[0][1]:
+            samples.popleft()  # the time up to the first result contains the start of the workers
         if len(samples) > 1 and now - samples[-2][0] < WINDOW_S / MAX_SAMPLES:
             samples[-1] = sample
         else:
@@ -140,6 +160,7 @@ class Progress:
             rows_per_s=rows_per_s,
             bytes_per_s=bytes_per_s,
             left_s=left_s,
+            phase=self._phase,
         )
 
     def __enter__(self) -> Progress:

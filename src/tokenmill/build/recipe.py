@@ -18,6 +18,7 @@ from tokenmill._core import fingerprint
 from tokenmill._core.options import Count, Options, check_names, declared
 from tokenmill.chat import ChatSpec
 from tokenmill.errors import SourceMissing, UsageError
+from tokenmill.store.named import check_name
 
 RECIPE_VERSION = 1  # part of every key; incremented when the same fields give other rows
 RECIPE_ENDINGS = (".yaml", ".yml")
@@ -95,15 +96,22 @@ class RunOptions(Options, frozen=True, kw_only=True):
     force_recache: bool = False
     disable_cache: bool = False
     reference: bool = False
+    name: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         force_setattr(self, "max_rejected", _count_or_share(self.max_rejected))
         if self.disable_cache and self.force_recache:
             raise UsageError(("disable_cache",), " and ", ("force_recache",), " cannot be combined")
+        if self.name is not None:
+            check_name(self.name)
+            if self.disable_cache:
+                raise UsageError(
+                    ("name",), " names a store of the cache; remove ", ("disable_cache",)
+                )
 
 
-NO_SOURCES = "no sources: pass at least one file, directory or glob"
+NO_SOURCES = "no sources: pass at least one file, directory or glob, and a tokenizer"
 
 
 def serialize(recipe: Recipe) -> dict[str, Any]:

@@ -54,6 +54,7 @@ from tokenmill.errors import (
 from tokenmill.sources.rows import Rows
 from tokenmill.store import CacheLayout, Store
 from tokenmill.store.commit import commit_store
+from tokenmill.store.named import write_name
 from tokenmill.store.prefetch import prefetch_map
 from tokenmill.store.slices import quarantine_of, quarantine_slice, read_record
 
@@ -89,8 +90,10 @@ def run_partition(
     with (
         private or contextlib.nullcontext(),
         executor_for(options.executor, options.num_workers) as executor,
+        open_progress(progress) as shown,
     ):
-        planned = plan(recipe, options, executor, cache)
+        planned = plan(recipe, options, executor, cache, shown)
+        shown.phase("checking the cache")
         build_stats = BuildStats(slices=planned.slices)
         media = {"media_root": options.media_root, "media_urls": options.media_urls}
 
@@ -109,9 +112,9 @@ def run_partition(
             with Staging(cache.root):
                 pass  # raises a CacheError before anything is loaded if it cannot be written
             rows, size = planned.size_of(partition)
-            with open_progress(progress, total_rows=rows, total_size=size) as shown:
-                builder = Builder(planned, cache, executor, options, build_stats, shown, partition)
-                missing = builder.build_and_commit()
+            shown.phase("building", total_rows=rows, total_size=size)
+            builder = Builder(planned, cache, executor, options, build_stats, shown, partition)
+            missing = builder.build_and_commit()
             for notice in build_stats.notices():
                 log.warning("%s", notice)
             if missing:
@@ -120,18 +123,30 @@ def run_partition(
                     partition, planned.key, planned.rows, missing, build_stats, seconds
                 )
             store = open_store()
+    if options.name is not None:
+        write_name(cache.root, options.name, planned.key)
     store.private_directory = private  # removed together with the store object
     return Prepared(store, hit, build_stats, time.perf_counter() - start, options)
 
 
-def plan(recipe: Recipe, options: RunOptions, executor: Executor, cache: CacheLayout) -> Plan:
+def plan(
+    recipe: Recipe,
+    options: RunOptions,
+    executor: Executor,
+    cache: CacheLayout,
+    progress: Progress | None = None,
+) -> Plan:
+    progress = progress or Progress()
+    progress.phase("loading the tokenizer")
     processor = processor_info(recipe, cache, executor)
     card = identify_tokenizer(tokenizer_choice(recipe, processor), cache.root, executor)
+    progress.phase("indexing the files")
     rows = open_sources(recipe.sources, cache, reread=options.force_recache)
     if not len(rows):
         raise SourceError("no rows: every source is empty", path=recipe.sources[0])
     images = None
     if processor is not None:
+        progress.phase("hashing the images")
         images = _hash_images(recipe, options, processor, rows, cache, executor)
     return Plan(recipe, card, rows, processor, images)
 
@@ -175,6 +190,16 @@ def media_options(
 
 def _media_root(options: RunOptions) -> str | None:
     return None if options.media_root is None else os.path.abspath(options.media_root)
+
+
+def _name_of(source: Any) -> str | None:
+    """Return the path or hub id of a tokenizer or template; for an object the name of its class."""
+    if source is None:
+        return None
+    if not isinstance(source, str | os.PathLike):
+        return type(source).__name__
+    name = os.fspath(source)
+    return "given as text" if "\n" in name or "{" in name else name
 
 
 def _require_reachable(planned: Plan, executor: Executor) -> None:
@@ -229,6 +254,8 @@ class Builder:
                 whole = store_stats(cache, (key for key, _ in plan.walk()))
                 root = _media_root(self._options)
                 proof = proof_document(plan.paths, self._build_stats, whole, root)
+                proof["tokenizer"] = _name_of(plan.recipe.tokenizer or plan.recipe.processor)
+                proof["chat_template"] = _name_of(plan.recipe.chat_template)
                 placements = (
                     plan.placement(block, self._key_in_store(key)) for key, block in plan.walk()
                 )

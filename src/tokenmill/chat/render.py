@@ -31,6 +31,7 @@ from tokenmill.chat.images import (
 from tokenmill.chat.prefix import prove_by_prompts
 from tokenmill.chat.program import NotTraced, Run, Untraceable
 from tokenmill.chat.shapes import (
+    KNOWN_ROLES,
     NULL_AS_EMPTY,
     AnswerGroup,
     Conversation,
@@ -38,6 +39,7 @@ from tokenmill.chat.shapes import (
     Plain,
     incomparable,
     message_weight,
+    misspelt_role,
     read_row,
     row_weight,
 )
@@ -412,19 +414,21 @@ class Renderer:
     ) -> None:
         for index, row in enumerate(rows):
             digest = None if digests is None else digests[index]
+            content: Any = None
             try:
                 content = self.read(row)
                 weight = row_weight(row, self.spec)
                 if isinstance(content, Conversation):
                     samples = self._samples(index, content, result)
                 elif isinstance(content, Plain):
+                    self._note_strings(content, result)
                     result.accept(index, 0, _scaled(self._plain(content), weight))
                     continue
                 else:
                     self._group(index, content, weight, digest, result)
                     continue
             except RowError as error:
-                result.rejected.append((index, 0, error))
+                result.rejected.append((index, 0, _with_role(error, content)))
                 continue
             if self.spec.expand == "append":
                 self._append(samples, weight, digest, result)
@@ -434,7 +438,7 @@ class Renderer:
                     rendered, _ = self._render_sample(sample, digest, result)
                     result.accept(index, sample.part, _scaled(rendered, weight))
                 except RowError as error:
-                    result.rejected.append((index, sample.part, error))
+                    result.rejected.append((index, sample.part, _with_role(error, content)))
 
     def read(self, row: Any) -> Conversation | Plain | AnswerGroup:
         """Read one row, and its images if there is a processor."""
@@ -462,6 +466,9 @@ class Renderer:
         """Return the texts to render for one conversation, with their trained messages."""
         template = self._for(conversation.tools, conversation.variables)
         train_on = self.spec.trained(conversation.shape)
+        roles = {message["role"] for message in conversation.messages}
+        if not roles <= KNOWN_ROLES and misspelt_role(conversation.messages):
+            result.note("misspelt_roles")
         if train_on == "everything":
             return [Sample(index, 0, conversation, None, template)]
         _trim(conversation, self.spec.trailing, result)
@@ -539,6 +546,7 @@ class Renderer:
         """Render every answer of a group; all are accepted, or none."""
         if self.spec.expand != "none":
             raise incomparable("a group of answers cannot be split into one row per turn")
+        self._note_strings(group.sides[0], result)
         sides: list[RenderedRow] = []
         for number, side in enumerate(group.sides):
             try:
@@ -685,6 +693,14 @@ class Renderer:
         result.note(f"untraced:{error.cause}")
         return _finished(sample, RenderedRow(text, None, ("text",), [len(text)]))
 
+    def skips_template(self, content: Any) -> bool:
+        """Return whether prompt and answers are strings, so that the template is not applied."""
+        return isinstance(content, Plain) and content.shape != "text" and bool(self._sources)
+
+    def _note_strings(self, content: Conversation | Plain, result: Rendering) -> None:
+        if self.skips_template(content):
+            result.note("plain_strings")
+
     def _plain(self, plain: Plain) -> RenderedRow:
         train_on = self.spec.trained(plain.shape)
         eos = ""
@@ -712,6 +728,18 @@ class Renderer:
         if len(text) == (len(plain.prompt) if spans else 0):
             raise RowError("the trained text is empty", reason="no_trained_tokens")
         return RenderedRow(text, spans, roles, ends, images=plain.images)
+
+
+def _with_role(error: RowError, content: Any) -> RowError:
+    """Add a misspelt role of the row to an error that it may have caused."""
+    if error.reason not in ("no_trained_tokens", "template_error", "mask_unproven"):
+        return error
+    sides = content.sides if isinstance(content, AnswerGroup) else [content]
+    for side in sides:
+        found = misspelt_role(side.messages) if isinstance(side, Conversation) else ""
+        if found:
+            return RowError(f"{error.message}; {found}", reason=error.reason)
+    return error
 
 
 def _finished(sample: Sample, rendered: RenderedRow) -> RenderedRow:
@@ -784,7 +812,9 @@ def _trim(conversation: Conversation, trailing: str, result: Rendering) -> None:
     if end and messages[end - 1]["role"] == "user":
         result.note("trailing_user")
         if trailing == "reject":
-            raise RowError("the conversation ends with a user turn", reason="trailing_user")
+            raise RowError(
+                f"turn {end - 1}: the conversation ends with a user turn", reason="trailing_user"
+            )
         result.note("trimmed_trailing")
         while end and messages[end - 1]["role"] in ("user", "tool", "function", "ipython"):
             end -= 1

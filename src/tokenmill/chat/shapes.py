@@ -7,6 +7,7 @@ docs/reference/row-formats.md lists the normalizations; unknown keys are passed 
 from __future__ import annotations
 
 import ctypes
+import difflib
 import math
 import operator
 from collections.abc import Iterator, Sequence
@@ -35,6 +36,8 @@ RANKED_KEYS = ("responses", "completions")
 VARIABLES_KEY = "chat_template_kwargs"
 UNLABELLED = -1  # label of ranked answers, which have none
 NULL_AS_EMPTY = "null_as_empty"
+USUAL_ROLES = ("system", "developer", "user", "assistant", "tool")
+KNOWN_ROLES = frozenset((*USUAL_ROLES, *TOOL_ROLES, "model", "tools"))
 _PROMPT_ROLES = ("system", "developer", "user")
 
 SHAREGPT_ROLES = {
@@ -233,6 +236,21 @@ def _detect(row: dict[str, Any], spec: ChatSpec) -> str:
     )
 
 
+def in_turn(error: RowError, number: int) -> RowError:
+    return RowError(f"turn {number}: {error.message}", reason=error.reason)
+
+
+def misspelt_role(messages: list[Message]) -> str:
+    """Describe the first role that is nearly one of the usual roles; an empty string if none is."""
+    for number, message in enumerate(messages):
+        role = message["role"]
+        if role not in KNOWN_ROLES:
+            similar = difflib.get_close_matches(role.lower(), USUAL_ROLES, 1, 0.8)
+            if similar:
+                return f"turn {number} has the role {role!r}; did you mean {similar[0]!r}?"
+    return ""
+
+
 def conversation(shape: str, turns: list[Any]) -> Conversation:
     """Read OpenAI messages."""
     if _is_simple(turns):
@@ -240,8 +258,11 @@ def conversation(shape: str, turns: list[Any]) -> Conversation:
     messages: list[Message] = []
     simple = True
     calls: dict[int, Any] = {}
-    for turn in turns:
-        message = _message(turn)
+    for number, turn in enumerate(turns):
+        try:
+            message = _message(turn)
+        except RowError as error:
+            raise in_turn(error, number) from error
         messages.append(message)
         if len(message) != 2 or type(message.get("content")) is not str:
             simple = False
@@ -253,7 +274,7 @@ def conversation(shape: str, turns: list[Any]) -> Conversation:
 def _sharegpt_conversation(turns: list[Any]) -> Conversation:
     messages = []
     others = []
-    for turn in turns:
+    for number, turn in enumerate(turns):
         # Nearly every turn; saves a function call.
         if type(turn) is dict and len(turn) == 2:
             speaker, value = turn.get("from"), turn.get("value")
@@ -261,7 +282,10 @@ def _sharegpt_conversation(turns: list[Any]) -> Conversation:
             if role is not None and type(value) is str and speaker != "function_call":
                 messages.append({"role": role, "content": value})
                 continue
-        others.append(message := _sharegpt(turn))
+        try:
+            others.append(message := _sharegpt(turn))
+        except RowError as error:
+            raise in_turn(error, number) from error
         messages.append(message)
     calls = {id(m): m["tool_calls"] for m in others if m.get("tool_calls")}
     if not calls and all(len(m) == 2 and type(m["content"]) is str for m in others):
@@ -346,7 +370,7 @@ def _alpaca(row: dict[str, Any]) -> Conversation:
 
 def _pair(row: dict[str, Any], spec: ChatSpec) -> Conversation | Plain:
     prompt, completion = spec.value(row, "prompt"), spec.value(row, "completion")
-    if isinstance(prompt, str) and isinstance(completion, str):
+    if isinstance(prompt, str) and isinstance(completion, str) and not spec.as_chat:
         return Plain("prompt_completion", prompt, completion)
     head = _half(prompt, "user", spec.column("prompt"))
     tail = _half(completion, "assistant", spec.column("completion"))
@@ -480,7 +504,7 @@ def _sides(
         if answer is None or (isinstance(answer, str | list | dict) and not answer):
             raise incomparable(f"{name!r} is empty")
     prompt = spec.value(row, "prompt")
-    if all(isinstance(answer, str) for answer in answers.values()):
+    if all(isinstance(answer, str) for answer in answers.values()) and not spec.as_chat:
         sides = _texts(shape, row, prompt, answers, spec)
         if sides is not None:
             return sides

@@ -14,7 +14,7 @@ from tokenmill._core.options import Column, Options, Variables, check_names
 from tokenmill.errors import UsageError
 
 # Part of the key; incremented when a row's text, spans or rejection could change.
-RENDERER_VERSION = 10
+RENDERER_VERSION = 11
 
 GROUPED = ("preference", "kto", "ranked")  # formats with several answers to one prompt
 RowFormat = Literal[
@@ -72,6 +72,7 @@ class ChatSpec(Options, frozen=True, kw_only=True):
     expand: Literal["none", "turns", "append"] = "none"
     trailing: Literal["reject", "trim"] = "reject"
     append_eos: bool = True
+    as_chat: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -163,6 +164,8 @@ class ChatSpec(Options, frozen=True, kw_only=True):
     def document(self) -> dict[str, Any]:
         """Return the fields and the version of the renderer, for a key."""
         fields = {name: getattr(self, name) for name in ChatSpec.__struct_fields__}
+        if not self.as_chat:
+            del fields["as_chat"]  # the key of other rows does not depend on it
         return {"renderer": RENDERER_VERSION, **fields}
 
 

@@ -19,12 +19,12 @@ OPTIONS = {
     "Masking": ("train_on",),
     "Length": ("max_length", "overlong"),
     "Running": ("num_workers", "out"),
-    "More: rows": ("config", "keep_columns", "max_rejected", "processor", "media_root",
+    "More: rows": ("config", "keep_columns", "max_rejected", "rejected", "processor", "media_root",
                    "media_urls"),
-    "More: tokenizer and template": ("tokenizer_backend", "trust_remote_code", "date"),
+    "More: tokenizer and template": ("as_chat", "tokenizer_backend", "trust_remote_code", "date"),
     "More: masking": ("turn_end", "thinking_opener", "expand", "trailing", "append_eos"),
-    "More: running": ("cache_dir", "force_recache", "disable_cache", "executor", "reference",
-                      "part", "embed_media", "as_json", "help"),
+    "More: running": ("name", "cache_dir", "force_recache", "disable_cache", "executor",
+                      "reference", "part", "embed_media", "as_json", "help"),
 }  # fmt: skip
 _PANEL_OF_COMMAND = {name: panel for panel, names in COMMANDS.items() for name in names}
 _PANEL_OF_OPTION = {name: panel for panel, names in OPTIONS.items() for name in names}

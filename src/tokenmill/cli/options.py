@@ -69,7 +69,7 @@ METAVARS = {
     "ignore": "RULE", "keep_columns": "COLUMN", "length": "TOKENS", "max_length": "TOKENS",
     "max_rejected": "N|SHARE", "media_root": "DIR", "mix": "RECIPE", "only": "RULE",
     "origin": "FILE:LINE", "out": "PATH", "pack": "LENGTH", "part": "I/N", "processor": "MODEL",
-    "producer": "TEXT", "sources": "SRC", "split": "NAME=SHARE", "store": "KEY",
+    "producer": "TEXT", "rejected": "FILE", "sources": "SRC", "split": "NAME=SHARE", "store": "KEY",
     "tokenizer": "MODEL", "values": "NAME",
 }  # fmt: skip
 MAX_METAVAR = 14  # characters of choices beside a flag; more of them go into the help
@@ -78,7 +78,7 @@ Sources = Annotated[
     list[str], typer.Argument(metavar="SRC", help="Files, directories, globs; path@[a:b].")
 ]
 StorePath = Annotated[
-    str, typer.Argument(metavar="STORE", help="Path that `tokenmill prepare` printed.")
+    str, typer.Argument(metavar="STORE", help="Path, name or key of a store, or @last.")
 ]
 OutDirectory = Annotated[
     str | None, typer.Option(metavar="DIR", help="Also write a self-contained copy here.")

@@ -12,6 +12,7 @@ from tokenmill.inspect.terminal_text import harmless
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
 
 class Output:
@@ -38,19 +39,16 @@ class Output:
 
         return Console(highlight=False, soft_wrap=True)
 
-    def message(self, text: str) -> None:
-        """Print a line on stderr, with control characters made visible."""
-        self.stderr.print(harmless(text), markup=False)
+    def message(self, *parts: str | tuple[str, str]) -> None:
+        """Print texts, or pairs of text and style, as a line on stderr.
+
+        Control characters are made visible.
+        """
+        self.stderr.print(_line(parts))
 
     def line(self, *parts: str | tuple[str, str], style: str = "") -> None:
-        """Print texts, or pairs of text and style, as a line on stdout; escaped like `message`."""
-        from rich.text import Text
-
-        line = Text(style=style)
-        for part in parts:
-            text, own_style = (part, None) if isinstance(part, str) else part
-            line.append(harmless(text), own_style)
-        self.stdout.print(line)
+        """Print a line as `message`, but on stdout."""
+        self.stdout.print(_line(parts, style))
 
     def result(self, document: dict[str, Any], show: Callable[[], object] | None = None) -> None:
         """Print the document with ``--json``, else call ``show``.
@@ -68,6 +66,16 @@ class Output:
         if self.as_json:
             members = ("type", "message", "path", "row", "line", "offset")
             print_json({**self.partial, "error": {name: error.get(name) for name in members}})
+
+
+def _line(parts: tuple[str | tuple[str, str], ...], style: str = "") -> Text:
+    from rich.text import Text
+
+    line = Text(style=style)
+    for part in parts:
+        text, own_style = (part, None) if isinstance(part, str) else part
+        line.append(harmless(text), own_style)
+    return line
 
 
 def one_line(text: str, max_chars: int = 160) -> str:

@@ -19,7 +19,7 @@ from tokenmill.data.batch_media import MEDIA, MediaFiller, Pixels
 from tokenmill.data.cursor import Cursor
 from tokenmill.data.fill import check_multiple
 from tokenmill.data.filler import Attached, Filler, MicroFiller, SidecarNames
-from tokenmill.data.group_batches import GroupFiller, group_kind
+from tokenmill.data.group_batches import LAYOUTS, GroupFiller, group_kind
 from tokenmill.data.micro import MicroBatches
 from tokenmill.data.mixture import Mixture
 from tokenmill.data.packs import Pack, Packs, Slots
@@ -99,8 +99,11 @@ class Loader:
                 raise UsageError((name,), f" must be True or False, got {flag!r}")
         if group_by_length and not shuffle:
             raise UsageError("group_by_length=True requires shuffle=True")
+        if isinstance(data, str | os.PathLike):
+            raise UsageError(f"data must be a store; write tm.Loader(tm.open_store({data!r}))")
         check_one_of("padding_side", padding_side, ("right", "left"))
         pad_to_multiple_of = check_multiple(pad_to_multiple_of)
+        check_one_of("layout", layout, LAYOUTS)
         if pack is not None:
             _check_pack(pack, padding_side, pad_to_multiple_of)
         batch_size = check_positive("batch_size", batch_size)
@@ -205,6 +208,17 @@ class Loader:
         epoch = self.stream.checked_epoch(epoch)
         if epoch != self.cursor.epoch:
             self.cursor, self.first_epoch = Cursor(epoch), epoch
+
+    def __repr__(self) -> str:
+        spec, ranks = self.stream.spec, ""
+        if self._world_size > 1:
+            ranks = f", rank {self._rank} of {self._world_size}"
+        size = self._global_batch // self._world_size
+        at = f"epoch {self.cursor.epoch}, position {self.cursor.position:,}"
+        return (
+            f"Loader({self.stream.view!r}, batch_size={size}, seed={spec.seed}, "
+            f"order={spec.order}{ranks}, {at})"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last batch; the same on every rank."""
@@ -406,7 +420,8 @@ def _pad_token_id(view: View, pad_token_id: int | None) -> int:
 
 def _check_pack(pack: Pack, padding_side: str, multiple: int | None) -> None:
     if not isinstance(pack, Pack):
-        raise UsageError(f"pack must be a tm.Pack, got {pack!r}")
+        advice = f"; write pack=tm.Pack({pack})" if isinstance(pack, int) else ""
+        raise UsageError(f"pack must be a tm.Pack, got {pack!r}{advice}")
     if padding_side == "left":
         raise UsageError("pack requires padding_side='right', got 'left'")
     if multiple is not None and pack.length % multiple:
@@ -419,7 +434,9 @@ def _check_micro_batches(
     micro: MicroBatches, pack: Pack | None, world_size: int, padding_side: str, multiple: int | None
 ) -> None:
     if not isinstance(micro, MicroBatches):
-        raise UsageError(f"micro_batches must be a tm.MicroBatches, got {micro!r}")
+        known = isinstance(micro, int)
+        advice = f"; write micro_batches=tm.MicroBatches(max_tokens={micro})" if known else ""
+        raise UsageError(f"micro_batches must be a tm.MicroBatches, got {micro!r}{advice}")
     if multiple is not None:
         raise UsageError(
             "pad_to_multiple_of cannot be used with micro_batches; use MicroBatches(align=…)"

@@ -414,7 +414,9 @@ class PromptDataset(Sequence[Prompt]):
         self._epoch, self._position, self._shuffled = state["cursor"]
 
     def __repr__(self) -> str:
-        return f"<PromptDataset {len(self)} of {self._rows!r}>"
+        limit = "" if self.max_length is None else f", max_length={self.max_length}"
+        shown = f"{len(self):,} of {self.source_rows:,} prompts, epoch {self._epoch}"
+        return f"PromptDataset({shown}, position {self._position:,}{limit}, {self._rows!r})"
 
 
 def _check_epoch(epoch: int, error: type[TokenmillError]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -240,7 +241,9 @@ class View(ViewMethods, Sequence[Row]):
         return [self.sidecar(name) for name in common]
 
     def __repr__(self) -> str:
-        return f"View({len(self):,} rows, {self.key[:12]})"
+        total = sum(map(len, self.stores))
+        stores = "a store" if len(self.stores) == 1 else f"{len(self.stores)} stores"
+        return f"View({self.key[:12]}, {len(self):,} of {total:,} rows of {stores})"
 
 
 def _view_of(index: Index) -> View:
@@ -259,6 +262,8 @@ def as_view(data: Store | View) -> View:
         return data
     if isinstance(data, Store):
         return View([data], Whole(data))
+    if isinstance(data, str | os.PathLike):
+        raise UsageError(f"expected a store, got a path; write tm.open_store({data!r})")
     raise UsageError(f"expected a store or a view, got {type(data).__name__}")
 
 

@@ -57,15 +57,18 @@ def examine(
     trust_remote_code: bool = False,
     cache_dir: str | os.PathLike[str] | None = None,
     describe_ray: Callable[[], dict[str, Any]] | None = None,
+    report: Callable[[str], object] = str,
 ) -> list[Check]:
     """Run all checks; an error in one does not stop the others.
 
-    ``describe_ray`` returns the cluster that ``executor="ray"`` would use.
+    ``describe_ray`` returns the cluster that ``executor="ray"`` would use. ``report`` is called
+    with the name of each check before it runs.
     """
     root = cache_root(cache_dir)
     checks: list[Check] = []
 
     def run(name: str, check: Callable[[], Check | Iterable[Check]]) -> None:
+        report(name)
         try:
             result = check()
             checks.extend([result] if isinstance(result, Check) else result)

@@ -121,9 +121,25 @@ def _token_bytes(samples: RunIndex, size: int) -> int:
     return samples.tokens * size
 
 
-def as_dataset(reader: Reader, identity: Any) -> datasets.Dataset:
+def as_dataset(
+    reader: Reader, identity: Any, kind: type[Any] = datasets.Dataset
+) -> datasets.Dataset:
     table = LazyTable(reader, range(reader.rows), reader.schema.names, reader.schema)
-    return datasets.Dataset(table, fingerprint=fingerprint.key(identity)[:16])
+    return kind(table, fingerprint=fingerprint.key(identity)[:16])
+
+
+class GroupDataset(datasets.Dataset):  # type: ignore[misc]
+    """A dataset of encoded groups, which trainers that tokenize texts cannot use."""
+
+    def map(self, *arguments: Any, **named: Any) -> Any:
+        try:
+            return super().map(*arguments, **named)
+        except KeyError as error:
+            raise UsageError(
+                f"no column {error} in this dataset, which is tokenized already. A plain "
+                "DPOTrainer or KTOTrainer tokenizes texts; use "
+                "hf.as_prepared(DPOTrainer)(train_dataset=dataset, …)"
+            ) from error
 
 
 def _numbers(samples: RunIndex, indices: Sequence[int]) -> pa.Table:
@@ -311,6 +327,7 @@ def for_trl(
     world_size: int = 1,
     trainer: str | None = None,
     ref_logps: str | None = None,
+    config: Mapping[str, Any] | None = None,
 ) -> tuple[datasets.Dataset, dict[str, Any]]:
     """Return a dataset in our order for one of TRL's trainers, and the arguments of its config.
 
@@ -329,10 +346,12 @@ def for_trl(
         ref_logps: The name of a sidecar with the reference model's log-probability of every row's
             answer; that model is then not called. For dpo, and for kto with a loss that has no KL
             term (``apo_zero_unpaired``).
+        config: Your own arguments of the config; they are returned with the ones that the dataset
+            needs. A warning names those that are replaced.
 
     Returns:
-        The dataset, and keyword arguments for ``SFTConfig``, ``DPOConfig``, ``KTOConfig`` or
-        ``RewardConfig``. They must take precedence over your own.
+        The dataset, and all keyword arguments for ``SFTConfig``, ``DPOConfig``, ``KTOConfig`` or
+        ``RewardConfig``.
     """
     view = unweighted(data.view if isinstance(data, Mixture) else as_view(data), "TRL")
     for what, present in (("images", view.has_media), ("groups", view.has_groups)):
@@ -344,7 +363,8 @@ def for_trl(
         tokens_alone(view, "TRL's trainer of groups")
         samples = RunIndex(data, epochs=epochs, seed=seed, order=order, unit="groups")
         known: dict[str, Any] = {} if ref_logps is None else {"precompute_ref_log_probs": True}
-        return _group_dataset(samples, trainer, seed, ref_logps), _in_our_order() | known
+        dataset = _group_dataset(samples, trainer, seed, ref_logps)
+        return dataset, _merged(config, _in_our_order() | known)
     if trainer is not None or ref_logps is not None:
         raise UsageError(
             ("trainer",), " and ", ("ref_logps",), " need data with groups, but this data has none."
@@ -367,7 +387,16 @@ def for_trl(
     if _trl_is(HAS_SHUFFLE):
         arguments["shuffle_dataset"] = False
     # The collator converts arrays to tensors without a Python integer per token.
-    return dataset.with_format("numpy"), arguments
+    return dataset.with_format("numpy"), _merged(config, arguments)
+
+
+def _merged(own: Mapping[str, Any] | None, needed: dict[str, Any]) -> dict[str, Any]:
+    own = dict(own or {})
+    replaced = [name for name in needed if name in own and own[name] != needed[name]]
+    if replaced:
+        shown = ", ".join(f"{name}={own[name]!r} by {needed[name]!r}" for name in replaced)
+        warnings.warn(f"for_trl replaces {shown}: the dataset contains that", stacklevel=3)
+    return own | needed
 
 
 def _in_our_order() -> dict[str, Any]:
@@ -449,7 +478,7 @@ def _group_dataset(
     groups = _Groups(samples, trainer, seed, ref_logps)
     reader = Reader(len(samples), groups.schema, partial(_token_bytes, samples, 4), groups.read)
     producer = None if groups.sidecar is None else groups.sidecar.producer
-    return as_dataset(reader, [trainer, producer, samples.epochs, vars(samples.spec)])
+    return as_dataset(reader, [trainer, producer, samples.epochs, vars(samples.spec)], GroupDataset)
 
 
 class _Groups:

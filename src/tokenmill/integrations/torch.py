@@ -8,6 +8,7 @@ state.
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from tokenmill._core.optional import optional
+from tokenmill._core.options import check_names
 from tokenmill.data.cursor import Cursor
 from tokenmill.data.fill import Batch, check_multiple, fill_rows
 from tokenmill.data.loader import BatchFiller, Loader, LoaderIterator
@@ -107,6 +109,10 @@ class DataLoader:
     ) -> None:
         if isinstance(data, Loader) and arguments:
             raise UsageError(f"Pass {', '.join(arguments)} to the Loader.")
+        own, of_loader = (
+            list(inspect.signature(kind).parameters)[1:] for kind in (DataLoader, Loader)
+        )
+        check_names(arguments, {*own, *of_loader} - {"arguments"}, "arguments")
         self.loader = data if isinstance(data, Loader) else Loader(data, **arguments)
         self.has_workers = num_workers > 0
         self._persistent = persistent_workers

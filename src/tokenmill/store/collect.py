@@ -5,8 +5,8 @@ one removes those that were marked at least ``grace_s`` ago and are still unused
 open store can finish meanwhile, and a builder that uses a marked slice keeps it.
 
 Unused are: stores that are old or named by the caller, slices and sidecars of no other store,
-parts of complete sidecars, files of rollouts without a store, staging directories of dead
-processes, and quarantined files. A mistake costs a rebuild, never a wrong row.
+parts of complete sidecars, files of rollouts and in-memory rows without a store, staging
+directories of dead processes, and quarantined files. A mistake costs a rebuild, never a wrong row.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill._core.publish import Staging, make_directory, sync_directory, writing_errors
-from tokenmill.errors import TokenmillError, UsageError
+from tokenmill.errors import IN_MEMORY_DIRECTORY, TokenmillError, UsageError, public_path
 from tokenmill.store.access import ByteFile
 from tokenmill.store.layout import OTHER_STORES, TABLE, CacheLayout, is_key
 from tokenmill.store.manifest import load_table, read_manifest
+from tokenmill.store.named import names_in
 from tokenmill.store.store import Store
 
 PARTS = (
     "slices", "notes", "stores", "sidecars", "tokenizers", "processors", "images", "rollouts",
-    "rows", "blocks", "staging", "quarantine",
+    IN_MEMORY_DIRECTORY, "rows", "blocks", "names", "staging", "quarantine",
 )  # fmt: skip
 
 MARKS = "gc/marks.json"
@@ -52,7 +53,7 @@ class Collection:
 def survey(root: Path) -> dict[str, Any]:
     """Return the object that ``tokenmill cache list --json`` prints."""
     layout = CacheLayout(root)
-    entries = []
+    entries, names = [], list(names_in(root))
     for path in _directories(layout.stores):  # another process may remove one at any time
         entry: dict[str, Any] = {"key": path.name, "path": str(path), "bytes": _size(path)}
         try:
@@ -60,9 +61,18 @@ def survey(root: Path) -> dict[str, Any]:
             totals = manifest["totals"]
             entry |= {name: totals[name] for name in ("rows", "tokens", "trained_tokens", "slices")}
             entry["made"] = path.stat().st_mtime
+            entry["names"] = [name for name, key in names if key == path.name]
+            store = Store(path, "off")
+            entry["sources"] = [public_path(source or "?") for source in store.sources]
+            entry["tokenizer"] = store.proof.get("tokenizer")
+            entry["bytes"] += sum(
+                _size(file)
+                for slice_key in store.slice_keys()
+                for file in _paths(layout, f"slices/{slice_key}")
+            )
             entry["sidecars"] = [
                 {"name": one.name, "producer": one.producer, "per": one.per, "bytes": one.bytes}
-                for one in Store(path, "off").sidecars
+                for one in store.sidecars
             ]
         except (TokenmillError, FileNotFoundError) as error:
             if not path.exists():
@@ -96,7 +106,7 @@ def collect(
         keys = {path.name.partition(".")[0] for path in _entries(directory)}
         unused |= {f"slices/{key}" for key in keys - needed.in_directory(directory.name)}
     unused |= set(_unused_sidecars(layout, expired))
-    unused |= set(_unused_rollouts(layout, expired, now - grace_s))
+    unused |= set(_unused_sources(layout, expired, now - grace_s))
     unused |= {f"staging/{path.name}" for path in _dead_staging(root)}
     unused |= {f"quarantine/{path.name}" for path in _entries(layout.quarantine)}
     marks = _read_marks(root)
@@ -118,7 +128,7 @@ def collect(
 def _expired_stores(
     layout: CacheLayout, older_than_s: float | None, named: set[str], now: float
 ) -> set[str]:
-    present = {path.name: modified for path, modified in _mtimes(layout.stores)}
+    present = {path.name: modified for path, modified in _mtimes(_directories(layout.stores))}
     unknown = named - set(present)
     if unknown:
         raise UsageError(f"no such store: {', '.join(sorted(unknown))}", path=layout.stores)
@@ -170,18 +180,25 @@ def _unused_sidecars(layout: CacheLayout, expired: set[str]) -> Iterator[str]:
                 yield f"{name}/{parts.name}"
 
 
-def _unused_rollouts(layout: CacheLayout, expired: set[str], since: float) -> Iterator[str]:
-    """Old files of rollouts that are no store's source."""
-    old = [path for path, at in _mtimes(layout.rollouts) if at < since]
+def _unused_sources(layout: CacheLayout, expired: set[str], since: float) -> Iterator[str]:
+    """Old files written for rollouts and in-memory rows that are no store's source."""
+    old = [
+        path
+        for kind in ("rollouts", IN_MEMORY_DIRECTORY)
+        for path, at in _mtimes(_entries(layout.root / kind))
+        if at < since
+    ]
     if not old:
         return
     stores = [path for path in _directories(layout.stores) if path.name not in expired]
     needed = set()
     for path in stores:
         with _unless_removed(path):
-            sources = Store(path, "off").sources
-            needed |= {Path(source).parent.name for source in sources if source is not None}
-    yield from (f"rollouts/{path.name}" for path in old if path.name not in needed)
+            for source in filter(None, Store(path, "off").sources):
+                needed |= {Path(source).name, Path(source).parent.name}
+    for path in old:
+        if path.name not in needed:
+            yield path.relative_to(layout.root).as_posix()
 
 
 def _dead_staging(root: Path) -> Iterator[Path]:
@@ -270,10 +287,10 @@ def _unless_removed(store: Path) -> Iterator[None]:
             raise
 
 
-def _mtimes(path: Path) -> Iterator[tuple[Path, float]]:
-    for directory in _directories(path):
+def _mtimes(paths: list[Path]) -> Iterator[tuple[Path, float]]:
+    for path in paths:
         with contextlib.suppress(FileNotFoundError):
-            yield directory, directory.stat().st_mtime
+            yield path, path.stat().st_mtime
 
 
 def _directories(path: Path) -> list[Path]:

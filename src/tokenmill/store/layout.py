@@ -106,6 +106,7 @@ class CacheLayout:
         self.rows = root / "rows"
         self.quarantine = root / "quarantine"
         self.sidecars = root / SIDECARS
+        self.names = root / "names"
 
     def image(self, digest: str) -> Path:
         """An image of a store that `pull` copied."""

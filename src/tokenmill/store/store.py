@@ -6,6 +6,7 @@ module imports no pyarrow, tokenizer or template engine.
 
 from __future__ import annotations
 
+import html
 import math
 import os
 import re
@@ -26,9 +27,9 @@ from tokenmill._core import fingerprint
 from tokenmill._core.origin import Origin
 from tokenmill._core.paths import is_network
 from tokenmill._core.process import ProcessLock
-from tokenmill._core.remote import is_remote, local_path
+from tokenmill._core.remote import is_remote
 from tokenmill._core.remote_path import as_remote
-from tokenmill.errors import CorruptionError, UsageError, check_one_of
+from tokenmill.errors import CorruptionError, UsageError, check_one_of, public_path
 from tokenmill.store import layout as names
 from tokenmill.store.access import ByteFile, reading_errors, require_checksum, require_size
 from tokenmill.store.columns import row_number, trained_within, weighed_within, weights_along
@@ -43,6 +44,7 @@ from tokenmill.store.manifest import (
     read_proof,
     units_out,
 )
+from tokenmill.store.named import find_store
 from tokenmill.store.record import EXTRA, FIXED_COLUMNS, Media
 from tokenmill.store.sidecars import COLUMN, Sidecar, attached, choose, sidecar_checks, sidecar_of
 from tokenmill.store.slices import SliceReader, read_counts
@@ -86,12 +88,22 @@ class Row(msgspec.Struct, eq=False, gc=False):
     def show(self) -> None:
         """Print origin and text; trained tokens are between ⟦ and ⟧."""
         print(self)
-        edges = np.flatnonzero(np.diff(self.loss_mask, prepend=0, append=0)).tolist()
-        bounds = [0, *edges, len(self)]
-        for number, (start, stop) in enumerate(pairwise(bounds)):
-            text = self._decode(start, stop)
-            print(f"⟦{text}⟧" if number % 2 else text, end="")
+        for text, is_trained in self._runs():
+            print(f"⟦{text}⟧" if is_trained else text, end="")
         print()
+
+    def _runs(self) -> Iterator[tuple[str, bool]]:
+        """Yield the text in runs of untrained and trained tokens, alternating."""
+        edges = np.flatnonzero(np.diff(self.loss_mask, prepend=0, append=0)).tolist()
+        for number, (start, stop) in enumerate(pairwise([0, *edges, len(self)])):
+            yield self._decode(start, stop), number % 2 == 1
+
+    def _repr_html_(self) -> str:
+        """Show the row in a notebook; trained tokens are highlighted."""
+        runs = ((html.escape(text), is_trained) for text, is_trained in self._runs())
+        body = "".join(f"<mark>{text}</mark>" if is_trained else text for text, is_trained in runs)
+        head = html.escape(repr(self))
+        return f'<code>{head}</code><pre style="white-space: pre-wrap">{body}</pre>'
 
     def _decode(self, start: int, stop: int) -> str:
         pieces = self._store.tokenizer.pieces(self.input_ids[start:stop].tolist())
@@ -168,6 +180,15 @@ class Row(msgspec.Struct, eq=False, gc=False):
     def __repr__(self) -> str:
         trained = int(self.loss_mask.sum())
         return f"Row({len(self)} tokens, {trained} trained, {self.origin})"
+
+
+_PUBLIC = (
+    "attach", "attach_writer", "batch", "count", "filter", "group_count", "group_size", "groups",
+    "has_groups", "has_media", "has_weights", "image", "images", "index", "key", "lengths",
+    "manifest", "map", "media_root", "patches", "path", "proof", "rejected", "rejected_rows",
+    "select", "shuffle", "sidecar", "sidecars", "sources", "split", "tokenizer",
+    "tokenizer_path", "torch", "trained", "verify",
+)  # fmt: skip
 
 
 class Store(ViewMethods, Sequence[Row]):
@@ -681,8 +702,31 @@ class Store(ViewMethods, Sequence[Row]):
         return _reopen, (open_again, path, self._verify, self.key)
 
     def __repr__(self) -> str:
+        facts = ", ".join(f"{count} {name}" for name, count in self._facts().items())
+        return f"Store({self.key[:12]}, {facts})"
+
+    def _facts(self) -> dict[str, str]:
         totals = self.manifest["totals"]
-        return f"Store({self.key[:12]}, {totals['rows']:,} rows, {totals['tokens']:,} tokens)"
+        tokens, trained = totals["tokens"], totals["trained_tokens"]
+        return {
+            "rows": f"{totals['rows']:,}",
+            "tokens": f"{tokens:,}",
+            "trained": f"{trained / max(tokens, 1):.1%}",
+            "rejected": f"{sum(totals['rejected'].values()):,}",
+        }
+
+    def _repr_html_(self) -> str:
+        sources = ", ".join(public_path(path or "?") for path in self.sources[:3])
+        more = f" and {len(self.sources) - 3} more" if len(self.sources) > 3 else ""
+        facts = {"store": str(self.path), "sources": sources + more, **self._facts()}
+        cells = "".join(
+            f"<tr><th>{name}</th><td>{html.escape(value)}</td></tr>"
+            for name, value in facts.items()
+        )
+        return f"<table>{cells}</table>"
+
+    def __dir__(self) -> list[str]:
+        return list(_PUBLIC)  # without what only other modules use
 
 
 def _reopen(open_again: Callable[[str, str], Store], path: str, verify: str, key: str) -> Store:
@@ -711,10 +755,11 @@ def open_store(
 
     Args:
         path_or_url: The directory that ``tokenmill prepare`` printed or wrote (``--out``), or the
-            URL of a store written by ``tokenmill push``.
+            URL of a store written by ``tokenmill push``. Also the name of a store of the cache, the
+            start of its key, or ``@last``: that of the last ``tokenmill prepare``.
         verify: ``lazy`` checks every block before its first row is served, ``open`` checks all
             blocks now, ``off`` checks sizes only.
-        cache_dir: Caches blocks of a remote store; None: the default cache directory.
+        cache_dir: Has the names, and blocks of remote stores; None: the default cache directory.
         media_root: Base directory of relative image paths; None: as in `prepare`.
         media_urls: Fetch images whose rows contain a URL.
 
@@ -734,5 +779,5 @@ def open_store(
             media_root=media_root,
             media_urls=media_urls,
         )
-    path = local_path(os.fspath(path_or_url))
+    path = find_store(path_or_url, cache_dir)
     return Store(path, verify, media_root=media_root, media_urls=media_urls)

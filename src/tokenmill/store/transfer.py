@@ -35,7 +35,7 @@ from tokenmill.errors import (
 from tokenmill.store import layout as names
 from tokenmill.store.access import PIECE_BYTES, ChecksummedFile, open_checksummed
 from tokenmill.store.commit import Placement, commit_store, state_json
-from tokenmill.store.layout import CacheLayout, StoreLayout, image_name
+from tokenmill.store.layout import MANIFEST, CacheLayout, StoreLayout, image_name
 from tokenmill.store.manifest import Document, encode_manifest, read_manifest, with_digest
 from tokenmill.store.prefetch import prefetch_map
 from tokenmill.store.record import Media
@@ -216,7 +216,7 @@ def _copy_to_directory(store: Store, target: Path, embed_media: bool) -> Transfe
     target = target.absolute()
     result = TransferResult(str(target), len(store))
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        _require_copy(store, target)
+        _require_copy(store.key, target)
         for _, path in _files_below(target):
             result.add(path.stat().st_size, skipped=True)
     else:
@@ -229,23 +229,33 @@ def _copy_to_directory(store: Store, target: Path, embed_media: bool) -> Transfe
             _copy_portable(store, put, result, embed_media=embed_media, list_models=False)
             with writing_errors(target):
                 if not publish_directory(staging.path, target):
-                    _require_copy(store, target)
+                    _require_copy(store.key, target)
     for sidecar in store.sidecars:
         if copy_sidecar(sidecar, StoreLayout(target)):
             result.add(sidecar.bytes)
     return result
 
 
-def _require_copy(store: Store, target: Path) -> None:
+def check_target(target: Path, key_of: Callable[[], str]) -> None:
+    """Raise if `copy_store` could not write a store, whose key is needed only sometimes."""
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        _require_copy("" if not (target / MANIFEST).exists() else key_of(), target)
+        return
+    parent = next(place for place in target.absolute().parents if os.path.lexists(place))
+    if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
+        raise CacheError(f"cannot be written: {parent} is no writable directory", path=target)
+
+
+def _require_copy(key: str, target: Path) -> None:
     try:
         existing = Store(target)
     except TokenmillError as error:
         raise UsageError(
             "exists and is not a copy of this store; choose another directory", path=target
         ) from error
-    if existing.key != store.key:
+    if existing.key != key:
         raise UsageError(
-            f"contains store {existing.key[:12]}, not {store.key[:12]}; choose another directory",
+            f"contains store {existing.key[:12]}, not {key[:12]}; choose another directory",
             path=target,
         )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.inspect.page.browsing import Visit, go_to, tokens, wait_for_status, wait_for_title
 from tests.inspect.page.conftest import ATTACK, STEERING
+from tokenmill.inspect.rejected import HINTS, rejected_by_file
 from tokenmill.inspect.row import store_tokenizer
 from tokenmill.store import Store
 
@@ -177,6 +178,11 @@ def test_policy_stops_an_injected_script(browser: Any, on_disk: str) -> None:
 def test_recipe_and_proof_are_shown(visit: Visit, on_disk: str, store: Store) -> None:
     page = visit(on_disk)
     page.click("#tab-recipe")
+    assert store.proof["tokenizer"] in page.inner_text("#model")
+    words = page.inner_text("#proof")
+    assert re.search(r"[\d,]+ masks proven by following the template's own loop", words)
+    assert "rows compared with the reference, 0 different" in words
+    page.click("#panel-recipe summary")
     text = page.inner_text("#panel-recipe")
     assert store.key in text
     for name in (*store.manifest["document"]["recipe"], "audited_rows", "probe", "trained_tokens"):
@@ -190,6 +196,59 @@ def test_narrow_screen_needs_no_sideways_scrolling(visit: Visit, on_disk: str) -
         page.click(f"#tab-{name}")
         page.wait_for_timeout(50)
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, name
+
+
+def test_tapped_row_scrolls_into_view_on_a_phone_and_no_tab_is_cut(
+    visit: Visit, on_disk: str
+) -> None:
+    page = visit(on_disk, viewport={"width": 390, "height": 800})
+    assert page.evaluate("document.documentElement.scrollTop") == 0
+    for tab in page.query_selector_all("#tabs button"):
+        box = tab.bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 390
+    page.click("#list .item >> nth=2")
+    page.wait_for_function(
+        "() => Math.abs(document.querySelector('#view').getBoundingClientRect().top) < 2"
+    )
+
+
+def test_list_shows_the_line_even_of_a_file_with_a_long_name(visit: Visit, on_disk: str) -> None:
+    page = visit(on_disk)
+    for item in page.query_selector_all("#list .item:has(.line)")[:5]:
+        line, place = item.query_selector(".line"), item.query_selector(".where")
+        assert re.fullmatch(r":\d+", line.inner_text())
+        assert place.inner_text().endswith(line.inner_text())
+        own, outer = line.bounding_box(), place.bounding_box()
+        assert own["x"] + own["width"] <= outer["x"] + outer["width"] + 1
+
+
+def test_rejected_rows_are_grouped_by_reason_and_file_with_advice(
+    visit: Visit, on_disk: str, store: Store
+) -> None:
+    page = visit(on_disk)
+    page.click("#tab-rejected")
+    text = page.inner_text(".reasons")
+    for reason, files in rejected_by_file(store).items():
+        assert f"{store.rejected[reason]} {reason}: {HINTS[reason]}" in text
+        for file in files:
+            assert f"{file.count} of {file.source_rows} rejected" in text
+
+
+def test_keys_of_the_help_are_those_of_the_tabs(visit: Visit, on_disk: str) -> None:
+    page = visit(on_disk)
+    page.keyboard.press("?")
+    texts = "all => all.map((one) => one.innerText)"
+    keys, meanings = (page.eval_on_selector_all(f"#help {tag}", texts) for tag in ("dt", "dd"))
+    listed = dict(zip(keys, meanings, strict=True))
+    page.keyboard.press("Escape")
+    tabs = [
+        re.sub(r"\s*\d+$", "", tab.inner_text())
+        for tab in page.query_selector_all("#tabs *[role=tab]")
+    ]
+    assert listed[f"1 … {len(tabs)}"].split(", ") == tabs
+    page.keyboard.press(str(len(tabs)))
+    assert page.evaluate("document.activeElement.textContent").startswith(tabs[-1])
 
 
 def test_old_browser_gets_a_message(browser: Any, on_disk: str) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import shutil
 import sys
 import time
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,28 +34,14 @@ from tokenmill.cli.options import (
 )
 from tokenmill.cli.output import Output, one_line
 from tokenmill.data.prompt_rows import PromptSpec
-from tokenmill.errors import StateError, UsageError
+from tokenmill.errors import CacheError, StateError, UsageError
 
 if TYPE_CHECKING:
     from tokenmill.build.outcome import Prepared, Unfinished
     from tokenmill.data.prompts import PromptDataset
     from tokenmill.store import Store
 
-HINTS = {
-    "bad_json": "each line must be one JSON object in UTF-8",
-    "bad_shape": "name the columns (--format, --column messages=NAME) or fix the row",
-    "bad_media": "check the image, --media-root and --media-urls; images need --processor",
-    "media_mismatch": "a row needs one image for each <image> or image part",
-    "bad_group": "answers to compare must have text and differ; labels must be true or false",
-    "template_error": "the chat template raised an error for this conversation",
-    "template_drops_content": "the template does not print this content; use one that does",
-    "mask_unproven": "no proof of which text is the assistant's; see docs/reference/errors.md",
-    "trailing_user": "--trailing trim keeps such rows without their last turn",
-    "no_trained_tokens": "check --train-on, and the weights in the messages",
-    "overlong": "--overlong truncate keeps the first --max-length tokens",
-    "limit": "the row exceeds a limit on size, nesting or rendering cost",
-}
-EXAMPLES = 1  # rejected rows shown per reason; all of them are in the store
+MAX_FILES = 3  # with rejected rows shown per reason; all rows are in the store
 
 
 @command(app, *RECIPE, *RUN_OPTIONS.values(), cls=RecipeCommand)
@@ -64,6 +52,7 @@ def prepare(
     out: OutDirectory = None,
     embed_media: EmbedMedia = False,
     part: str | None = None,
+    rejected: str | None = None,
 ) -> None:
     """Turn rows into tokens and loss masks, cached as a store.
 
@@ -76,6 +65,7 @@ def prepare(
 
     Args:
         part: Build only this part of the slices; for builds on many machines.
+        rejected: Write the rejected rows here, as JSONL with reason, place and turn.
     """
     from tokenmill.build.calls import run_part, run_recipe
     from tokenmill.build.outcome import Unfinished
@@ -85,6 +75,13 @@ def prepare(
         raise UsageError(
             ("disable_cache",), " removes the store when the command ends. Add --out DIR to keep it"
         )
+    if rejected is not None and not os.access(Path(rejected).absolute().parent, os.W_OK):
+        raise UsageError(("rejected",), " must be in a directory that can be written")
+    if out is not None:
+        from tokenmill.build.calls import explain_recipe
+        from tokenmill.store.transfer import check_target
+
+        check_target(Path(out), lambda: str(explain_recipe(**arguments)["key"]))
     arguments |= {"progress": output.progress, "raise_for_rejections": False}
     part_summary: dict[str, Any] = {}
     with redirect_stdout(sys.stderr):  # Ray prints on stdout, which is for the result.
@@ -98,9 +95,16 @@ def prepare(
         return
     output.partial.update(outcome.summary() | part_summary)
     _report(output, outcome)
+    if rejected is not None:
+        from tokenmill.inspect.rejected import write_rejected
+
+        count = write_rejected(outcome.store, Path(rejected), arguments.get("cache_dir"))
+        output.message(f"{count:,} rejected rows written to {rejected}")
     outcome.raise_for_rejections()
     if out is not None:
         outcome = outcome.copied_to(Path(out), embed_media=embed_media)
+    _remember(outcome)
+    _report_next(output, outcome, has_rejected_file=rejected is not None)
     output.result(outcome.summary() | part_summary)
 
 
@@ -118,12 +122,13 @@ def _report(output: Output, prepared: Prepared) -> None:
     tokens, trained = summary["tokens"], summary["trained_tokens"]
     how = "cache hit" if summary["hit"] else _slice_counts(summary)
     output.message(
-        f"{summary['rows_out']:,} rows, {tokens:,} tokens, {trained:,} trained "
-        f"({trained / max(tokens, 1):.1%}); {how} in {summary['seconds']:.1f} s"
+        (f"{summary['rows_out']:,} rows", "bold green"),
+        f", {tokens:,} tokens, {trained:,} trained ({trained / max(tokens, 1):.1%}); "
+        f"{how} in {summary['seconds']:.1f} s",
     )
     _report_rejected(output, prepared)
     for remark in prepared.remarks():
-        output.message(f"note: {remark}")
+        output.message(("note: ", "bold"), remark)
 
 
 def _slice_counts(summary: dict[str, Any]) -> str:
@@ -133,19 +138,44 @@ def _slice_counts(summary: dict[str, Any]) -> str:
 
 
 def _report_rejected(output: Output, prepared: Prepared) -> None:
+    from tokenmill.inspect.rejected import HINTS, rejected_by_file
+
     summary = prepared.summary()
     rejected, rows_in = summary["rejected"], summary["rows_in"]
     count = sum(rejected.values())
     if not count:
         return
-    output.message(f"{count:,} of {rows_in:,} rows rejected ({count / rows_in:.1%}):")
-    examples = prepared.examples(EXAMPLES)
+    share = f" of {rows_in:,} rows rejected ({count / rows_in:.1%}):"
+    output.message((f"{count:,}{share}", "bold yellow"))
     count_width = max(len(f"{n:,}") for n in rejected.values())
     name_width = max(len(reason) for reason in rejected)
-    for reason, n in sorted(rejected.items(), key=lambda item: (-item[1], item[0])):
-        output.message(f"  {n:>{count_width},}  {reason:<{name_width}}  {HINTS.get(reason, '')}")
-        for origin, detail in examples.get(reason, ()):
-            output.message(f"{'':{count_width + name_width + 6}}{origin}: {one_line(detail)}")
+    indent = f"{'':{count_width + name_width + 6}}"
+    for reason, files in rejected_by_file(prepared.store).items():
+        head = f"  {rejected[reason]:>{count_width},}  {reason:<{name_width}}  "
+        output.message((head, "yellow"), HINTS.get(reason, ""))
+        for file in files[:MAX_FILES]:
+            output.message(f"{indent}{file.path}: {file.count:,} of {file.source_rows:,} rejected")
+            output.message((f"{indent}{file.first}: {one_line(file.detail)}", "dim"))
+        if len(files) > MAX_FILES:
+            output.message(f"{indent}and rows of {len(files) - MAX_FILES:,} other files")
+
+
+def _remember(prepared: Prepared) -> None:
+    """Make ``@last`` the name of the store, unless the cache cannot be written."""
+    from tokenmill.store.named import LAST, write_name
+
+    root = prepared.store.cache_root
+    if root is not None and prepared.store.private_directory is None:
+        with suppress(CacheError):
+            write_name(root, LAST, prepared.store.key)
+
+
+def _report_next(output: Output, prepared: Prepared, *, has_rejected_file: bool) -> None:
+    """Say which commands to run next."""
+    store = shlex.quote(prepared.options.name or str(prepared.path))
+    output.message(("next: ", "bold"), (f"tokenmill inspect {store}", "cyan"))
+    if prepared.summary()["rejected"] and not has_rejected_file:
+        output.message("      add ", ("--rejected FILE", "cyan"), " to write all rejected rows")
 
 
 def _is_cache_disabled(arguments: dict[str, Any]) -> bool:
@@ -292,7 +322,20 @@ def demo(output: Output, flags: Flags, *, files: str | None = None) -> None:
     state = _check_resume(second.store)
     output.message(f"state: {state}")
     output.message(f"batches {BATCHES // 2 + 1} to {BATCHES} after resuming: identical")
+    _report_what_next(output)
     output.result(second.summary(), lambda: None)
+
+
+def _report_what_next(output: Output) -> None:
+    program = sys.argv[0] if shutil.which("tokenmill") is None else "tokenmill"
+    output.stderr.rule("[bold]next: your own rows and model", align="left")
+    for arguments, purpose in {
+        "prepare FILE.jsonl --tokenizer MODEL --name first": "a directory or hub id as MODEL",
+        "inspect first --html page.html": "then open page.html in a browser",
+        "stats first --pack 8192": "lengths, roles, sources, and packs",
+        "demo --files sample": "write the rows of this demo to a directory",
+    }.items():
+        output.message((f"{program} {arguments}", "cyan"), f"   # {purpose}")
 
 
 def _row_to_show(store: Store) -> int:

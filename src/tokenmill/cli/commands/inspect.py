@@ -98,12 +98,12 @@ def inspect(
         raise UsageError("--compare needs --serve")
     if serve and selected:
         raise UsageError(f"--serve shows every row. Remove {selected[0]}")
-    opened = open_store(store)
+    opened = open_store(store, cache_dir=cache_dir)
     excerpts = SourceExcerpts(opened, cache_dir, fetch=fetch)
     if serve:
         from tokenmill.inspect.page.serve import Viewer
 
-        other = None if compare is None else open_store(compare)
+        other = None if compare is None else open_store(compare, cache_dir=cache_dir)
         _serve(output, Viewer(opened, other, cache_dir, fetch=fetch), port)
     elif group is not None and html is None:
         _show_group(output, opened, group)
@@ -159,8 +159,19 @@ def _serve(output: Output, viewer: Viewer, port: int) -> None:
             # Only the address goes to stdout, so that a script can pass it to a browser.
             typer.echo(url)
             output.message("Open this address in a browser of this machine. Ctrl-C stops it.")
+            output.message(f"From another machine: ssh -L {bound}:127.0.0.1:{bound} {_host()}")
 
     serve(viewer, port, ready)
+
+
+def _host() -> str:
+    import getpass
+    import socket
+
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (OSError, KeyError, ImportError):  # a user without a name
+        return socket.gethostname()
 
 
 def _show_rows(output: Output, store: Store, numbers: list[int], values: str | None = None) -> None:

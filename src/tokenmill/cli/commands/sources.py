@@ -258,7 +258,9 @@ def doctor(output: Output, flags: Flags, sources: list[str] | None = None) -> No
     from tokenmill.inspect.doctor import examine
 
     flags["describe_ray"] = _describe_ray
-    checks = examine(sources or (), flags.pop("tokenizer", None), **flags)
+    with output.stderr.status("checking") as status:  # shown on a terminal only
+        flags["report"] = lambda name: status.update(f"checking: {name}")
+        checks = examine(sources or (), flags.pop("tokenizer", None), **flags)
     failed = [check for check in checks if check.status == "fail"]
     document = {"ok": not failed, "checks": [check.document() for check in checks]}
     output.result(document, lambda: _show_checks(output, checks))
@@ -273,10 +275,16 @@ def _describe_ray() -> dict[str, Any]:
 
 
 def _show_checks(output: Output, checks: list[Check]) -> None:
-    width = max(len(check.name) for check in checks)
-    for check in checks:
+    """Print the worst problems first; checks without a problem share the last line."""
+    from tokenmill.inspect.doctor import STATUSES
+
+    found = [check for check in checks if check.status != "ok"]
+    width = max((len(check.name) for check in found), default=0)
+    for check in sorted(found, key=lambda check: -STATUSES.index(check.status)):
         parts = f"{check.status:<7}", (f" {check.name:<{width}}  ", "bold")
         output.line(*parts, one_line(check.detail, 300), style=COLOURS[check.status])
         output.line(f"{'':<{width + 10}}→ {check.remedy}", style="dim")
+    fine = ", ".join(check.name for check in checks if check.status == "ok")
+    output.line(("ok      ", COLOURS["ok"]), fine)
     failed = sum(check.status == "fail" for check in checks)
     output.message(f"{failed} of {len(checks)} checks failed" if failed else "ready")

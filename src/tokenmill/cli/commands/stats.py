@@ -26,7 +26,7 @@ EIGHTHS = " ▏▎▍▌▋▊▉█"
 def stats(
     output: Output,
     store: Annotated[
-        str | None, typer.Argument(metavar="STORE", help="Path that `tokenmill prepare` printed.")
+        str | None, typer.Argument(metavar="STORE", help="Path, name or key of a store, or @last.")
     ] = None,
     *,
     max_length: list[int] | None = None,
@@ -78,7 +78,7 @@ def stats(
 
 
 def _show_mixture(console: Console, document: dict[str, Any]) -> None:
-    table = _table("source", "share", "samples", "passes")
+    table = new_table("source", "share", "samples", "passes")
     for name, rows in document["rows"].items():
         share, passes = document["shares"][name], document["passes"][name]
         _add(table, name, (), f"{share:.2%}", f"{rows:,}", f"{passes:,.3g}")
@@ -91,7 +91,7 @@ def _show_distributions(console: Console, document: dict[str, Any]) -> None:
     bins = [(f"{b['from']:.0%}–{b['to']:.0%}", b["rows"]) for b in shares]
     _show_bars(console, "trained share", bins)
     rows, tokens = document["rows"], document["tokens"]
-    limits = _table("max_length", "rows dropped", "share", "tokens dropped", "or cut off")
+    limits = new_table("max_length", "rows dropped", "share", "tokens dropped", "or cut off")
     for limit in document["max_length"]:
         dropped, dropped_tokens = limit["rows_dropped"], limit["tokens_dropped"]
         shown = (
@@ -100,7 +100,7 @@ def _show_distributions(console: Console, document: dict[str, Any]) -> None:
             f"{dropped_tokens:,} ({_share(dropped_tokens, tokens)})",
         )
         limits.add_row(f"{limit['max_length']:,}", *shown, f"{limit['tokens_truncated']:,}")
-    packs = _table("packs of", "packs", "fill", "rows too long")
+    packs = new_table("packs of", "packs", "fill", "rows too long")
     for fill in document["packing"]:
         shares = (f"{fill['packs']:,}", f"{fill['fill']:.2%}", f"{fill['rows_longer']:,}")
         packs.add_row(f"{fill['length']:,}", *shares)
@@ -149,29 +149,27 @@ def show_stats(console: Console, document: dict[str, Any]) -> None:
             f"{document['images']:,} images of {document['patches']:,} patches in "
             f"{document['rows_with_images']:,} rows"
         )
-    lengths = _table("per row", *document["percentiles"])
+    lengths = new_table("per row", *document["percentiles"])
     _add(lengths, "tokens", document["percentiles"].values())
     _add(lengths, "trained", document["trained_percentiles"].values())
-    roles = _table("role", "turns", "tokens", "share")
+    roles = new_table("role", "turns", "tokens", "share")
     for role, counts in document["roles"].items():
         _add(roles, role, (counts["turns"], counts["tokens"]), _share(counts["tokens"], tokens))
-    sources = _table("source", "rows", "tokens", "trained", "share")
+    sources = new_table("source", "rows", "tokens", "trained", "rejected", "share")
     for source in document["sources"]:
-        numbers = (source["rows"], source["tokens"], source["trained_tokens"])
+        names = ("rows", "tokens", "trained_tokens", "rejected")
+        numbers = tuple(source[name] for name in names)
         _add(sources, source["path"] or "?", numbers, _share(numbers[2], numbers[1]))
-    # A long path runs over the edge of the screen instead of being cut or folded.
-    width, console.width = console.width, MAX_WIDTH
-    for table in (lengths, roles, sources, _sidecars(document)):
-        if table.row_count and len(table.columns) > 1:
-            console.print()
-            console.print(table)
-    console.width = width
+    tables = (lengths, roles, sources, _sidecars(document))
+    shown = [table for table in tables if table.row_count and len(table.columns) > 1]
+    console.print()
+    show_tables(console, *shown)
 
 
 def _sidecars(document: dict[str, Any]) -> Table:
     from rich.text import Text
 
-    table = _table("attached", "per", "low", "mean", "high", "rows missing", "producer")
+    table = new_table("attached", "per", "low", "mean", "high", "rows missing", "producer")
     for it in document["sidecars"]:
         numbers = ("–" if it[k] is None else f"{it[k]:.4g}" for k in ("low", "mean", "high"))
         producer = Text(harmless(it["producer"]), no_wrap=True)
@@ -179,13 +177,25 @@ def _sidecars(document: dict[str, Any]) -> Table:
     return table
 
 
-def _table(first: str, *numbers: str) -> Table:
+def new_table(first: str, *numbers: str, texts: Iterable[str] = ()) -> Table:
     from rich.table import Table
 
     table = Table(first, box=None, pad_edge=False, header_style="bold")
     for name in numbers:
         table.add_column(name, justify="right", no_wrap=True)
+    for name in texts:
+        table.add_column(name, no_wrap=True)
     return table
+
+
+def show_tables(console: Console, *tables: Table) -> None:
+    # A long path runs over the edge of the screen instead of being cut or folded.
+    width, console.width = console.width, MAX_WIDTH
+    for number, table in enumerate(tables):
+        if number:
+            console.print()
+        console.print(table)
+    console.width = width
 
 
 def _add(table: Table, name: str, numbers: Iterable[int], *rest: str) -> None:

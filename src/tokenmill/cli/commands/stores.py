@@ -270,19 +270,44 @@ def list_cache(output: Output, flags: Flags) -> None:
 
 
 def _show_cache(output: Output, root: Path, document: dict[str, Any]) -> None:
+    from rich.text import Text
+
+    from tokenmill.build.progress import duration
+    from tokenmill.cli.commands.stats import new_table, show_tables
+
+    texts = ("name", "tokenizer", "sources")
+    table = new_table("key", "rows", "tokens", "size", "age", texts=texts)
     for entry in document["entries"]:
+        key = entry["key"][:12]
         if "error" in entry:
             # The error may quote bytes of the damaged file.
-            typer.echo(f"{entry['key'][:12]}  DAMAGED  {harmless(entry['error'])}")
+            typer.echo(f"{key}  DAMAGED  {harmless(entry['error'])}")
             continue
-        created = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry["made"]))
-        counts = f"{entry['rows']:>12,} rows  {entry['tokens']:>15,} tokens"
-        typer.echo(f"{entry['key'][:12]}  {created}  {counts}  {entry['path']}")
+        numbers = f"{entry['rows']:,}", f"{entry['tokens']:,}", _short_size(entry["bytes"])
+        age = duration(time.time() - entry["made"])
+        first, *others = entry["sources"] or ["?"]
+        sources = f"{first} and {len(others)} more" if others else first
+        shown = ", ".join(entry["names"]), entry["tokenizer"] or "?", sources
+        table.add_row(key, *numbers, age, *(Text(harmless(text)) for text in shown))
         for sidecar in entry["sidecars"]:
             detail = f"{sidecar['name']} per {sidecar['per']}, producer {sidecar['producer']}"
-            typer.echo(f"              + {harmless(detail)}  {sidecar['bytes']:,} bytes")
-    parts = ", ".join(f"{name} {size:,}" for name, size in document["parts"].items() if size)
-    output.message(f"{root}: {document['bytes']:,} bytes{f' ({parts})' if parts else ''}")
+            size = _short_size(sidecar["bytes"])
+            table.add_row("", "", "", size, "", Text(f"+ {harmless(detail)}"), "", "")
+    if table.row_count:
+        show_tables(output.stdout, table)
+    parts = ", ".join(
+        f"{name} {_short_size(size)}" for name, size in document["parts"].items() if size
+    )
+    output.message(f"{root}: {_short_size(document['bytes'])}{f' ({parts})' if parts else ''}")
+
+
+def _short_size(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.1f} GB"
 
 
 @command(cache_app, *CACHE)
@@ -306,12 +331,15 @@ def gc(
         dry_run: Only report what would happen.
     """
     from tokenmill.store.collect import collect
+    from tokenmill.store.layout import is_key
+    from tokenmill.store.named import find_store
 
+    root = _root(flags)
     collected = collect(
-        _root(flags),
+        root,
         grace_s=_seconds("grace", grace),
         older_than_s=None if older_than is None else _seconds("older_than", older_than),
-        stores=store or (),
+        stores=[one if is_key(one) else Path(find_store(one, root)).name for one in store or ()],
         dry_run=dry_run,
     )
     removed, marked, freed = collected.removed, collected.marked, collected.freed_bytes

@@ -24,7 +24,7 @@ from tokenmill.build.referenced import base_of
 from tokenmill.build.slices import expander_of
 from tokenmill.chat import Renderer, Rendering
 from tokenmill.chat.render import digest_of
-from tokenmill.chat.shapes import VARIABLES_KEY, AnswerGroup, Conversation, Plain
+from tokenmill.chat.shapes import VARIABLES_KEY, AnswerGroup, Conversation, Plain, misspelt_role
 from tokenmill.chat.template import REASONING_KEYS, ReferenceTemplate
 from tokenmill.chat.thinking import REASONING, THINKING, any_of, cut, literals, thinking_tags
 from tokenmill.errors import RowError, TokenmillError
@@ -174,11 +174,16 @@ class Linter:
         row_findings = [*comparisons(parsed)]
         for side in sides_of(parsed):
             row_findings += [*odd_characters(texts_of(side)), *empty_turns(side)]
+            if isinstance(side, Plain) and self.renderer.skips_template(side):
+                detail = "prompt and answer are plain strings"
+                row_findings.append(("plain_strings", detail, excerpt(side.text)))
             if isinstance(side, Conversation):
                 # Texts and pairs of strings may be rendered already, with control tokens.
                 row_findings += control_text(self._control, texts_of(side))
         if isinstance(parsed, Conversation):
             row_findings += argument_texts(row, self.spec.message_columns)
+            if misspelt := misspelt_role(parsed.messages):
+                row_findings.append(("misspelt_role", misspelt, _first_text(parsed)))
         for row_finding in dict.fromkeys(row_findings):  # every side contains the prompt
             findings.add(number, *row_finding)
 

@@ -85,6 +85,8 @@ _TABLE = (
      "drop them: a columnar schema added them; for Parquet rows tokenmill drops them"),
     ("broken_arguments", "warning", "the arguments of a call are text, but not a JSON object",
      "fix them: the template prints the text unchanged, with quotes"),
+    ("misspelt_role", "warning", "a role is nearly, but not quite, one of the usual roles",
+     "correct it: a turn of another role is not trained"),
     ("empty_turn", "warning", "a turn is empty",
      "drop the turn or the row: an empty answer trains the model to answer nothing"),
     ("duplicate", "warning", "the same rendered text as an earlier row",
@@ -113,6 +115,8 @@ _TABLE = (
     ("label_imbalance", "warning", "nearly all answers have the same label",
      "add answers of the rare label, or weight them: KTO's loss has a weight per label"),
     # Worth knowing.
+    ("plain_strings", "info", "prompt and answer are strings: the chat template is not applied",
+     "--as-chat (as_chat=True) makes them user and assistant messages"),
     ("length_bias", "info", "the chosen answer is nearly always the longer one, or the shorter",
      "the model may learn length instead of quality: balance the pairs, or normalize by length"),
     ("no_pad_token", "info", "the tokenizer has no pad token",

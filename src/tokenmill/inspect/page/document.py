@@ -30,6 +30,7 @@ from tokenmill._core.publish import Staging, replace_file, writing_errors
 from tokenmill.data.packs import Pack
 from tokenmill.data.view import as_view
 from tokenmill.errors import SourceChanged, TokenmillError, UsageError
+from tokenmill.inspect.rejected import HINTS, rejected_by_file
 from tokenmill.inspect.row import (
     UNCHECKED,
     Int64,
@@ -274,6 +275,7 @@ def write_page(target: Path, content: bytes) -> None:
 
 MAX_SOURCES = 5000
 MAX_REJECTED = 2000
+MAX_REJECTED_FILES = 20  # per reason
 MAX_RAW_BYTES = 1 << 20  # of the texts of rejected rows in one page
 MAX_MASK_TOKENS = 100_000_000  # about 0.3 s of reading
 BINS_PER_DOUBLING = 6  # of row lengths
@@ -441,7 +443,21 @@ def rejected_document(store: Store, excerpts: SourceExcerpts | None) -> dict[str
             else:
                 document["raw"] = no_excerpt("left out to limit the size of the page; use --serve")
         listed.append(document)
-    return {"total": sum(store.rejected.values()), "reasons": store.rejected, "rows": listed}
+    by_file = [
+        {
+            "reason": reason,
+            "count": store.rejected[reason],
+            "hint": HINTS.get(reason, ""),
+            "files": [
+                {"path": file.path, "count": file.count, "rows": file.source_rows}
+                for file in files[:MAX_REJECTED_FILES]
+            ],
+            "more": max(0, len(files) - MAX_REJECTED_FILES),
+        }
+        for reason, files in rejected_by_file(store).items()
+    ]
+    total = sum(store.rejected.values())
+    return {"total": total, "reasons": store.rejected, "by_file": by_file, "rows": listed}
 
 
 def rejected_row(number: int, row: Rejected) -> dict[str, Any]:

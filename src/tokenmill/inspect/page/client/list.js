@@ -83,7 +83,7 @@ class List {
     made.dataset.row = row.row;
     made.append(
       el("span", { class: "number", text: `#${count(row.row)}` }),
-      el("span", { class: "where" }, data.overview.drift ? driftBadge(row.drift) : null, (row.group ? `${groupText(row.group)} · ` : "") + harmless(baseName(row.address))),
+      el("span", { class: "where" }, data.overview.drift ? driftBadge(row.drift) : null, row.group ? `${groupText(row.group)} · ` : null, ...place(row.address)),
       el("span", { class: "size", text: plural(row.length, "token") }),
       el("span", { class: "preview" }, ...this.chips(row), harmless(row.preview) || "(no text)"),
       bar,
@@ -150,6 +150,12 @@ class List {
     } else return;
     event.preventDefault();
   }
+}
+
+// The file, which may be shortened, and the line or row in it, which is not.
+function place(address) {
+  const at = Math.max(address.lastIndexOf(":"), address.lastIndexOf("#"));
+  return [el("span", { class: "file", text: harmless(baseName(address.slice(0, at))) }), el("span", { class: "line", text: harmless(address.slice(at)) })];
 }
 
 const clamp = (value, least, most) => Math.min(Math.max(value, least), most);

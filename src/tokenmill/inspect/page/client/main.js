@@ -32,8 +32,10 @@ function showTab(name, focus) {
   byId(`panel-${name}`).append(...panels[name]().filter(Boolean));
 }
 
+const shownTabs = () => TABS.filter(([name]) => name !== "compare" || data.compare);
+
 function makeTabs() {
-  const shown = TABS.filter(([name]) => name !== "compare" || data.compare);
+  const shown = shownTabs();
   for (const [name, label] of shown) {
     const rejected = name === "rejected" ? data.overview.rejected.total : 0;
     byId("tabs").append(el("button", { type: "button", role: "tab", id: `tab-${name}`, "aria-controls": `panel-${name}`, onclick: () => showTab(name) },
@@ -224,10 +226,11 @@ async function openRow(number) {
   if (place >= 0) await list.choose(place, false);
 }
 
-const KEYS = [["/", "search"], ["g", "go to a row by number"], ["j, k", "next and previous row, or group"], ["↑ ↓ in the list", "select a row; Enter opens it"], ["← → ↑ ↓ in a row", "move by token, and show its id and bytes"], ["f", "fold or unfold all turns"], ["1 … 6", "tabs"], ["Esc", "back to the list"], ["?", "this help"]];
+let started = false; // whether the first row is shown
+const KEYS = [["/", "search"], ["g", "go to a row by number"], ["j, k", "next and previous row, or group"], ["↑ ↓ in the list", "select a row; Enter opens it"], ["← → ↑ ↓ in a row", "move by token, and show its id and bytes"], ["f", "fold or unfold all turns"], ["Esc", "back to the list"], ["?", "this help"]];
 
 function help() {
-  byId("help").replaceChildren(el("h2", { text: "Keys" }), el("dl", {}, ...KEYS.flatMap(([key, text]) => [el("dt", {}, el("kbd", { text: key })), el("dd", { text })])),
+  byId("help").replaceChildren(el("h2", { text: "Keys" }), el("dl", {}, ...[...KEYS, [`1 … ${shownTabs().length}`, shownTabs().map(([, label]) => label).join(", ")]].flatMap(([key, text]) => [el("dt", {}, el("kbd", { text: key })), el("dd", { text })])),
     el("form", { method: "dialog" }, el("button", { text: "Close" })));
   byId("help").showModal();
 }
@@ -242,7 +245,7 @@ function shortcut(event) {
     return;
   }
   if (typing) return;
-  const tab = TABS[Number(event.key) - 1];
+  const tab = shownTabs()[Number(event.key) - 1];
   if (event.key === "/") { showTab("rows"); byId("search").focus(); byId("search").select(); }
   else if (event.key === "g") { showTab("rows"); byId("jump").focus(); byId("jump").select(); }
   else if (event.key === "j") step(1);
@@ -265,7 +268,11 @@ async function start() {
   data = rows ? new FileData(await decompressed(about), rows) : new ServedData(await decompressed(about));
   makeTabs();
   makeHead();
-  list = new List(byId("list"), showRow);
+  list = new List(byId("list"), async (number) => {
+    await showRow(number);
+    // On a narrow screen the row is below the list.
+    if (matchMedia("(max-width: 50rem)").matches && started) byId("view").scrollIntoView();
+  });
   showTab("rows");
   let waiting;
   const soon = () => { clearTimeout(waiting); waiting = setTimeout(() => find(), 150); };
@@ -294,6 +301,7 @@ async function start() {
   if (linked) await openRow(Number(linked[1]));
   else if (list.results && list.results.total) await list.choose(0, true);
   else byId("view").append(el("div", { class: "empty" }, el("p", { text: "There are no rows to show." })));
+  started = true;
 }
 
 start()

@@ -85,6 +85,10 @@ function rejectedPanel(data, chosen) {
   return [
     el("h2", { text: "Rejected rows" }),
     el("p", { text: `${count(rejected.total)} of ${count(data.overview.totals.rows_in)} rows were rejected and are not in the store. Open one to see its origin and its text.` }),
+    el("div", { class: "reasons" }, ...rejected.by_file.map((one) => el("div", {},
+      el("p", {}, el("strong", { text: `${count(one.count)} ${one.reason}` }), `: ${one.hint}`),
+      el("ul", {}, ...one.files.map((file) => el("li", { text: `${harmless(file.path)}: ${count(file.count)} of ${count(file.rows)} rejected` }))),
+      one.more ? el("p", { class: "hint", text: `and rows of ${plural(one.more, "other file")}` }) : null))),
     el("div", {}, choices("Reason", [["", `all ${count(rejected.total)}`], ...names.map(([name, rows]) => [name, `${name} ${count(rows)}`])], "", draw)),
     note, list];
 }
@@ -161,21 +165,38 @@ function tree(value) {
   return el("dl", { class: "tree" }, ...entries.flatMap(([name, member]) => [el("dt", { text: harmless(name) }), el("dd", {}, tree(member))]));
 }
 
+// What the store proves, in words.
+function proofSentences({ proof, totals }, audited, mismatches) {
+  if (audited === undefined) return ["The proof.json of this store is missing or damaged. Its rows are not affected."];
+  const { notes = {} } = proof;
+  const { proven_by_trace: traced = 0, proven_by_generation_blocks: blocks = 0, proven_by_prompts: prompts = 0 } = notes.render || {};
+  const ways = [[traced, "by following the template's own loop"], [blocks, "by the template's generation blocks"], [prompts, "by the row's own generation prompts"]];
+  const proven = ways.filter(([rows]) => rows).map(([rows, how]) => `${plural(rows, "mask")} proven ${how}`);
+  return [
+    proven.length ? `${proven.join(", ")}.` : "No row of this store needs a proof: everything after the prompt is trained.",
+    `${plural(audited, "row")} compared with the reference, ${count(mismatches)} different.`,
+    `Rendered by ${proof.renderer || "?"}, encoded by ${proof.engine || "?"}, on ${proof.made || "?"}.`,
+    totals.rows_in ? `Every row is counted: ${count(totals.rows_in)} read, ${count(Object.values(totals.rejected).reduce((a, b) => a + b, 0))} rejected.` : null,
+  ].filter(Boolean);
+}
+
 function recipePanel(data) {
   const { overview } = data;
   const { document: made, proof } = overview;
   const total = (rows) => (rows && typeof rows === "object" ? Object.values(rows).reduce((a, b) => a + b, 0) : rows);
   const audited = total(proof.audited_rows);
-  const sentence = audited === undefined ? "The proof.json of this store is missing or damaged. Its rows are not affected."
-    : `Rendered by ${proof.renderer || "?"}, encoded by ${proof.engine || "?"}. ${plural(audited, "row")} compared with the reference, ${count(total(proof.audit_mismatches))} different.`;
+  const sentences = proofSentences(overview, audited, total(proof.audit_mismatches));
   const sources = made.sources.slice(0, LISTED_SOURCES).map((source, n) => ({ path: (overview.sources[n] || {}).path, ...source }));
   const left = made.sources.length - sources.length;
   return [
     el("h2", { text: "Recipe and proofs" }),
     el("p", {}, "Key ", el("code", { text: overview.key }), ", at ", el("code", { text: harmless(overview.path) })),
+    el("p", { id: "model" }, "Tokenizer ", el("code", { text: harmless(proof.tokenizer || "unknown") }), ", chat template ",
+      proof.chat_template ? el("code", { text: harmless(proof.chat_template) }) : "of the tokenizer"),
     el("div", { class: "columns" },
       el("section", {}, el("h3", { text: "Recipe" }), tree(made.recipe)),
-      el("section", {}, el("h3", { text: "Proof" }), el("p", { id: "proof", text: sentence }), tree(proof)),
+      el("section", {}, el("h3", { text: "Proof" }), el("div", { id: "proof" }, ...sentences.map((text) => el("p", { text }))),
+        el("details", {}, el("summary", { text: "proof.json" }), tree(proof))),
       el("section", {}, el("h3", { text: "Tokenizer" }), tree({ ...made.tokenizer, ...overview.tokenizer })),
       el("section", {}, el("h3", { text: "Totals" }), tree(overview.totals)),
       el("section", {}, el("h3", { text: "Sources by content" }), tree(sources),

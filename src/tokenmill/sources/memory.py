@@ -1,0 +1,143 @@
+"""Write in-memory rows to the cache as JSONL, so that they can be read like a file."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import decimal
+import hashlib
+import io
+import itertools
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tokenmill._core.publish import NewFile, Staging
+from tokenmill.errors import IN_MEMORY, IN_MEMORY_DIRECTORY, UsageError
+
+_BATCH = 1024  # rows of a table converted at once
+_encode = msgspec.json.Encoder().encode
+
+
+def as_addresses(sources: Any, root: Path) -> Any:
+    """Return sources with in-memory data replaced by the paths of files below ``root``.
+
+    In-memory data is a `datasets.Dataset`, a pandas or polars frame, an Arrow table, or an
+    iterable of dicts. Anything else is returned unchanged.
+    """
+    if sources is None or isinstance(sources, str | bytes | os.PathLike):
+        return sources
+    if isinstance(sources, Mapping):
+        names = ", ".join(map(str, sources))
+        kind = type(sources).__name__
+        raise UsageError(f"a {kind} is not a source: pass one of its values ({names})")
+    rows = _table_rows(sources)
+    if rows is not None:
+        return [_write(rows, root)]
+    if not isinstance(sources, Iterable):
+        return sources
+    items = iter(sources)
+    first = next(items, None)
+    if isinstance(first, Mapping):
+        return [_write(itertools.chain([first], items), root)]
+    if isinstance(sources, list | tuple) and all(isinstance(one, str) for one in sources):
+        return sources
+    addresses = []
+    for one in () if first is None else itertools.chain([first], items):
+        rows = _table_rows(one)
+        addresses.append(one if rows is None else _write(rows, root))
+    return addresses
+
+
+def _table_rows(data: Any) -> Iterator[Any] | None:
+    """Return the rows of a table as dicts without null members, None for other objects."""
+    library = type(data).__module__.partition(".")[0]
+    if library == "datasets" and hasattr(data, "with_format"):
+        if hasattr(data, "num_rows"):  # not streamed: stored images are not decoded
+            batches = data.with_format("arrow").iter(_BATCH)
+            return (_without_nulls(row) for batch in batches for row in batch.to_pylist())
+        return map(_without_nulls, data)
+    if library == "polars" and hasattr(data, "lazy"):
+        return map(_without_nulls, data.iter_rows(named=True))
+    if library == "pandas" and hasattr(data, "iloc"):
+        starts = range(0, len(data), _BATCH)
+        records = (data.iloc[at : at + _BATCH].to_dict("records") for at in starts)
+        return map(_without_nulls, itertools.chain.from_iterable(records))
+    if library == "pyarrow" and hasattr(data, "to_batches"):
+        return (_without_nulls(row) for batch in data.to_batches() for row in batch.to_pylist())
+    return None
+
+
+def _without_nulls(value: Any) -> Any:
+    """Drop null members at every level, as for Parquet: Arrow adds them to ragged records."""
+    if isinstance(value, Mapping):
+        return {name: _without_nulls(one) for name, one in value.items() if not _is_null(one)}
+    if type(value).__name__ == "ndarray":
+        value = value.tolist()
+    return [_without_nulls(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _is_null(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isnan(value)
+    return value is None or type(value).__name__ in ("NAType", "NaTType")
+
+
+def _write(rows: Iterable[Any], root: Path) -> str:
+    hasher = hashlib.blake2b(digest_size=20)
+    row = -1
+    with Staging(root) as staging:
+        with NewFile(staging.path / "rows") as file:
+            for row, value in enumerate(rows):
+                try:
+                    line = _encode(_plain(value)) + b"\n"
+                except (TypeError, ValueError, OverflowError, RecursionError) as error:
+                    raise UsageError(f"no JSON form: {error}", path=IN_MEMORY, row=row) from error
+                if not isinstance(value, Mapping):
+                    message = f"a row must be a dict, got {type(value).__name__}"
+                    raise UsageError(message, path=IN_MEMORY, row=row)
+                hasher.update(line)
+                file.write(line)
+        if row < 0:
+            raise UsageError(f"{IN_MEMORY} has no rows")
+        target = root / IN_MEMORY_DIRECTORY / f"{hasher.hexdigest()}.jsonl"
+        staging.publish(staging.path / "rows", target)
+    return str(target)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value in its JSON form: NaN becomes null, bytes and images base64."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, Mapping):
+        for name in value:
+            if not isinstance(name, str):
+                raise TypeError(f"the name {name!r} is not a string")
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, float):
+        if math.isinf(value):
+            raise ValueError(f"{value} is not a JSON number")
+        return float(value)  # NaN is encoded as null
+    if _is_null(value):
+        return None
+    if isinstance(value, bytes | bytearray | memoryview):
+        return base64.b64encode(value).decode("ascii")
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds()
+    if isinstance(value, decimal.Decimal):
+        return str(value)
+    if type(value).__module__ == "numpy":
+        return _plain(value.tolist())
+    if type(value).__module__.partition(".")[0] == "PIL":
+        buffer = io.BytesIO()
+        value.save(buffer, "PNG")
+        return _plain(buffer.getvalue())
+    raise TypeError(f"{value!r:.60} is of type {type(value).__name__}")
