@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 RECORDED = ("reward", "advantage", "group", "step", "version", "finish_reason", "drift", "findings")
 PER_ROW = ("reward", "advantage", "step")
 PRODUCER = "recorded"
+MAX_STEP = 1 << 24  # larger integers are rounded in float32
 WARNING = "warning"  # the kind of a finding that does not change the class
 
 _json = msgspec.json.Encoder()
@@ -134,8 +135,25 @@ def read_and_cut(
         if chosen.reward is not None and rejected.reward is not None:
             scores = (float32(chosen.reward, "reward"), float32(rejected.reward, "reward"))
             margin = float32(scores[0] - scores[1], "the difference of rewards")
+        _require_numbers([chosen, rejected])
         return cut, GroupFacts((1, 0), scores, margin, one_prompt=True)
-    return cut_rows(read_rollouts(value, format)), None
+    recording = read_rollouts(value, format)
+    _require_numbers(recording.trajectories)
+    return cut_rows(recording), None
+
+
+def _require_numbers(trajectories: Sequence[Trajectory]) -> None:
+    """Raise `RowError` for values that float32 sidecars cannot hold."""
+    for one in trajectories:
+        numbers = [("reward", one.reward or 0.0)]
+        numbers += [("advantage", value) for value in np.unique(one.advantages or 0.0).tolist()]
+        try:
+            for name, number in numbers:
+                float32(number, name)
+        except RowError as error:
+            raise RowError(error.message) from error  # of a row, not of a group
+        if abs(one.step or 0) > MAX_STEP:
+            raise RowError(f"step must be from {-MAX_STEP} to {MAX_STEP}, got {one.step}")
 
 
 def extra_values(
