@@ -18,7 +18,7 @@ from tokenmill.data.index import Index, Joined, Range, Selected, Shuffled, chunk
 from tokenmill.data.interleave import as_fraction
 from tokenmill.data.order import Int64Array, check_seed
 from tokenmill.data.view import View, as_view
-from tokenmill.errors import UsageError
+from tokenmill.errors import UsageError, check_strings
 from tokenmill.store import Store
 from tokenmill.store.columns import row_numbers
 from tokenmill.store.sidecars import column_of
@@ -137,6 +137,7 @@ def filter_rows(
     if callable(where):
         if columns is None:
             raise UsageError("a filter function needs columns=[…], the names of its arguments")
+        columns = check_strings("columns", columns)
         named = NamedColumns(columns, _sidecar_columns(view, columns))
         chosen = rows_where(view.row_index, named.stored, partial(_call, where, named))
         return _by_number(view, np.concatenate([np.zeros(0, dtype=np.int64), *chosen]))

@@ -243,7 +243,7 @@ class PromptDataset(Sequence[Prompt]):
     def __getitem__(self, index: int | slice) -> Prompt | list[Prompt]:
         if isinstance(index, slice):
             return self.batch(range(*index.indices(len(self))))
-        return self.batch([int(index)])[0]
+        return self.batch([index])[0]
 
     def batch(self, indices: Sequence[int]) -> list[Prompt]:
         """Return the prompts at several positions."""

@@ -184,7 +184,7 @@ def _record(identity: Identity, per: Per, rows: int, values: Float32, checksum: 
 
 
 def attach_values(store: Store, name: str, values: Values, *, producer: str, per: str) -> Sidecar:
-    identity, kind = Identity(store.key, name, producer), check_per(per)
+    identity, kind = Identity(store.key, name, producer), check_per(per, name)
     return _publish_values(store, identity, kind, _in_order(values, kind, store))
 
 
@@ -318,7 +318,7 @@ class SidecarWriter:
     def __init__(self, store: Store, name: str, *, producer: str, per: str = "row") -> None:
         self._store = store
         self.identity = Identity(store.key, name, producer)
-        self.per = check_per(per)
+        self.per = check_per(per, name)
         self._document = {**self.identity.document, "per": self.per}
         self._parts_name = f"{self.identity.key}.parts"
         self._parts: dict[Path, _Part] = {}
