@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from pathlib import Path
 
-from tokenmill.errors import CacheError, CorruptionError
+from tokenmill.errors import CacheError, CorruptionError, UsageError
 
 MAX_METADATA_BYTES = 256 << 20  # of a file read whole; a manifest of 100,000 sources has 30 MB
+
+
+def checked_path(name: str, value: object) -> str:
+    """Return a path or URL as text; raise `UsageError` if no file can have that path."""
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str) or not text:
+        raise UsageError((name,), f" must be a path, got {value!r:.200}")
+    try:
+        text.encode()  # manifests and keys contain paths as UTF-8
+        if "://" not in text.removeprefix("file://"):
+            os.lstat(text.removeprefix("file://"))
+    except ValueError as error:
+        raise UsageError((name,), f" is not a valid path: {value!r:.200} ({error})") from error
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise UsageError((name,), f" is too long for a path: {value!r:.200}") from error
+    return text
 
 
 def default_cache_dir() -> Path:

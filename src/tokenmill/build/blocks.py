@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tokenmill._core import fingerprint
-from tokenmill._core.paths import default_cache_dir
+from tokenmill._core.paths import checked_path, default_cache_dir
 from tokenmill.build.tasks import Done, Executor, Setup, Task, run_tasks
 from tokenmill.errors import CorruptionError
 from tokenmill.sources.block import Block
@@ -38,7 +38,8 @@ Source = str | os.PathLike[str]
 
 
 def cache_of(directory: Source | None) -> CacheLayout:
-    return CacheLayout(Path(directory or default_cache_dir()).absolute())
+    given = default_cache_dir() if directory is None else directory
+    return CacheLayout(Path(checked_path("cache_dir", given)).absolute())
 
 
 def open_sources(

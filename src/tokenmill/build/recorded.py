@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from tokenmill._core import fingerprint
 from tokenmill._core.artifact import publish_files
+from tokenmill._core.paths import checked_path
 from tokenmill.build.blocks import cache_of, open_sources
 from tokenmill.build.calls import Sources, run_recipe
 from tokenmill.build.pipeline import TokenizedPipeline, digests_of
@@ -30,7 +31,7 @@ from tokenmill.build.recipe import Recipe
 from tokenmill.chat import Rendering
 from tokenmill.chat.render import GroupFacts
 from tokenmill.chat.shapes import float32
-from tokenmill.errors import RowError, SourceError, UsageError, check_one_of
+from tokenmill.errors import RowError, SourceError, UsageError, check_one_of, check_strings
 from tokenmill.rl.formats import FORMATS, read_rollouts, reread
 from tokenmill.rl.trajectory import CutRow, Recording, Trajectory, cut_rows
 from tokenmill.rl.verdict import RolloutChecker, Verdict, turns_by_mask
@@ -301,6 +302,7 @@ def from_rollouts(
     for name in ("train_on", "expand"):
         if name in given:
             raise UsageError((name,), " cannot be set for rollouts: the sampled tokens are trained")
+    keep_columns = check_strings("keep_columns", keep_columns)
     readable, _ = readable_sources(sources, given.get("cache_dir"))
     extra = tuple(dict.fromkeys((*RECORDED, *keep_columns)))
     row_format = "rollouts" if format == "auto" else f"rollouts-{format}"
@@ -404,12 +406,12 @@ def readable_sources(
     from tokenmill.integrations.miles.saved import DUMP_ENDINGS, rows_of_dump
 
     listed = [sources] if isinstance(sources, str | os.PathLike) else sources
-    if not isinstance(listed, Sequence):
+    if isinstance(listed, bytes) or not isinstance(listed, Sequence):
         return sources, {}
     readable: list[str] = []
     names: dict[str, str] = {}
     for source in listed:
-        path = os.fspath(source)
+        path = checked_path("sources", source)
         if not path.endswith(DUMP_ENDINGS):
             readable.append(path)
             continue

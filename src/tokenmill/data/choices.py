@@ -20,7 +20,7 @@ from tokenmill.data.order import Int64Array, check_seed
 from tokenmill.data.view import View, as_view
 from tokenmill.errors import UsageError, check_strings
 from tokenmill.store import Store
-from tokenmill.store.columns import row_numbers
+from tokenmill.store.columns import require_iterable, row_numbers
 from tokenmill.store.sidecars import column_of
 from tokenmill.store.where import NAMES, NamedColumns, Where, names_in
 
@@ -161,7 +161,7 @@ def _call(
     values = named.values(columns)
     try:
         held = np.asarray(function(*values))
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise UsageError(
             f"the filter function failed on arrays over many rows ({error}); combine comparisons "
             "with & and |, not with and / or"
@@ -193,7 +193,7 @@ def _sidecar_columns(view: View, names: Iterable[str]) -> dict[str, str]:
 
 
 def select(data: Store | View, rows: Iterable[SupportsIndex]) -> View:
-    view, chosen = as_view(data), list(rows)
+    view, chosen = as_view(data), list(require_iterable(rows))
     if any(isinstance(row, bool | np.bool_) for row in chosen):
         raise UsageError("select() takes row numbers, got booleans; use filter()")
     numbers = row_numbers(chosen, len(view))

@@ -17,7 +17,6 @@ from tokenmill.data.filler import WEIGHT_SUM, Filler
 from tokenmill.data.order import PURPOSE_MISMATCH, Int64Array, derive_key
 from tokenmill.data.samples import Step
 from tokenmill.data.view import View
-from tokenmill.errors import check_one_of
 from tokenmill.store import Row
 
 LAYOUTS = ("sides", "interleaved")
@@ -36,7 +35,6 @@ class GroupFiller:
 
     @classmethod
     def of(cls, filler: Filler, layout: str, seed: int) -> GroupFiller:
-        check_one_of("layout", layout, LAYOUTS)
         counts, kind = group_counts(filler.view), group_kind(filler.view)
         return cls(
             filler,

@@ -18,14 +18,21 @@ from tokenmill._core.process import at_end
 from tokenmill.data.batch_media import MEDIA, MediaFiller, Pixels
 from tokenmill.data.cursor import Cursor
 from tokenmill.data.filler import Attached, Filler, MicroFiller, SidecarNames
-from tokenmill.data.group_batches import GroupFiller, group_kind
+from tokenmill.data.group_batches import LAYOUTS, GroupFiller, group_kind
 from tokenmill.data.micro import MicroBatches
 from tokenmill.data.mixture import Mixture
 from tokenmill.data.packs import Pack, Packs, Slots
 from tokenmill.data.samples import Step
 from tokenmill.data.stream import Stream
 from tokenmill.data.view import View
-from tokenmill.errors import UsageError, check_integer, check_one_of, check_positive
+from tokenmill.errors import (
+    MAX_INT32,
+    UsageError,
+    check_bool,
+    check_integer,
+    check_one_of,
+    check_positive,
+)
 from tokenmill.store import Store
 
 T = TypeVar("T")
@@ -93,14 +100,16 @@ class Loader:
         media: str | None = None,
         processor: Any = None,
     ) -> None:
-        for name, flag in (("drop_last", drop_last), ("group_by_length", group_by_length)):
-            if not isinstance(flag, bool):
-                raise UsageError((name,), f" must be True or False, got {flag!r}")
+        check_bool("drop_last", drop_last)
+        check_bool("group_by_length", group_by_length)
+        check_one_of("layout", layout, LAYOUTS)
         if group_by_length and not shuffle:
             raise UsageError("group_by_length=True requires shuffle=True")
         check_one_of("padding_side", padding_side, ("right", "left"))
         if pad_to_multiple_of is not None:
-            pad_to_multiple_of = check_positive("pad_to_multiple_of", pad_to_multiple_of)
+            pad_to_multiple_of = check_integer(
+                "pad_to_multiple_of", pad_to_multiple_of, 1, MAX_INT32
+            )
         if pack is not None:
             _check_pack(pack, padding_side, pad_to_multiple_of)
         batch_size = check_positive("batch_size", batch_size)

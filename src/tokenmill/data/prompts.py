@@ -33,6 +33,7 @@ from tokenmill.errors import (
     StateError,
     TokenmillError,
     UsageError,
+    check_integer,
     check_positive,
 )
 from tokenmill.sources.rows import Rows
@@ -346,6 +347,7 @@ class PromptDataset(Sequence[Prompt]):
 
         The next epoch is shuffled if this one is. Without `shuffle`, epochs are in file order.
         """
+        count = check_integer("count", count, 0)
         if not len(self):
             path = self._rows.origin(0).path if len(self._rows) else None
             raise nothing_left("prompt", self.rejected, self.rejected_rows(), path)

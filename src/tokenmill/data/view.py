@@ -259,11 +259,13 @@ def as_view(data: Store | View) -> View:
         return data
     if isinstance(data, Store):
         return View([data], Whole(data))
-    raise UsageError(f"expected a store or a view, got {type(data).__name__}")
+    raise UsageError(f"expected a store or a view, got {data!r:.200} ({type(data).__name__})")
 
 
 def concat(parts: Iterable[Store | View]) -> View:
     """Return a view of several stores or views, one after the other."""
+    if not isinstance(parts, Iterable):
+        raise UsageError(f"concat needs a list of stores or views, got {parts!r}")
     views = [as_view(part) for part in parts]
     if not views:
         raise UsageError("concat needs at least one store")

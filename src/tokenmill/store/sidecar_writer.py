@@ -23,7 +23,14 @@ import xxhash
 
 from tokenmill._core import fingerprint
 from tokenmill._core.artifact import ArtifactKind, ArtifactWriter, map_array, reading_errors
-from tokenmill.errors import CacheError, CorruptionError, NonDeterminismError, UsageError
+from tokenmill.errors import (
+    MAX_INT32,
+    CacheError,
+    CorruptionError,
+    NonDeterminismError,
+    UsageError,
+    check_integer,
+)
 from tokenmill.store.columns import row_numbers
 from tokenmill.store.layout import SIDECAR_VALUES
 from tokenmill.store.record import BLOCK_BYTES
@@ -342,8 +349,8 @@ class SidecarWriter:
 
     def share(self, rank: int, world_size: int) -> Int64:
         """Return the missing rows that this rank shall compute; those of two ranks are disjoint."""
-        if not 0 <= rank < world_size:
-            raise UsageError(f"rank must be from 0 to {world_size - 1}, got {rank}")
+        world_size = check_integer("world_size", world_size, 1, MAX_INT32)
+        rank = check_integer("rank", rank, 0, world_size - 1)
         missing = self.missing
         own: Int64 = missing[missing % world_size == rank]
         return own

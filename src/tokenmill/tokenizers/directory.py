@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tokenmill._core.optional import install_line, optional
+from tokenmill._core.paths import checked_path
 from tokenmill.errors import TokenizerError
 from tokenmill.tokenizers.identity import Template
 
@@ -39,7 +40,7 @@ class Location:
 
 
 def locate(source: str | os.PathLike[str]) -> Location:
-    path = Path(source)
+    path = Path(checked_path("tokenizer", source))
     if path.is_dir():
         return Location(path, path / "tokenizer.json", named=False)
     if path.is_file():
@@ -190,7 +191,7 @@ def choose_template(override: Any, own: Template) -> Template:
 def _read_text(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise TokenizerError(f"cannot read the chat template: {error}", path=path) from error
     if path.suffix == ".json":  # the form of processors: an object with the source
         try:
