@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from numbers import Integral
 from typing import Any
 
@@ -197,6 +197,21 @@ def check_positive(name: str, value: object) -> int:
 def check_one_of(name: str, value: object, choices: Collection[str]) -> None:
     if value not in choices:
         raise UsageError((name,), f" must be one of {', '.join(choices)}, got {value!r}")
+
+
+def check_bool(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise UsageError((name,), f" must be True or False, got {value!r}")
+    return value
+
+
+def check_strings(name: str, values: object) -> list[str]:
+    """Return the strings of an iterable that is no string itself."""
+    is_list = isinstance(values, Iterable) and not isinstance(values, str)
+    members = list(values) if is_list else []  # type: ignore[call-overload]
+    if not is_list or not all(isinstance(member, str) for member in members):
+        raise UsageError((name,), f" must be a list of strings, got {values!r:.200}")
+    return members
 
 
 class SourceError(TokenmillError, OSError):

@@ -133,10 +133,10 @@ def test_gc_removes_rows_only_with_their_store(tmp_path: Path) -> None:
 def test_images_in_memory_are_kept_as_bytes_and_paths(tmp_path: Path) -> None:
     images = pytest.importorskip("PIL.Image")
     datasets = pytest.importorskip("datasets")
-    picture = images.new("RGB", (40, 30), (200, 30, 60))
+    drawn = images.new("RGB", (40, 30), (200, 30, 60))
     features = datasets.Features({"text": datasets.Value("string"), "image": datasets.Image()})
-    data = datasets.Dataset.from_list([{"text": "a", "image": picture}], features=features)
+    data = datasets.Dataset.from_list([{"text": "a", "image": drawn}], features=features)
     store = prepare(data, cache_dir=tmp_path)
     rows = tm.open_rows(str(store.sources[0]), cache_dir=tmp_path)
-    prepare([{"text": "b", "image": picture}], cache_dir=tmp_path / "other")
+    prepare([{"text": "b", "image": drawn}], cache_dir=tmp_path / "other")
     assert rows[0]["image"]["bytes"] == written(tmp_path / "other")[0]["image"]

@@ -160,8 +160,11 @@ BAD: dict[str, tuple[dict[str, Any] | str, str, str]] = {
     **{
         name: ({**GOOD, name: ["a"]}, "bad_shape", f"{name}.*must not have images")
         for name in ("pixel_values", "images", "image", "videos", "video", "audios", "audio",
-                     "multi_modal_inputs")
+                     "multi_modal_inputs", "multi_modal_data", "media", "input_features",
+                     "images_bytes")
     },
+    "image tokens": (
+        {**GOOD, "mm_token_type_ids": [0, 1, 0, 0]}, "bad_shape", "mm_token_type_ids.*images"),
     "short weights": ({**GOOD, "loss_weights": [0, 1]}, "bad_shape", "loss_weights has 2 values"),
     "negative weight": (
         {**GOOD, "loss_weights": [0, 0, -1, 1]}, "bad_shape", r"loss_weights\[2\].*got -1"),
@@ -199,10 +202,13 @@ def test_rows_that_break_a_rule_are_rejected_with_reason_and_origin(tmp_path: Pa
 
 
 def test_everything_is_trained_where_the_caller_says_so(tmp_path: Path) -> None:
-    rows = [{"input_ids": [5, 6, 7]}, {**GOOD, "attention_mask": [1, 1, 1, 0]}]
+    weighted = [{**GOOD, "loss_weights": [first, 1, 0.5, 2]} for first in (0.25, 0)]
+    rows = [{"input_ids": [5, 6, 7]}, {**GOOD, "attention_mask": [1, 1, 1, 0]}, *weighted]
     path = write_rows(tmp_path / "rows.jsonl", rows)
     store = tm.prepare(path, **TOKENS, train_on="everything")
-    assert [row.loss_mask.tolist() for row in store] == [[1, 1, 1], [1, 1, 1]]
+    assert [row.loss_mask.tolist() for row in store] == [[1, 1, 1], [1, 1, 1], [1, 1, 1, 1]]
+    assert store[2].weights.tolist() == [0.25, 1, 0.5, 2]
+    assert store.rejected == {"mask_unproven": 1}
     for wrong in ({"train_on": "completion"}, {"expand": "turns"}):
         with pytest.raises(UsageError, match="tokens"):
             tm.prepare(path, **TOKENS, **wrong)

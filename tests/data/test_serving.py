@@ -53,6 +53,16 @@ def test_shuffled_order_is_the_documented_function_of_seed_and_epoch(cache: Path
     assert tuple(rows_of(prompts.samples)) in seen
 
 
+@pytest.mark.parametrize("index", [1.9, "3", None, [0], b"1", np.float64(1), np.array([1])])
+def test_index_that_is_no_integer_is_a_type_error(cache: Path, index: Any) -> None:
+    prompts = fresh(cache)
+    with pytest.raises(TypeError, match="the number of a prompt must be an integer"):
+        prompts[index]
+    assert prompts[np.int64(1)].row == prompts[1].row
+    with pytest.raises(IndexError, match="prompt 1180591620717411303424 is out of range"):
+        prompts[2**70]
+
+
 def stream(prompts: PromptDataset, counts: list[int]) -> list[int]:
     return [row for count in counts for row in rows_of(prompts.take(count))]
 

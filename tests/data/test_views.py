@@ -259,6 +259,9 @@ def test_filter_anything_but_comparisons_is_refused(
         (lambda length: length > 3, None, "needs columns, the names"),
         ("length > 3", ["length"], "only for a filter function"),
         (lambda size: size > 3, ["size"], "unknown name 'size'"),
+        (lambda length: length > 3, "length", "columns must be a list of strings, got 'length'"),
+        (lambda length: length > 3, [5], r"columns must be a list of strings, got \[5\]"),
+        (lambda length: length > 3, 5, "columns must be a list of strings, got 5"),
         (lambda length: length > 3 and length < 9, ["length"], "& and"),
         (lambda length: True, ["length"], "one boolean per row"),
         (lambda length: length, ["length"], "one boolean per row"),
@@ -268,7 +271,7 @@ def test_filter_anything_but_comparisons_is_refused(
     ],
 )
 def test_filter_callable_unknown_column_and_wrong_types_are_refused(
-    stores: tuple[Store, Store], where: Any, columns: list[str] | None, message: str
+    stores: tuple[Store, Store], where: Any, columns: Any, message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
         stores[0].filter(where, columns=columns)

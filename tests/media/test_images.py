@@ -22,7 +22,7 @@ from PIL import Image
 from tests.media.drawing import MODES, ORIENTED, any_image, bomb, draw, encode
 from tokenmill.errors import RowError, UsageError
 from tokenmill.media import Images, Limits, Reference, reference_from_text, reference_of
-from tokenmill.media.images import _formats, _is_complete, _plain_jpeg
+from tokenmill.media.images import FORMATS, _formats, _is_complete, _plain_jpeg
 
 IMAGES = Images()
 
@@ -228,6 +228,21 @@ def test_reference_of(value: object, reference: Reference) -> None:
         parsed.kind, parsed.path, parsed.member, parsed.url,
     )  # fmt: skip
     assert len(parsed.text()) < 200
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_base64_of_every_format_is_an_image_in_the_row(form: str) -> None:
+    if form not in _formats():
+        pytest.skip(f"this Pillow cannot write {form}")
+    data = encode(draw(random.Random(7), 12, 8), form)
+    for value in (data, base64.b64encode(data).decode(), base64.encodebytes(data).decode()):
+        assert reference_of(value) == Reference("inline", data=data)
+
+
+@pytest.mark.parametrize("start", [b"P5\n# made", b"P3 12 8", b"\xff\x4f\xff\x51", b"MM\0+"])
+def test_base64_of_other_headers_is_an_image_in_the_row(start: bytes) -> None:
+    data = start + bytes(60)
+    assert reference_of(base64.b64encode(data).decode()) == Reference("inline", data=data)
 
 
 @pytest.mark.parametrize(

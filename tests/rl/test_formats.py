@@ -152,6 +152,12 @@ NAN = float("nan")
          "the reward is unknown: correctness, no_rewarding may"),
         ({"accuracy_reward": 0.5, "overlong_punishment": -0.5}, 0.5,
          "part of the reward may be missing: overlong_punishment may"),
+        ({"rewards": [1, 2]}, None, "the reward is unknown: rewards may"),
+        ({"rewards": {"a": 1.0}, "b_reward": 1.0}, 1.0, "part of the reward may be missing: rew"),
+        ({"total_reward": 3.0, "a_reward": 1.0, "b_reward": 2.0}, 3.0, "total_reward is used as"),
+        ({"rewards/overall": 3.0, "rewards/a": 1.0}, 3.0, "rewards/overall is used as"),
+        ({"total_reward": 3.0, "style": 1.0}, 3.0, "part of the reward may be missing: style"),
+        ({"summary_reward": 3.0, "a_reward": 1.0}, 4.0, ""),
     ],
 )  # fmt: skip
 def test_reward_of_trl_rows(columns: dict[str, Any], reward: float | None, warning: str) -> None:
@@ -160,6 +166,12 @@ def test_reward_of_trl_rows(columns: dict[str, Any], reward: float | None, warni
     assert trajectory.reward == reward
     assert trajectory.warning[: len(warning)] == warning
     assert bool(trajectory.warning) == bool(warning)
+
+
+def test_reward_column_of_trl_must_be_a_number() -> None:
+    for value in (10**400, float("inf"), "good", [1.0], True):
+        with pytest.raises(RowError, match="'my_reward' must be"):
+            read_rollouts({"prompt": "Hi", "completion": "Yo", "my_reward": value, "b_reward": 1.0})
 
 
 def test_unknown_rewards_are_counted_and_shown(

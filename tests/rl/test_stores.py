@@ -246,3 +246,23 @@ def test_pairs_whose_rewards_float32_cannot_hold_are_rejected(rewards: tuple[flo
     )
     with pytest.raises(RowError, match="finite float32 number"):
         read_and_cut({"chosen": chosen, "rejected": rejected}, b"", "auto")
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"reward": 1e-300}, {"reward": 3.5e38}, {"reward": 10**400}, {"advantage": -1e300},
+        {"advantages": [0, 1e-300, 1]}, {"step": 2**24 + 1}, {"step": -(2**24) - 1},
+        {"step": 10**400}, {"step": 1e300}, {"prompt_length": 10**400},
+    ],
+    ids=lambda columns: str(columns)[:40],
+)  # fmt: skip
+def test_numbers_that_float32_cannot_hold_reject_their_row(
+    tmp_path: Path, columns: dict[str, Any]
+) -> None:
+    row = {"token_ids": [5, 6, 7], "loss_mask": [0, 1, 1], "reward": 1.5, "step": 2**24}
+    path = write_rows(tmp_path / "rows.jsonl", [row, {**row, **columns}])
+    store = tm.from_rollouts(path, **CALL)
+    assert (len(store), store.rejected) == (1, {"bad_shape": 1})
+    assert next(iter(columns)).rstrip("s") in next(store.rejected_rows())[2]
+    assert store.sidecar("step").values.tolist() == [2**24]

@@ -179,3 +179,24 @@ def test_unknown_or_misleading_names_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(error, match=message):
             open_rows(source)
+
+
+@pytest.mark.parametrize("form", ["text", "path", "directory", "glob", "link", "in a directory"])
+def test_names_that_are_not_utf8_are_refused_by_name(tmp_path: Path, form: str) -> None:
+    directory = tmp_path / "rows"
+    named = directory / os.fsdecode(b"a\xff.jsonl")
+    if form == "in a directory":
+        directory = tmp_path / os.fsdecode(b"rows\xff")
+        named = directory / "a.jsonl"
+    directory.mkdir()
+    named.write_text('{"text": "a"}\n')
+    (tmp_path / "link.jsonl").symlink_to(named)
+    sources = {
+        "text": str(named), "path": named, "directory": directory, "glob": f"{directory}/*.jsonl",
+        "link": tmp_path / "link.jsonl", "in a directory": f"{tmp_path}/*/a.jsonl",
+    }  # fmt: skip
+    with pytest.raises((UsageError, SourceError), match=r"\\udcff"):
+        open_rows(sources[form], cache_dir=tmp_path / "cache")
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    with pytest.raises(UsageError, match=r"cache_dir is not a valid path: .*udcff"):
+        open_rows(tmp_path / "a.jsonl", cache_dir=tmp_path / os.fsdecode(b"\xff"))

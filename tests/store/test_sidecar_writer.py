@@ -87,7 +87,7 @@ def test_shares_computed_at_different_times_cover_every_row(store: Store) -> Non
             assert rows.tolist() == list(range(rank, 10, 3))
             writer.write(rows, values[rows])
     assert np.array_equal(store.sidecar("reward").values, values)
-    with pytest.raises(UsageError, match="rank must be from 0 to 2, got 3"):
+    with pytest.raises(UsageError, match="rank must be at most 2, got 3"):
         writer.share(3, 3)
 
 

@@ -163,6 +163,15 @@ def test_invalid_name_or_producer_is_rejected(store: Store) -> None:
             store.attach("reward", row_values(store), producer=producer)  # type: ignore[arg-type]
 
 
+def test_loss_weights_are_attached_per_token_only(store: Store) -> None:
+    with pytest.raises(UsageError, match="must have a value per token"):
+        store.attach("loss_weights", row_values(store), producer="m")
+    with pytest.raises(UsageError, match="must have a value per token"):
+        store.attach_writer("loss_weights", producer="m", per="row")
+    values = np.ones(int(store.lengths.sum()))
+    assert store.attach("loss_weights", values, producer="m", per="token").per == "token"
+
+
 def test_infinities_are_values_and_do_not_spoil_the_mean(store: Store) -> None:
     values = np.zeros(len(store))
     values[3], values[4] = -np.inf, 15.0

@@ -45,7 +45,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             is_path = kind != hint and isinstance(value, os.PathLike)
             try:
                 msgspec.convert(os.fspath(value) if is_path else value, kind)
-            except (msgspec.ValidationError, UnicodeError) as error:
+            except (msgspec.ValidationError, UnicodeError, TypeError, AttributeError) as error:
                 raise UsageError((name,), f" must be {_allowed(hint)}, got {value!r}") from error
 
     def __hash__(self) -> int:

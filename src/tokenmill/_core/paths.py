@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from pathlib import Path
@@ -10,6 +11,23 @@ from tokenmill.errors import CacheError, CorruptionError, UsageError
 
 _URL = re.compile(r"[a-zA-Z][\w+.:\-]+:/")
 MAX_METADATA_BYTES = 256 << 20  # of a file read whole; a manifest of 100,000 sources has 30 MB
+
+
+def checked_path(name: str, value: object) -> str:
+    """Return a path or URL as text; raise `UsageError` if no file can have that path."""
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str) or not text:
+        raise UsageError((name,), f" must be a path, got {value!r:.200}")
+    try:
+        text.encode()  # manifests and keys contain paths as UTF-8
+        if "://" not in text.removeprefix("file://"):
+            os.lstat(text.removeprefix("file://"))
+    except ValueError as error:
+        raise UsageError((name,), f" is not a valid path: {value!r:.200} ({error})") from error
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise UsageError((name,), f" is too long for a path: {value!r:.200}") from error
+    return text
 
 
 def default_cache_dir() -> Path:
@@ -26,7 +44,7 @@ def default_cache_dir() -> Path:
 
 def cache_root(directory: str | os.PathLike[str] | None) -> Path:
     """Return a cache directory, by default that of this user, as an absolute path."""
-    root = Path(directory or default_cache_dir())
+    root = Path(default_cache_dir() if directory is None else checked_path("cache_dir", directory))
     if _URL.match(str(root)):
         raise UsageError(("cache_dir",), " must be a local directory, not a URL", path=root)
     return root.absolute()

@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tokenmill._core.fingerprint import plain
+from tokenmill._core.paths import checked_path
 from tokenmill._core.publish import make_directory
 from tokenmill.build.executors import LocalExecutor
 from tokenmill.build.tasks import Done, Executor, Setup, Task, run_tasks
-from tokenmill.errors import CacheError, WorkerError
+from tokenmill.errors import CacheError, WorkerError, check_bool, check_one_of
 from tokenmill.tokenizers.cache import copy_path, keep_copy, recall
 from tokenmill.tokenizers.identity import TokenizerFingerprint
 
@@ -26,6 +28,12 @@ MAX_WAIT_S = 30.0  # seconds to wait for another process that loads a tokenizer
 
 def identify_tokenizer(choice: Any, cache_dir: Path, executor: Executor) -> TokenizerFingerprint:
     """Return the fingerprint of a tokenizer (`TokenizerOf`, a recipe); copy it to the cache."""
+    check_one_of("tokenizer_backend", choice.tokenizer_backend, ("auto", "transformers", "file"))
+    check_bool("trust_remote_code", choice.trust_remote_code)
+    if isinstance(choice.chat_template, os.PathLike):
+        checked_path("chat_template", choice.chat_template)
+    elif isinstance(choice.chat_template, str):
+        plain(choice.chat_template, "chat_template")
     arguments: dict[str, Any] = {
         "backend": choice.tokenizer_backend,
         "chat_template": choice.chat_template,
@@ -38,7 +46,7 @@ def identify_tokenizer(choice: Any, cache_dir: Path, executor: Executor) -> Toke
         keep_copy(tokenizer, cache_dir)
         return tokenizer.card
     # A worker may have another working directory.
-    arguments["source"] = absolute(os.fspath(choice.tokenizer))
+    arguments["source"] = absolute(checked_path("tokenizer", choice.tokenizer))
     arguments["chat_template"] = absolute(choice.chat_template)
 
     def known() -> TokenizerFingerprint | None:

@@ -301,7 +301,7 @@ REMARKS = {  # by counter of the render stage
     "misspelt_roles": "conversations have a role that is nearly system, user, assistant or tool;"
     " `tokenmill lint` names it",
     "plain_strings": "rows are plain strings: the chat template is not applied; pass --as-chat"
-    " (as_chat=True) to make them user and assistant messages",
+    " to make them user and assistant messages",
     "trimmed_trailing": "conversations ended with a user turn, which was removed",
     "trimmed_tool_turns": "conversations lost tool results after their last assistant turn",
     "null_as_empty": "conversations have null content that the template cannot render; it was"

@@ -14,6 +14,7 @@ import msgspec
 
 from tokenmill._core import fingerprint
 from tokenmill._core.artifact import publish_files
+from tokenmill._core.paths import checked_path
 from tokenmill._core.process import PrivateDirectory
 from tokenmill.build.identity import absolute, run_on_worker
 from tokenmill.build.tasks import Executor
@@ -77,7 +78,10 @@ def processor_info(recipe: Any, cache: CacheLayout, executor: Executor) -> Proce
         _given[card.key] = processor
         _store_copy(processor, card, cache)
         return card
-    arguments = {"where": absolute(where), "trust_remote_code": recipe.trust_remote_code}
+    arguments = {
+        "where": absolute(checked_path("processor", where)),
+        "trust_remote_code": recipe.trust_remote_code,
+    }
     name = _facts_key(**arguments)
     known = read_fact(cache.root, name, ProcessorInfo)
     if known is not None and cache.processor(known.key).is_dir():

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from tokenmill._core import fingerprint
 from tokenmill._core.artifact import publish_files
+from tokenmill._core.paths import checked_path
 from tokenmill.build.blocks import cache_of, open_sources
 from tokenmill.build.calls import Sources, run_recipe
 from tokenmill.build.pipeline import TokenizedPipeline, digests_of
@@ -30,7 +31,7 @@ from tokenmill.build.recipe import Recipe
 from tokenmill.chat import Rendering
 from tokenmill.chat.render import GroupFacts
 from tokenmill.chat.shapes import float32
-from tokenmill.errors import RowError, SourceError, UsageError, check_one_of
+from tokenmill.errors import RowError, SourceError, UsageError, check_one_of, check_strings
 from tokenmill.rl.formats import FORMATS, read_rollouts, reread
 from tokenmill.rl.trajectory import CutRow, Recording, Trajectory, cut_rows
 from tokenmill.rl.verdict import RolloutChecker, Verdict, turns_by_mask
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 RECORDED = ("reward", "advantage", "group", "step", "version", "finish_reason", "drift", "findings")
 PER_ROW = ("reward", "advantage", "step")
 PRODUCER = "recorded"
+MAX_STEP = 1 << 24  # larger integers are rounded in float32
 WARNING = "warning"  # the kind of a finding that does not change the class
 
 _json = msgspec.json.Encoder()
@@ -134,8 +136,25 @@ def read_and_cut(
         if chosen.reward is not None and rejected.reward is not None:
             scores = (float32(chosen.reward, "reward"), float32(rejected.reward, "reward"))
             margin = float32(scores[0] - scores[1], "the difference of rewards")
+        _require_numbers([chosen, rejected])
         return cut, GroupFacts((1, 0), scores, margin, one_prompt=True)
-    return cut_rows(read_rollouts(value, format)), None
+    recording = read_rollouts(value, format)
+    _require_numbers(recording.trajectories)
+    return cut_rows(recording), None
+
+
+def _require_numbers(trajectories: Sequence[Trajectory]) -> None:
+    """Raise `RowError` for values that float32 sidecars cannot hold."""
+    for one in trajectories:
+        numbers = [("reward", one.reward or 0.0)]
+        numbers += [("advantage", value) for value in np.unique(one.advantages or 0.0).tolist()]
+        try:
+            for name, number in numbers:
+                float32(number, name)
+        except RowError as error:
+            raise RowError(error.message) from error  # of a row, not of a group
+        if abs(one.step or 0) > MAX_STEP:
+            raise RowError(f"step must be from {-MAX_STEP} to {MAX_STEP}, got {one.step}")
 
 
 def extra_values(
@@ -283,6 +302,7 @@ def from_rollouts(
     for name in ("train_on", "expand"):
         if name in given:
             raise UsageError((name,), " cannot be set for rollouts: the sampled tokens are trained")
+    keep_columns = check_strings("keep_columns", keep_columns)
     readable, _ = readable_sources(sources, given.get("cache_dir"))
     extra = tuple(dict.fromkeys((*RECORDED, *keep_columns)))
     row_format = "rollouts" if format == "auto" else f"rollouts-{format}"
@@ -386,12 +406,12 @@ def readable_sources(
     from tokenmill.integrations.miles.saved import DUMP_ENDINGS, rows_of_dump
 
     listed = [sources] if isinstance(sources, str | os.PathLike) else sources
-    if not isinstance(listed, Sequence):
+    if isinstance(listed, bytes) or not isinstance(listed, Sequence):
         return sources, {}
     readable: list[str] = []
     names: dict[str, str] = {}
     for source in listed:
-        path = os.fspath(source)
+        path = checked_path("sources", source)
         if not path.endswith(DUMP_ENDINGS):
             readable.append(path)
             continue

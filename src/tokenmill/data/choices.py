@@ -18,9 +18,9 @@ from tokenmill.data.index import Index, Joined, Range, Selected, Shuffled, chunk
 from tokenmill.data.interleave import as_fraction
 from tokenmill.data.order import Int64Array, check_seed
 from tokenmill.data.view import View, as_view
-from tokenmill.errors import UsageError
+from tokenmill.errors import UsageError, check_strings
 from tokenmill.store import Store
-from tokenmill.store.columns import row_numbers
+from tokenmill.store.columns import require_iterable, row_numbers
 from tokenmill.store.sidecars import column_of
 from tokenmill.store.where import NAMES, NamedColumns, Where, names_in
 
@@ -139,6 +139,7 @@ def filter_rows(
             raise UsageError(
                 "a filter function needs ", ("columns",), ", the names of its arguments"
             )
+        columns = check_strings("columns", columns)
         named = NamedColumns(columns, _sidecar_columns(view, columns))
         chosen = rows_where(view.row_index, named.stored, partial(_call, where, named))
         return _by_number(view, np.concatenate([np.zeros(0, dtype=np.int64), *chosen]))
@@ -162,7 +163,7 @@ def _call(
     values = named.values(columns)
     try:
         mask = np.asarray(function(*values))
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise UsageError(
             f"the filter function failed on arrays over many rows ({error}); combine comparisons "
             "with & and |, not with and / or"
@@ -194,7 +195,7 @@ def _sidecar_columns(view: View, names: Iterable[str]) -> dict[str, str]:
 
 
 def select(data: Store | View, rows: Iterable[SupportsIndex]) -> View:
-    view, chosen = as_view(data), list(rows)
+    view, chosen = as_view(data), list(require_iterable(rows))
     if any(isinstance(row, bool | np.bool_) for row in chosen):
         raise UsageError("select() takes row numbers, got booleans; use filter()")
     numbers = row_numbers(chosen, len(view))

@@ -20,7 +20,7 @@ from tokenmill.data.order import Int64Array
 from tokenmill.data.packs import Packs
 from tokenmill.data.samples import Step
 from tokenmill.data.view import Float32Array, View, ViewSidecar
-from tokenmill.errors import UsageError
+from tokenmill.errors import UsageError, check_strings
 from tokenmill.store import Row
 
 if TYPE_CHECKING:
@@ -60,12 +60,11 @@ class Attached:
 
     @classmethod
     def of(cls, view: View, names: SidecarNames) -> Attached:
-        if isinstance(names, str):
-            raise UsageError(f"sidecars must be a list such as [{names!r}], got {names!r}")
         if names is None:
             sidecars = view.sidecars
         else:
-            producers = names if isinstance(names, Mapping) else dict.fromkeys(names)
+            listed = dict.fromkeys(check_strings("sidecars", names))
+            producers = names if isinstance(names, Mapping) else listed
             sidecars = [view.sidecar(name, producer) for name, producer in producers.items()]
         if view.has_weights:
             if WEIGHTS in (sidecar.name for sidecar in sidecars):

@@ -26,7 +26,13 @@ from tokenmill.data.packs import Pack, Packs, Slots
 from tokenmill.data.samples import Step
 from tokenmill.data.stream import Stream
 from tokenmill.data.view import View
-from tokenmill.errors import UsageError, check_integer, check_one_of, check_positive
+from tokenmill.errors import (
+    UsageError,
+    check_bool,
+    check_integer,
+    check_one_of,
+    check_positive,
+)
 from tokenmill.store import Store
 
 T = TypeVar("T")
@@ -94,16 +100,15 @@ class Loader:
         media: str | None = None,
         processor: Any = None,
     ) -> None:
-        for name, flag in (("drop_last", drop_last), ("group_by_length", group_by_length)):
-            if not isinstance(flag, bool):
-                raise UsageError((name,), f" must be True or False, got {flag!r}")
+        check_bool("drop_last", drop_last)
+        check_bool("group_by_length", group_by_length)
+        check_one_of("layout", layout, LAYOUTS)
         if group_by_length and not shuffle:
             raise UsageError("group_by_length=True requires shuffle=True")
         if isinstance(data, str | os.PathLike):
             raise UsageError(f"data must be a store; write tm.Loader(tm.open_store({data!r}))")
         check_one_of("padding_side", padding_side, ("right", "left"))
         pad_to_multiple_of = check_multiple(pad_to_multiple_of)
-        check_one_of("layout", layout, LAYOUTS)
         if pack is not None:
             _check_pack(pack, padding_side, pad_to_multiple_of)
         batch_size = check_positive("batch_size", batch_size)

@@ -63,6 +63,8 @@ class Mixture:
     def _checked(self, weights: Mapping[str, float] | None) -> tuple[Fraction, ...]:
         if weights is None:
             return tuple(Fraction(total) for total in self._totals)
+        if not isinstance(weights, Mapping):
+            raise UsageError(f"weights must be a mapping of names to numbers, got {weights!r}")
         if set(weights) != set(self.names):
             raise UsageError(
                 f"weights must have the names {sorted(self.names)}, got {sorted(weights)}"

@@ -33,6 +33,7 @@ from tokenmill.errors import (
     StateError,
     TokenmillError,
     UsageError,
+    check_integer,
     check_positive,
 )
 from tokenmill.sources.rows import Rows
@@ -243,7 +244,7 @@ class PromptDataset(Sequence[Prompt]):
     def __getitem__(self, index: int | slice) -> Prompt | list[Prompt]:
         if isinstance(index, slice):
             return self.batch(range(*index.indices(len(self))))
-        return self.batch([int(index)])[0]
+        return self.batch([index])[0]
 
     def batch(self, indices: Sequence[int]) -> list[Prompt]:
         """Return the prompts at several positions."""
@@ -346,6 +347,7 @@ class PromptDataset(Sequence[Prompt]):
 
         The next epoch is shuffled if this one is. Without `shuffle`, epochs are in file order.
         """
+        count = check_integer("count", count, 0)
         if not len(self):
             path = self._rows.origin(0).path if len(self._rows) else None
             raise nothing_left("prompt", self.rejected, self.rejected_rows(), path)
@@ -414,7 +416,7 @@ class PromptDataset(Sequence[Prompt]):
         self._epoch, self._position, self._shuffled = state["cursor"]
 
     def __repr__(self) -> str:
-        limit = "" if self.max_length is None else f", max_length={self.max_length}"
+        limit = "" if self.max_length is None else f", up to {self.max_length:,} tokens"
         shown = f"{len(self):,} of {self.source_rows:,} prompts, epoch {self._epoch}"
         return f"PromptDataset({shown}, position {self._position:,}{limit}, {self._rows!r})"
 

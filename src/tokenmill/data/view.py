@@ -264,11 +264,13 @@ def as_view(data: Store | View) -> View:
         return View([data], Whole(data))
     if isinstance(data, str | os.PathLike):
         raise UsageError(f"expected a store, got a path; write tm.open_store({data!r})")
-    raise UsageError(f"expected a store or a view, got {type(data).__name__}")
+    raise UsageError(f"expected a store or a view, got {data!r:.200} ({type(data).__name__})")
 
 
 def concat(parts: Iterable[Store | View]) -> View:
     """Return a view of several stores or views, one after the other."""
+    if not isinstance(parts, Iterable):
+        raise UsageError(f"concat needs a list of stores or views, got {parts!r}")
     views = [as_view(part) for part in parts]
     if not views:
         raise UsageError("concat needs at least one store")

@@ -21,13 +21,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenmill._core import fingerprint
+from tokenmill._core.paths import checked_path
 from tokenmill._core.publish import Staging, publish_directory, writing_errors
 from tokenmill.data.group_batches import group_kind
 from tokenmill.data.mixture import Mixture
 from tokenmill.data.packs import Pack, Packs, Slots
 from tokenmill.data.stream import RunIndex
 from tokenmill.data.view import View, as_view, unweighted
-from tokenmill.errors import UsageError, check_one_of
+from tokenmill.errors import UsageError, check_one_of, check_strings
 from tokenmill.exports.columns import TRAINERS, Table, make_table, stored_slots
 from tokenmill.store import Store
 from tokenmill.store.commit import datasets_state
@@ -245,6 +246,7 @@ def export(
         UsageError: An argument is wrong, or ``out`` contains something else.
         CacheError: The disk is full or not writable; nothing was published.
     """
+    columns = tuple(check_strings("also", also))
     order = order or ("sequential" if pack is None else "feistel")
     slots = None if pad_multiple == 1 else Slots(pad_multiple, label_shift=1)
 
@@ -253,10 +255,11 @@ def export(
             part, epochs=epochs, seed=seed, order=order, pack=pack, slots=slots,
             unit=unit_of(part, format),
         )  # fmt: skip
-        return ExportPlan(run, format, target, mask, layout, tuple(also), embed_media)
+        return ExportPlan(run, format, target, mask, layout, columns, embed_media)
 
-    target = Path(out)
+    target = Path(checked_path("out", out))
     if isinstance(data, Mapping):
+        check_strings("data", data)
         return write_plan(
             SplitPlan(target, {n: plan(part, target / n) for n, part in data.items()})
         )

@@ -21,6 +21,7 @@ import msgspec
 
 from tokenmill._core import fingerprint
 from tokenmill._core.optional import installed_version, optional, transformers_muted
+from tokenmill._core.paths import checked_path
 from tokenmill._core.process import RecentValues
 from tokenmill.errors import RowError, UsageError
 from tokenmill.media.probe import (
@@ -122,7 +123,7 @@ class Processor:
         if isinstance(source, Processor):
             return source
         if isinstance(source, str | os.PathLike):
-            source = _from_files(os.fspath(source), trust_remote_code)
+            source = _from_files(checked_path("processor", source), trust_remote_code)
         return cls(source, options, cache_dir=cache_dir)
 
     def save(self, directory: str | os.PathLike[str]) -> None:

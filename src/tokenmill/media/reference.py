@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 import urllib.parse
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -21,8 +22,12 @@ Kind = Literal["file", "member", "url", "inline"]
 
 _KEYS = ("bytes", "url", "image_url", "path", "file", "image", "data")  # of a mapping, in order
 _MAGIC = (
-    b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"RIFF", b"BM", b"II*\0", b"MM\0*",
+    b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"RIFF", b"BM", b"II*\0", b"MM\0*", b"II+\0",
+    b"MM\0+",
+    b"\0\0\0\x0cjP", b"\xff\x4f\xff\x51",  # JPEG 2000
+    *(bytes([size, 0, 0, 0]) for size in (12, 40, 52, 56, 64, 108, 124)),  # DIB
 )  # fmt: skip
+_MAGIC_PATTERN = re.compile(rb"P(?:[1-6f]|0CMYK|yP|yRGBA|yCMYK)\s|.{4}ftyp", re.S)  # PPM; AVIF
 _BASE64_LENGTH = 64  # characters; no image is smaller, and few file names are that long
 _MAX_SHOWN = 120  # characters of a value in a message
 _MAX_DEPTH = 4  # mappings in mappings
@@ -116,7 +121,8 @@ def _looks_inline(text: str) -> bool:
         start = base64.b64decode(text[:16], validate=True)
     except (binascii.Error, ValueError):
         return False
-    return start.startswith(_MAGIC) and "." not in text[:_BASE64_LENGTH]
+    is_image = start.startswith(_MAGIC) or _MAGIC_PATTERN.match(start)
+    return bool(is_image) and "." not in text[:_BASE64_LENGTH]
 
 
 def _of_data_uri(text: str) -> bytes:

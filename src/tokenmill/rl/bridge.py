@@ -192,6 +192,9 @@ class Bridge:
         error on the conversation.
         """
         with self._lock:
+            is_list = isinstance(messages, Sequence) and not isinstance(messages, str)
+            if not is_list or not all(isinstance(message, Mapping) for message in messages):
+                raise UsageError(("messages",), f" must be messages, got {messages!r:.200}")
             if not messages:
                 raise UsageError(("messages",), " must contain at least one message.")
             tools = self.tools if tools is None else tools

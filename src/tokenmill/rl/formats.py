@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from tokenmill.rl.trajectory import Bits, Ids, Recording, Trajectory
 Row = dict[str, Any]
 
 _REWARD_ENDINGS = ("_reward", "_reward_func")
+_TOTAL = re.compile(r"(?:^|[_/])(?:total|sum|overall)(?:_|$)")  # in the name of a reward column
 
 
 def read_rollouts(row: Any, format: str = "auto") -> Recording:  # noqa: A002 - public name
@@ -283,22 +285,28 @@ def _trl(row: Row) -> Recording:
 
 
 def _trl_reward(row: Row, known: tuple[str, ...]) -> tuple[float | None, str]:
-    """Return ``reward``, else the sum of the reward columns, and a warning if one may be missing.
+    """Return ``reward``, else a total or the sum of the reward columns, and a warning if unsure.
 
     TRL logs NaN if a function gives no reward for a row.
     """
     if row.get("reward") is not None:
         return _number(row["reward"], "reward"), ""
-    numbers = {
-        name: value
-        for name, value in _others(row, known).items()
-        if isinstance(value, int | float) and value == value
-    }
-    named = [n for n in numbers if n.startswith("rewards/") or n.endswith(_REWARD_ENDINGS)]
-    reward = _number(sum((numbers[name] for name in named), 0.0), "reward") if named else None
+    columns = {n: v for n, v in _others(row, known).items() if v is not None and v == v}
+    named = [n for n in columns if n.startswith("rewards/") or n.endswith(_REWARD_ENDINGS)]
+    numbers = {name: _number(columns[name], name) or 0.0 for name in named}
+    totals = [name for name in named if _TOTAL.search(name)]
+    if len(totals) == 1 and len(named) > 1:
+        return numbers[totals[0]], (
+            f"{totals[0]} is used as the reward, because it may be the sum of the other reward"
+            " columns; add the reward as reward"
+        )
+    reward = _number(sum(numbers.values()), "reward") if named else None
     # TRL logs rewards as floats; next to them, an integer is something else.
     others = [
-        n for n, v in numbers.items() if n not in named and (isinstance(v, float) or not named)
+        name
+        for name, value in columns.items()
+        if name not in named
+        and (isinstance(value, float if named else int | float) or name.startswith("reward"))
     ]
     if not others:
         return reward, ""
@@ -502,6 +510,8 @@ def _integer(row: Row, name: str) -> int | None:
     is_integer = value.is_integer() if isinstance(value, float) else type(value) is int
     if not is_integer:
         raise RowError(f"{name!r} must be an integer, not {value!r:.40}")
+    if not -(1 << 63) <= value < 1 << 63:
+        raise RowError(f"{name!r} must fit into 64 bits, got {value!r:.40}")
     return int(value)
 
 

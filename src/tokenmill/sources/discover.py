@@ -157,10 +157,23 @@ class Found(NamedTuple):
 
 def discover(address: Address) -> list[Found]:
     """Find the files of an address; `SourceMissing` if there are none."""
+    found = _discover(address)
+    for one in found:
+        _require_utf8(one.path)
     return [
         one if shown(one.path) == one.path else one._replace(path=shown(one.path), url=one.path)
-        for one in _discover(address)
+        for one in found
     ]
+
+
+def _require_utf8(path: str) -> None:
+    """Raise for a name that keys and manifests, which are JSON, cannot contain."""
+    real = path if is_remote(path) else os.path.realpath(path)
+    try:
+        real.encode()
+    except UnicodeEncodeError as error:
+        readable = real.encode(errors="backslashreplace").decode()
+        raise SourceError("the path is not valid UTF-8; rename it", path=readable) from error
 
 
 def _discover(address: Address) -> list[Found]:

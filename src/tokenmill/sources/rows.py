@@ -22,7 +22,7 @@ import msgspec
 from tokenmill._core.artifact import publish_files
 from tokenmill._core.fingerprint import canonical, key
 from tokenmill._core.origin import Origin
-from tokenmill._core.paths import cache_root, require_inside
+from tokenmill._core.paths import cache_root, checked_path, require_inside
 from tokenmill._core.ranged import RemoteFile
 from tokenmill._core.remote import is_remote
 from tokenmill.errors import CacheError, RowError, SourceError, SourceMissing, UsageError
@@ -80,15 +80,15 @@ def open_rows(
         UsageError: An address is malformed, or formats are mixed.
         SourceError: A file is truncated, or its content does not match its name.
     """
+    if isinstance(source, bytes) or not isinstance(source, str | os.PathLike | Iterable):
+        raise UsageError(f"a source must be a path, got {source!r:.200}")
     addresses = [source] if isinstance(source, str | os.PathLike) else list(source)
     if not addresses:
         raise UsageError("no source was given; pass a path, glob or URL")
     index_cache = IndexCache(Path(os.path.abspath(cache_root(cache_dir))))
     parsed = []
     for text in addresses:
-        if not isinstance(text, str | os.PathLike):
-            raise UsageError(f"a source must be a path, got {text!r}")
-        address = parse_address(os.fspath(text))
+        address = parse_address(checked_path("source", text))
         parsed.append((address, discover(address)))
     distinct = {(one.path, one.url): one for _, found in parsed for one in found}
     files = _describe_all(list(distinct.values()), index_cache, force_recache)

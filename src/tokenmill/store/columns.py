@@ -10,7 +10,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypeVar
 
 import numpy as np
 import xxhash
@@ -27,18 +27,28 @@ Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 
 
+T = TypeVar("T")
+
+
 def row_numbers(indices: Iterable[SupportsIndex], size: int, noun: str = "row") -> Int64:
     """Return indices as non-negative numbers; raise IndexError if one is out of range."""
     if isinstance(indices, np.ndarray) and indices.ndim == 1 and indices.dtype.kind in "iu":
         given = indices
     else:
         # As objects, because an integer may exceed 64 bits.
-        given = np.asarray([row_number(index, noun) for index in indices], dtype=object)
+        listed = require_iterable(indices, noun)
+        given = np.asarray([row_number(index, noun) for index in listed], dtype=object)
     wrong = np.asarray((given < -size) | (given >= size), dtype=np.bool_)
     if wrong.any():
         raise IndexError(f"{noun} {int(given[wrong][0])} is out of range: there are {size}")
     numbers = given.astype(np.int64)
     return np.where(numbers < 0, numbers + size, numbers)
+
+
+def require_iterable(indices: Iterable[T], noun: str = "row") -> Iterable[T]:
+    if not isinstance(indices, Iterable):
+        raise TypeError(f"numbers of {noun}s must be a list of integers, got {indices!r:.200}")
+    return indices
 
 
 def row_number(index: SupportsIndex, noun: str = "row") -> int:

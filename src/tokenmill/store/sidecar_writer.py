@@ -23,7 +23,14 @@ import xxhash
 
 from tokenmill._core import fingerprint
 from tokenmill._core.artifact import ArtifactKind, ArtifactWriter, map_array, reading_errors
-from tokenmill.errors import CacheError, CorruptionError, NonDeterminismError, UsageError
+from tokenmill.errors import (
+    MAX_INT32,
+    CacheError,
+    CorruptionError,
+    NonDeterminismError,
+    UsageError,
+    check_integer,
+)
 from tokenmill.store.columns import row_numbers
 from tokenmill.store.layout import SIDECAR_VALUES
 from tokenmill.store.record import BLOCK_BYTES
@@ -184,7 +191,7 @@ def _record(identity: Identity, per: Per, rows: int, values: Float32, checksum: 
 
 
 def attach_values(store: Store, name: str, values: Values, *, producer: str, per: str) -> Sidecar:
-    identity, kind = Identity(store.key, name, producer), check_per(per)
+    identity, kind = Identity(store.key, name, producer), check_per(per, name)
     return _publish_values(store, identity, kind, _in_order(values, kind, store))
 
 
@@ -318,7 +325,7 @@ class SidecarWriter:
     def __init__(self, store: Store, name: str, *, producer: str, per: str = "row") -> None:
         self._store = store
         self.identity = Identity(store.key, name, producer)
-        self.per = check_per(per)
+        self.per = check_per(per, name)
         self._document = {**self.identity.document, "per": self.per}
         self._parts_name = f"{self.identity.key}.parts"
         self._parts: dict[Path, _Part] = {}
@@ -342,8 +349,8 @@ class SidecarWriter:
 
     def share(self, rank: int, world_size: int) -> Int64:
         """Return the missing rows that this rank shall compute; those of two ranks are disjoint."""
-        if not 0 <= rank < world_size:
-            raise UsageError(f"rank must be from 0 to {world_size - 1}, got {rank}")
+        world_size = check_integer("world_size", world_size, 1, MAX_INT32)
+        rank = check_integer("rank", rank, 0, world_size - 1)
         missing = self.missing
         own: Int64 = missing[missing % world_size == rank]
         return own

@@ -119,8 +119,10 @@ class Identity:
         return fingerprint.key(self.document)
 
 
-def check_per(per: str) -> Per:
+def check_per(per: str, name: str) -> Per:
     check_one_of("per", per, PER)
+    if per == "row" and name == "loss_weights":
+        raise UsageError("loss_weights must have a value per token; set ", ("per", "token"))
     return "row" if per == "row" else "token"
 
 

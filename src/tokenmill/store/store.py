@@ -25,14 +25,20 @@ from numpy.typing import NDArray
 
 from tokenmill._core import fingerprint
 from tokenmill._core.origin import Origin
-from tokenmill._core.paths import is_network
+from tokenmill._core.paths import checked_path, is_network
 from tokenmill._core.process import ProcessLock
 from tokenmill._core.remote import is_remote
 from tokenmill._core.remote_path import as_remote
-from tokenmill.errors import CorruptionError, UsageError, check_one_of, public_path
+from tokenmill.errors import CorruptionError, UsageError, check_bool, check_one_of, public_path
 from tokenmill.store import layout as names
 from tokenmill.store.access import ByteFile, reading_errors, require_checksum, require_size
-from tokenmill.store.columns import row_number, trained_within, weighed_within, weights_along
+from tokenmill.store.columns import (
+    require_iterable,
+    row_number,
+    trained_within,
+    weighed_within,
+    weights_along,
+)
 from tokenmill.store.groups import Groups
 from tokenmill.store.layout import StoreLayout
 from tokenmill.store.manifest import (
@@ -300,7 +306,7 @@ class Store(ViewMethods, Sequence[Row]):
         return Row(self, at, number, ids[start:stop], mask[start:stop])
 
     def batch(self, indices: Iterable[SupportsIndex]) -> list[Row]:
-        return [self[i] for i in indices]
+        return [self[i] for i in require_iterable(indices)]
 
     def __iter__(self) -> Iterator[Row]:
         for at in range(len(self.table)):
@@ -563,6 +569,8 @@ class Store(ViewMethods, Sequence[Row]):
             UsageError: There are none, or several.
             CorruptionError: They are damaged.
         """
+        if producer is not None and not isinstance(producer, str):
+            raise UsageError(("producer",), f" must be a string, got {producer!r:.200}")
         # Without a producer the name is looked up again, because another sidecar of that name may
         # have been attached since.
         sidecar = None if producer is None else self._sidecars.get((name, producer))
@@ -769,15 +777,21 @@ def open_store(
         SourceMissing: There is no such directory.
         UsageError: The directory is not a store.
     """
-    if is_remote(path_or_url):
+    path = checked_path("path_or_url", path_or_url)
+    if cache_dir is not None:
+        cache_dir = checked_path("cache_dir", cache_dir)
+    if media_root is not None:
+        media_root = checked_path("media_root", media_root)
+    check_bool("media_urls", media_urls)
+    if is_remote(path):
         from tokenmill.store.remote import RemoteStore
 
         return RemoteStore(
-            os.fspath(path_or_url),
+            path,
             verify,
             cache_dir=cache_dir,
             media_root=media_root,
             media_urls=media_urls,
         )
-    path = find_store(path_or_url, cache_dir)
+    path = find_store(path, cache_dir)
     return Store(path, verify, media_root=media_root, media_urls=media_urls)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tokenmill._core.optional import install_line, optional
-from tokenmill._core.paths import read_bounded
+from tokenmill._core.paths import checked_path, read_bounded
 from tokenmill.errors import CorruptionError, TokenizerError
 from tokenmill.tokenizers.identity import Template
 
@@ -48,7 +48,7 @@ def read_file(path: Path) -> bytes:
 
 
 def locate(source: str | os.PathLike[str]) -> Location:
-    path = Path(source)
+    path = Path(checked_path("tokenizer", source))
     if path.is_dir():
         return Location(path, path / "tokenizer.json", named=False)
     if path.is_file():
@@ -204,7 +204,7 @@ def choose_template(override: Any, own: Template) -> Template:
 def _read_text(path: Path) -> str:
     try:
         text = read_file(path).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise TokenizerError(f"cannot read the chat template: {error}", path=path) from error
     if path.suffix == ".json":  # the form of processors: an object with the source
         try:

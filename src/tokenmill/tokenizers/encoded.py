@@ -20,7 +20,8 @@ from tokenmill.errors import RowError
 IGNORE = -100
 MEDIA = (
     "pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw",
-    "images", "image", "videos", "video", "audios", "audio", "multi_modal_inputs",
+    "images", "image", "images_bytes", "videos", "video", "audios", "audio", "input_features",
+    "media", "multi_modal_data", "multi_modal_inputs",
 )  # fmt: skip
 
 Mask = list[int | bool | float]
@@ -163,7 +164,9 @@ def _read(
     if row.get("input_ids") is None:
         names = ", ".join(sorted(map(str, row))[:8]) or "none"
         raise RowError(f"the row has no column 'input_ids'; its columns are {names}")
-    for name in MEDIA:
+    kinds = row.get("mm_token_type_ids")  # 0 for tokens of text
+    has_media = isinstance(kinds, list) and any(kinds)
+    for name in MEDIA + ("mm_token_type_ids",) * has_media:
         if row.get(name):
             raise RowError(
                 f"the row has {name!r}; rows of ids must not have images, video or audio"
@@ -185,7 +188,9 @@ def _read(
     if not everything and (mask[: real.start].any() or mask[real.stop :].any()):
         raise _contradiction("a token is trained, but attention_mask marks it as padding")
     weights = None
-    if columns.loss_weights is not None and not everything:
+    if columns.loss_weights is not None:
+        if everything and not _weighted(columns.loss_weights, len(ids))[real].all():
+            raise _contradiction("loss_weights has a 0, but every token of the row is trained")
         weights = np.array(columns.loss_weights, np.float32)[real]
     return ids[real].astype(np.int32), mask[real], weights
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenmill._core.origin import Origin
-from tokenmill.errors import UsageError, check_one_of
+from tokenmill.errors import UsageError, check_one_of, check_strings
 
 SEVERITIES = ("error", "warning", "info")
 FAIL_ON = (*SEVERITIES, "never")
@@ -116,7 +116,7 @@ _TABLE = (
      "add answers of the rare label, or weight them: KTO's loss has a weight per label"),
     # Worth knowing.
     ("plain_strings", "info", "prompt and answer are strings: the chat template is not applied",
-     "--as-chat (as_chat=True) makes them user and assistant messages"),
+     "--as-chat makes them user and assistant messages"),
     ("length_bias", "info", "the chosen answer is nearly always the longer one, or the shorter",
      "the model may learn length instead of quality: balance the pairs, or normalize by length"),
     ("no_pad_token", "info", "the tokenizer has no pad token",
@@ -138,8 +138,7 @@ RULES: dict[str, Rule] = {row[0]: Rule(*row) for row in _TABLE}
 
 
 def chosen_rules(only: Sequence[str] = (), ignore: Sequence[str] = ()) -> frozenset[str]:
-    if isinstance(only, str) or isinstance(ignore, str):
-        raise UsageError(("only",), " and ", ("ignore",), " must be lists of rule names")
+    only, ignore = check_strings("only", only), check_strings("ignore", ignore)
     for name in (*only, *ignore):
         if name not in RULES:
             raise UsageError(f"unknown rule {name!r}; the rules are {', '.join(RULES)}")

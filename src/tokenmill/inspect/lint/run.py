@@ -29,7 +29,7 @@ from tokenmill.build.recipe import serialize
 from tokenmill.build.run import media_options
 from tokenmill.build.tasks import Done, Executor, Setup, Task, run_tasks
 from tokenmill.data.order import Permutation, derive_key
-from tokenmill.errors import SourceError, UsageError
+from tokenmill.errors import SourceError, UsageError, check_positive
 from tokenmill.inspect.lint import linter, minhash
 from tokenmill.inspect.lint.checks import first_equal, image_copies, one_sided
 from tokenmill.inspect.lint.rules import (
@@ -289,8 +289,8 @@ Choice = dict[int, list[int] | None]  # number of the block → its rows, None f
 
 
 def choose(rows: Sequence[int], count: int | None) -> Choice:
-    if count is not None and (isinstance(count, bool) or count < 1):
-        raise UsageError(("sample",), f" must be a positive number of rows, got {count!r}")
+    if count is not None:
+        count = check_positive("sample", count)
     filled = [number for number, in_block in enumerate(rows) if in_block]
     if count is None or count >= sum(rows):
         return dict.fromkeys(filled)
