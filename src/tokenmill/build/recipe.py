@@ -18,7 +18,6 @@ from tokenmill._core import fingerprint
 from tokenmill._core.options import Count, Options, declared, refuse_unknown
 from tokenmill.chat import ChatSpec
 from tokenmill.errors import SourceMissing, UsageError
-from tokenmill.store.named import check_name
 
 RECIPE_VERSION = 1  # part of every key; incremented when the same fields give other rows
 RECIPE_ENDINGS = (".yaml", ".yml")
@@ -104,6 +103,8 @@ class RunOptions(Options, frozen=True, kw_only=True):
         if self.disable_cache and self.force_recache:
             raise UsageError(("disable_cache",), " and ", ("force_recache",), " cannot be combined")
         if self.name is not None:
+            from tokenmill.store.named import check_name
+
             check_name(self.name)
             if self.disable_cache:
                 raise UsageError(
