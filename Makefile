@@ -67,7 +67,7 @@ docs-version: $(VENV)/.docs
 
 # The core tests with the lowest versions that pyproject.toml allows, in environments under build/,
 # with each of these Pythons that is installed, or with PYTHON=.
-PYTHONS := $(if $(filter file,$(origin PYTHON)),python3.11 python3.12 python3.13,$(PYTHON))
+PYTHONS := $(if $(filter file,$(origin PYTHON)),python3.10 python3.11 python3.12 python3.13,$(PYTHON))
 lowest:
 	python3 -m scripts.lowest $(PYTHONS) -- $(SPREAD) $(ARGS)
 
@@ -79,8 +79,8 @@ clean:
 	rm -rf $(VENV) site build dist
 
 $(VENV)/.made:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "tokenmill needs Python 3.11 or newer: make PYTHON=python3.12 …" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "tokenmill needs Python 3.10 or newer: make PYTHON=python3.12 …" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	  { echo "this Python cannot create virtual environments; on Debian or Ubuntu: apt install python3-venv" >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)

@@ -11,10 +11,14 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib
 
 PROJECT = Path(__file__).resolve().parent.parent
 ENVIRONMENTS = PROJECT / "build" / "lowest"  # one per Python
@@ -56,7 +60,7 @@ def usable(python: str | Path) -> str | None:
     program = (
         "import sys, ensurepip, venv, platform\n"
         "print(platform.python_version())\n"
-        "sys.exit(sys.version_info < (3, 11))"
+        "sys.exit(sys.version_info < (3, 10))"
     )
     try:
         done = subprocess.run([python, "-c", program], capture_output=True, text=True)

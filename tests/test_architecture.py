@@ -8,7 +8,6 @@ import importlib
 import importlib.util
 import pydoc
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,11 @@ import tokenmill
 from tests.build.making import EXAMPLES, INLINE, TOKENIZER
 from tests.programs import python
 from tokenmill import errors
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib
 
 PROJECT = Path(__file__).resolve().parent.parent
 PACKAGE = Path(tokenmill.__file__).parent

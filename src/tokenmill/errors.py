@@ -152,6 +152,9 @@ class TokenmillError(Exception):
         # OSError.__reduce__ would lose the keyword arguments when the error is pickled.
         return _rebuild, (type(self), self.message, dict(self.__dict__))
 
+    def add_note(self, note: str) -> None:  # Python 3.10 has none
+        self.__notes__ = [*getattr(self, "__notes__", ()), note]
+
     def as_dict(self) -> dict[str, Any]:
         """Return the ``error`` object of the command line's ``--json`` output."""
         names = ("message", "path", "row", "line", "offset")

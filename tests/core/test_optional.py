@@ -34,8 +34,9 @@ def test_broken_library_is_an_error_with_the_cause(package: str) -> None:
 
 
 def test_every_pip_command_names_an_existing_extra() -> None:
-    import tomllib
     from pathlib import Path
+
+    from scripts.lowest import tomllib
 
     project = Path(__file__).resolve().parents[2] / "pyproject.toml"
     extras = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["optional-dependencies"]

@@ -163,7 +163,7 @@ def test_bad_images_are_rejected_with_reason_and_name(tmp_path: Path) -> None:
         ("thin.png", "bad_media", "900×2"),
         ("text.png", "bad_media", "text.png is not an image"),
         ("../out.png", "bad_media", "../out.png does not exist"),
-        ("https://example.org/a.png", "bad_media", "media_urls"),
+        ("https://example.org/a.png", "bad_media", "URLs are not allowed"),
         (7, "bad_media", "7"),
     ]
     lines: list[Any] = [{"text": "a <image>", "images": [one]} for one, _, _ in images]
@@ -173,7 +173,7 @@ def test_bad_images_are_rejected_with_reason_and_name(tmp_path: Path) -> None:
     prompts = opened(write_rows(tmp_path / "r.jsonl", lines), tmp_path / "c", raw("qwen2_vl"))
     assert prompts.rejected == {"bad_media": 6, "media_mismatch": 2}
     said = [(reason, detail) for _, reason, detail in prompts.rejected_rows()]
-    for (_, reason, part), (found, detail) in zip(images, said, strict=False):
+    for (_, reason, part), (found, detail) in zip(images, details, strict=False):
         assert found == reason
         assert part in detail
     assert len(prompts) == 1

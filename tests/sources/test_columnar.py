@@ -42,7 +42,7 @@ def written(columns: dict[str, Any], directory: Path, kind: str = "parquet") -> 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_values_are_converted_to_json_as_documented(kind: str, tmp_path: Path) -> None:
-    moment = datetime.datetime(2026, 11, 15, 12, 30, 1, 500, tzinfo=datetime.UTC)
+    moment = datetime.datetime(2026, 11, 15, 12, 30, 1, 500, tzinfo=datetime.timezone.utc)
     columns = {
         "image": pa.array([{"bytes": b"\xff\x00", "path": None}]),
         "day": pa.array([datetime.date(2026, 11, 15)]),

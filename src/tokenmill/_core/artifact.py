@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -65,8 +64,11 @@ def reading_errors(
 
 
 def file_checksum(path: Path) -> str:
+    hasher = xxhash.xxh3_128()
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
+        while piece := file.read(1 << 20):
+            hasher.update(piece)
+    return hasher.hexdigest()
 
 
 def require_file(path: Path, size: int | None, checksum: str | None, remedy: str) -> Path:

@@ -10,7 +10,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 
 def at_end(owner: object, function: Callable[..., object], *arguments: Any) -> None:
@@ -35,7 +35,7 @@ class PrivateDirectory:
         self.path = Path(tempfile.mkdtemp(prefix=prefix))
         at_end(self, _remove_directory, self.path)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> PrivateDirectory:
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:

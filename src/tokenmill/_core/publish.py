@@ -17,7 +17,6 @@ import shutil
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Self
 
 import xxhash
 
@@ -85,7 +84,7 @@ class NewFile:
         self._buffered = bytearray()
         self._descriptor = -1
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> NewFile:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with writing_errors(self.path):
             self._descriptor = os.open(self.path, flags, 0o666)

@@ -21,7 +21,8 @@ from tokenmill.build import wire
 from tokenmill.errors import WorkerError
 
 BOOT = (
-    "import json, os, sys; given = json.loads(sys.argv[1]); "
+    "import sys; sys.path[:1] == [''] and sys.path.pop(0); "  # the working directory, as -P does
+    "import json, os; given = json.loads(sys.argv[1]); "
     "given['core'] is None or os.sched_setaffinity(0, [given['core']]); "
     "sys.path[:] = given['path']; "
     "from tokenmill.build.worker_main import main; main(given)"
@@ -84,7 +85,7 @@ class WorkerProcess:
             }
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-c", BOOT, json.dumps(given)],
+                    [sys.executable, "-c", BOOT, json.dumps(given)],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,

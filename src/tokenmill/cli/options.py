@@ -105,7 +105,11 @@ def command(
 
     def declare(function: Callable[..., None]) -> Callable[..., None]:
         about = inspect.cleandoc(function.__doc__ or "")
-        hints, help_of = get_type_hints(function, include_extras=True), dict(HELP.findall(about))
+        hints = {
+            name: _without_optional(hint)
+            for name, hint in get_type_hints(function, include_extras=True).items()
+        }
+        help_of = dict(HELP.findall(about))
         own = [
             _parameter(
                 one.name,
@@ -143,6 +147,11 @@ def command(
         return function
 
     return declare
+
+
+def _without_optional(hint: Any) -> Any:
+    """Undo what Python 3.10 does to the hint of a parameter with the default None."""
+    return next((part for part in get_args(hint) if get_origin(part) is Annotated), hint)
 
 
 def recipe_arguments(flags: Flags) -> dict[str, Any]:

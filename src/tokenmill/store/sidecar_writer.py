@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, SupportsIndex
+from typing import Any, SupportsIndex
 
 import msgspec
 import numpy as np
@@ -395,7 +395,7 @@ class SidecarWriter:
             self.sidecar = _publish_values(self._store, self.identity, self.per, self._merged())
         return self.sidecar
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> SidecarWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

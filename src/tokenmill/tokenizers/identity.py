@@ -12,7 +12,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any, Required, TypedDict
+from typing import Annotated, Any, TypedDict
 
 import msgspec
 
@@ -113,9 +113,12 @@ def library_errors(message: str, path: str | os.PathLike[str] | None = None) -> 
         raise TokenizerError(f"{message}: {type(error).__name__}: {text}", path=path) from error
 
 
-class _AddedToken(TypedDict, total=False):
-    id: Required[_Id]
-    content: Required[str]
+class _Token(TypedDict):
+    id: _Id
+    content: str
+
+
+class _AddedToken(_Token, total=False):
     special: bool
     single_word: bool
     lstrip: bool
