@@ -172,7 +172,7 @@ def test_bad_images_are_rejected_with_reason_and_name(tmp_path: Path) -> None:
     lines.append({"text": "<image>", "images": ["whole.png"]})
     prompts = opened(write_rows(tmp_path / "r.jsonl", lines), tmp_path / "c", raw("qwen2_vl"))
     assert prompts.rejected == {"bad_media": 6, "media_mismatch": 2}
-    said = [(reason, detail) for _, reason, detail in prompts.rejected_rows()]
+    details = [(reason, detail) for _, reason, detail in prompts.rejected_rows()]
     for (_, reason, part), (found, detail) in zip(images, details, strict=False):
         assert found == reason
         assert part in detail
