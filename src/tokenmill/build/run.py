@@ -124,14 +124,22 @@ def run_partition(
     return Prepared(store, hit, build_stats, time.perf_counter() - start, options)
 
 
-def plan(recipe: Recipe, options: RunOptions, executor: Executor, cache: CacheLayout) -> Plan:
+def plan(
+    recipe: Recipe,
+    options: RunOptions,
+    executor: Executor,
+    cache: CacheLayout,
+    *,
+    hash_images: bool = True,
+) -> Plan:
+    """Plan a build. Without the hashes of images, keys of stores and slices are not valid."""
     processor = processor_info(recipe, cache, executor)
     card = identify_tokenizer(tokenizer_choice(recipe, processor), cache.root, executor)
     rows = open_sources(recipe.sources, cache, reread=options.force_recache)
     if not len(rows):
         raise SourceError("no rows: every source is empty", path=recipe.sources[0])
     images = None
-    if processor is not None:
+    if processor is not None and hash_images:
         images = _hash_images(recipe, options, processor, rows, cache, executor)
     return Plan(recipe, card, rows, processor, images)
 
@@ -190,6 +198,19 @@ def _require_reachable(planned: Plan, executor: Executor) -> None:
 # Building
 
 
+def require_tokenizer(plan: Plan, cache: CacheLayout, executor: Executor) -> None:
+    """Copy the tokenizer to the cache again if the copy was removed."""
+    copy = cache.tokenizer(plan.card.key)
+    if not copy.is_dir():
+        choice = tokenizer_choice(plan.recipe, plan.processor)
+        identify_tokenizer(choice, cache.root, executor)
+    if not copy.is_dir():
+        raise CacheError(
+            "the copy of the tokenizer could not be written; try again, or set another cache_dir",
+            path=copy,
+        )
+
+
 class _FastPathMismatch(Exception):
     """A fast engine differed from its reference."""
 
@@ -220,7 +241,7 @@ class Builder:
         removed = False
         for _ in range(MAX_REBUILDS):
             try:
-                self._require_tokenizer()
+                require_tokenizer(plan, cache, self._executor)
                 self._build()
                 missing = 0 if self._partition.is_whole else self._count_missing()
                 if missing:
@@ -264,18 +285,6 @@ class Builder:
                 files = self._cache.slice(own)
                 if not (files.tokens.exists() and files.meta.exists()):
                     quarantine_slice(self._cache, own)
-
-    def _require_tokenizer(self) -> None:
-        copy = self._cache.tokenizer(self._plan.card.key)
-        if not copy.is_dir():
-            choice = tokenizer_choice(self._plan.recipe, self._plan.processor)
-            identify_tokenizer(choice, self._cache.root, self._executor)
-        if not copy.is_dir():
-            raise CacheError(
-                "the copy of the tokenizer could not be written; try again, or set another "
-                "cache_dir",
-                path=copy,
-            )
 
     def _build(self) -> None:
         try:

@@ -10,6 +10,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
+from tokenmill.data.by_source import Draws, Positions, PositionSamples, RankPacks, check_options
 from tokenmill.data.cursor import Cursor, StreamSpec
 from tokenmill.data.fill import Piece
 from tokenmill.data.filler import read_pieces
@@ -37,6 +38,7 @@ from tokenmill.errors import (
     check_positive,
 )
 from tokenmill.store import Store
+from tokenmill.store.by_source import SourceRows
 
 ORDERS = (*BASE_ORDERS, "length_grouped")
 # Of "length_grouped": sort this many positions by length, then shuffle groups of this many rows.
@@ -49,7 +51,7 @@ class Stream:
 
     def __init__(
         self,
-        data: Store | View | Mixture,
+        data: Store | SourceRows | View | Mixture,
         *,
         seed: int = 42,
         order: str = "feistel",  # one of `ORDERS`
@@ -58,6 +60,7 @@ class Stream:
         slots: Slots | None = None,
         ranks: int = 1,  # used only by Pack(method="balanced")
         max_patches: int | None = None,  # per pack
+        rank: int = 0,  # used only for packs of source rows
     ) -> None:
         self.mixture = data if isinstance(data, Mixture) else None
         self.view = data.view if isinstance(data, Mixture) else as_view(data)
@@ -66,14 +69,29 @@ class Stream:
         self.seed = check_seed(seed)
         self.pack = pack
         self.slots = slots
+        if self.view.is_by_source:
+            length_grouped = order == "length_grouped"
+            check_options(self.view, group_by_length=length_grouped, unit=unit == "rows")
         self.units = Samples.of(self.view, unit, None if slots is None else slots.of)
         check_one_of("order", order, ORDERS)
         self.order = self._make_order(order)
         if max_patches is not None:
             self.require_at_most(self.units.patches_at, max_patches, "patches", "max_patches")
         self.samples: RowSamples | PackSamples = RowSamples(self.order, self.units)
+        self.draws: Draws | None = None
         packing = None
-        if pack is not None:
+        if self.view.is_by_source:
+            sources = {"data": len(self.view)}
+            if self.mixture is not None:
+                sources = dict(zip(self.mixture.names, self.mixture.sizes(), strict=True))
+            self.draws = draws = Draws(self.view, self.order, self.seed, sources)
+            positions = Positions(self.order.rows)
+            self.samples = RowSamples(positions, PositionSamples(self.view, draws=draws))
+            if pack is not None:
+                shuffle_seed = None if order == "sequential" else self.seed
+                self.samples = RankPacks(draws, pack, rank, ranks, shuffle_seed)
+                packing = pack.document(1) | {"rank": rank, "world_size": ranks}
+        elif pack is not None:
             self._check_pack(pack)
             shuffle_seed = None if order == "sequential" else self.seed
             self.samples = PackSamples(
@@ -168,7 +186,8 @@ class Stream:
     @property
     def last_epoch(self) -> int:
         """The last epoch whose positions, counted over all epochs, fit into 64 bits."""
-        return LARGEST // self.order.rows - 1
+        endless = isinstance(self.samples, RankPacks)
+        return 0 if endless else LARGEST // self.order.rows - 1
 
     def checked_epoch(self, epoch: Any) -> int:
         return check_integer("epoch", epoch, 0, self.last_epoch)
@@ -179,6 +198,8 @@ class Stream:
         Rows of completed windows are a prefix of each source's order, so their number is enough.
         Rows of an incomplete window (packs, or rows grouped by length) are listed.
         """
+        if self.draws is not None:
+            return self._source_rows_served(cursor)
         started: list[Int64Array] = []  # units served from incomplete windows
         position, order = cursor.position, self.order
         if isinstance(self.samples, PackSamples):
@@ -207,6 +228,17 @@ class Stream:
             result[name] = _served_by(before, own_order, units, own)
             begin += units.count
         return result
+
+    def _source_rows_served(self, cursor: Cursor) -> dict[str, dict[str, int]]:
+        """Return rows and complete passes; tokens of other ranks' rows are unknown."""
+        assert self.draws is not None
+        if isinstance(self.samples, RankPacks):
+            return {"data": {"rows": cursor.window * self.samples.window}}  # of this rank
+        counts = [cursor.epoch * self.order.rows + cursor.position]
+        if isinstance(self.order, MixedOrder):
+            counts = self.order.schedule.served(cursor.epoch, cursor.position)
+        pairs = zip(self.draws.sources.items(), counts, strict=True)
+        return {name: {"rows": rows, "passes": rows // size} for (name, size), rows in pairs}
 
 
 def _served_by(before: int, order: Order, units: Samples, extra: Int64Array) -> dict[str, int]:
@@ -240,7 +272,7 @@ class RunIndex:
 
     def __init__(
         self,
-        data: Store | View | Mixture,
+        data: Store | SourceRows | View | Mixture,
         *,
         epochs: int = 1,
         seed: int = 42,
