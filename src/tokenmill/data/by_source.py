@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tokenmill.data.batch_media import MediaFiller
-from tokenmill.data.fill import Batch, Piece
+from tokenmill.data.fill import Batch
 from tokenmill.data.filler import WEIGHT_SUM, WEIGHTS, Attached, Filler, LossWeights
 from tokenmill.data.group_batches import group_kind
 from tokenmill.data.index import Whole
@@ -133,10 +133,6 @@ class Draws:
                     **row.origin.location,
                 )
         return units
-
-    def pieces(self, positions: Int64Array) -> list[list[Piece]]:
-        units = self.plain_rows(positions)
-        return [[(row.input_ids, row.loss_mask) for row in unit] for unit in units]
 
 
 class Positions(Order):

@@ -37,13 +37,14 @@ from tokenmill.errors import (
     check_one_of,
     check_positive,
 )
-from tokenmill.store import Store
-from tokenmill.store.by_source import SourceRows
+from tokenmill.store import Row, Store
+from tokenmill.store.by_source import SourceRows, needs_store
 
 ORDERS = (*BASE_ORDERS, "length_grouped")
 # Of "length_grouped": sort this many positions by length, then shuffle groups of this many rows.
 LENGTH_WINDOW = 8192
 LENGTH_GROUP = 64
+_GUESSED_TOKENS = 1024  # of a source row, for the size that libraries display
 
 
 class Stream:
@@ -71,7 +72,8 @@ class Stream:
         self.slots = slots
         if self.view.is_by_source:
             length_grouped = order == "length_grouped"
-            check_options(self.view, group_by_length=length_grouped, unit=unit == "rows")
+            rows_of_groups = unit == "rows" and self.view.has_groups
+            check_options(self.view, group_by_length=length_grouped, unit=rows_of_groups)
         self.units = Samples.of(self.view, unit, None if slots is None else slots.of)
         check_one_of("order", order, ORDERS)
         self.order = self._make_order(order)
@@ -301,6 +303,8 @@ class RunIndex:
             "seed": seed, "order": order, "pack": pack, "slots": slots, "unit": unit,
         }  # fmt: skip
         self._ranks = world_size
+        if view.is_by_source and pack is not None:
+            raise needs_store("packs of a dataset with a length")
         self._stream = Stream(self._data, ranks=world_size, **self._options)
         self._stream.checked_epoch(self.epochs - 1)
         self.view = self._stream.view
@@ -326,18 +330,34 @@ class RunIndex:
     @property
     def tokens(self) -> int:
         """Estimated number of tokens of all samples."""
+        if self._stream.draws is not None:
+            return _GUESSED_TOKENS * len(self)
         total = self.view.total("lengths")
         return round(total / len(self.view) * self._stream.order.rows * self.epochs)
 
     def packs(self, indices: Iterable[SupportsIndex]) -> Packs:
         """Return samples by number: a row is a pack of one piece, a group one of several."""
+        numbers = self._checked(indices)
+        if self._stream.draws is not None:
+            raise needs_store("lengths of samples")
+        if self._ends is None:
+            return self._stream.units.as_packs(unroll(self._stream.order, numbers))
+        return self._stream.units.expand(self._packs(numbers, self._ends))
+
+    def _checked(self, indices: Iterable[SupportsIndex]) -> Int64Array:
         numbers = np.asarray([int(index) for index in indices], dtype=np.int64)
         wrong = (numbers < 0) | (numbers >= len(self))
         if wrong.any():
             raise IndexError(f"sample {int(numbers[wrong][0])} is out of range({len(self)})")
-        if self._ends is None:
-            return self._stream.units.as_packs(unroll(self._stream.order, numbers))
-        return self._stream.units.expand(self._packs(numbers, self._ends))
+        return numbers
+
+    def groups(self, indices: Iterable[SupportsIndex]) -> list[list[Row]]:
+        """Return the rows of every sample, without packing."""
+        if self._stream.draws is not None:
+            return self._stream.draws.plain_rows(self._checked(indices))
+        packs = self.packs(indices)
+        rows = self.view.rows(packs.rows)
+        return [rows[first:stop] for first, stop in pairwise(packs.bounds.tolist())]
 
     def _packs(self, numbers: Int64Array, ends: Int64Array) -> Packs:
         samples = self._stream.samples
@@ -357,6 +377,8 @@ class RunIndex:
         return Packs.join(parts).take(back)
 
     def pieces(self, indices: Iterable[SupportsIndex]) -> list[list[Piece]]:
+        if self._stream.draws is not None:
+            return [[(row.input_ids, row.loss_mask) for row in own] for own in self.groups(indices)]
         packs = self.packs(indices)
         pieces = self.read(packs)
         return [pieces[first:stop] for first, stop in pairwise(packs.bounds.tolist())]
