@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenmill._core.collector import without_collector
 from tokenmill._core.origin import Origin
 from tokenmill._core.process import PrivateDirectory, ProcessLock
 from tokenmill.build.blocks import BlockJob, cache_of
@@ -44,6 +45,7 @@ from tokenmill.store.by_source import (
 from tokenmill.store.columns import SliceColumns
 from tokenmill.store.record import GROUP_COLUMNS, decode_media
 from tokenmill.store.views import images_of
+from tokenmill.tokenizers.cache import SMALL_JOB_BYTES
 
 if TYPE_CHECKING:
     from tokenmill.build.pipeline import Pipeline
@@ -107,7 +109,8 @@ class LazyRows(SourceRows):
         self._limit = None if options["limit"] is None else Limit(*options["limit"])
         self._lock = ProcessLock()
         self._tokenizer: Tokenizer | None = None
-        self._opened: tuple[int, Pipeline] | None = None  # with the process that opened it
+        self._opened: tuple[Any, Pipeline] | None = None  # with the process, and the engine's name
+        self._process, self._bytes_read = os.getpid(), 0
         self.kind = kind
         self.kind = kind or probe_kind(self)  # also loads the pipeline before a process is forked
         self._describe(options["document"], options["ids"])
@@ -121,7 +124,7 @@ class LazyRows(SourceRows):
 
     def read(self, numbers: NDArray[np.int64]) -> list[Unit]:
         units: dict[int, Unit] = {}
-        with self._lock:
+        with self._lock, without_collector():
             pipeline = self._pipeline()
             by_file: dict[Any, list[int]] = defaultdict(list)
             for number in dict.fromkeys(numbers.tolist()):
@@ -132,6 +135,7 @@ class LazyRows(SourceRows):
                 if file is not None:
                     pipeline.begin(file.entry, rows, "")
                 columns, notes = pipeline.run(rows)
+                pipeline.audit_sparsely()  # later calls are small, too
                 if any(of_stage.get("mismatches") for of_stage in notes.values()):
                     log.warning("a fast path differed from its reference, which is used from now")
                 units.update(zip(own, self._units(columns, own), strict=True))
@@ -146,6 +150,7 @@ class LazyRows(SourceRows):
             except RowError as error:  # over a limit
                 raw.append(b"")
                 errors[at] = error
+        self._bytes_read += sum(map(len, raw))
         values = [errors.get(at, value) for at, value in enumerate(parse_many(raw))]
         unknown = np.full(len(raw), -1, np.int64)
         return BlockRows(raw, values, unknown, unknown, unknown, columns)
@@ -172,19 +177,21 @@ class LazyRows(SourceRows):
         return units
 
     def _pipeline(self) -> Pipeline:
-        process, options = os.getpid(), self._options
-        if self._opened is None or self._opened[0] != process:
+        process, options, engine = os.getpid(), self._options, "hf"
+        # The reference encodes this much while fastokens would load.
+        is_main = process == self._process and multiprocessing.parent_process() is None
+        if is_main and self._bytes_read > SMALL_JOB_BYTES:
+            engine = options["engine"]
+        if self._opened is None or self._opened[0] != (process, engine):
             from tokenmill.build.pipeline import pipeline_of
             from tokenmill.build.slices import expander_of
             from tokenmill.tokenizers.cache import load_copy
 
-            is_child = self._tokenizer is not None or multiprocessing.parent_process() is not None
             tokenizer = self._tokenizer or load_copy(Path(options["tokenizer"]), options["card"])
-            engine = "hf" if is_child else options["engine"]
             expander = expander_of(options, tokenizer, hashed=False)
             recipe = Recipe(**options["recipe"])
             pipeline = pipeline_of(recipe, tokenizer, engine, options["renderer"], expander)
-            self._tokenizer, self._opened = tokenizer, (process, pipeline)
+            self._tokenizer, self._opened = tokenizer, ((process, engine), pipeline)
         return self._opened[1]
 
     def origin_of(self, number: int) -> Origin:
