@@ -38,8 +38,8 @@ quick: $(VENV)/.test
 	$(BIN)/python -m scripts.quick $(SPREAD) $(ARGS)
 
 check: $(VENV)/.dev
-	$(BIN)/ruff check src tests benchmarks conformance scripts
-	$(BIN)/ruff format --check src tests benchmarks conformance scripts
+	$(BIN)/ruff check src tests benchmarks conformance contrib scripts
+	$(BIN)/ruff format --check src tests benchmarks conformance contrib scripts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

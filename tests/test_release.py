@@ -60,7 +60,7 @@ def test_source_distribution_contains_sources_tests_and_docs(dist: Path) -> None
     [path] = SdistBuilder(str(PROJECT)).build(directory=str(dist), versions=["standard"])
     with tarfile.open(path) as source:
         packed = {member.name.partition("/")[2] for member in source.getmembers()}
-    for directory in ("src", "tests", "scripts", "docs", "benchmarks", "conformance"):
+    for directory in ("src", "tests", "scripts", "docs", "benchmarks", "conformance", "contrib"):
         assert files_under(PROJECT / directory) <= packed, directory
     assert packed >= {"pyproject.toml", "Makefile", "LICENSE", "README.md", "SECURITY.md"}
     assert packed >= {"constraints.txt", "mkdocs.yml", "CHANGELOG.md", ".pre-commit-config.yaml"}

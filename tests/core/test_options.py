@@ -70,7 +70,8 @@ def test_wrong_value_is_refused_with_name_value_and_what_is_allowed(
 def test_signature_of_prepare_is_the_declaration() -> None:
     options = {**declared(Recipe, tm.prepare), **declared(RunOptions, tm.prepare)}
     written = inspect.signature(tm.prepare).parameters
-    assert set(written) == {*options, "progress"}
+    assert set(written) == {*options, "lazy", "progress"}
+    assert written["lazy"].default is False
     types = get_type_hints(tm.prepare, localns={"Executor": Executor, "Store": tm.Store})
     declared_types = {**get_type_hints(Recipe), **get_type_hints(RunOptions)}
     for name, option in options.items():

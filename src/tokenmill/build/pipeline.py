@@ -67,6 +67,10 @@ class Pipeline:
         self.encoder = Encoder(tokenizer, engine)
         self.seconds: dict[str, float] = defaultdict(float)
 
+    def audit_sparsely(self) -> None:
+        """Audit no minimum of rows in each call from now on, only those chosen by content."""
+        self.renderer.first_audited = self.encoder.min_audit_bytes = 0
+
     def begin(self, block: Block, rows: BlockRows, images: str) -> None:
         if self.expander is not None:
             restore_null_images(rows.values, rows.columns, self.renderer.spec)
@@ -193,6 +197,9 @@ class TokenizedPipeline(Pipeline):
         self.tokenizer = tokenizer
         self.expander = None
         self.seconds = defaultdict(float)
+
+    def audit_sparsely(self) -> None:
+        pass  # nothing is rendered or encoded
 
     def run(self, rows: BlockRows) -> tuple[SliceColumns, dict[str, Any]]:
         start = time.perf_counter()

@@ -142,7 +142,7 @@ class Plan:
         self.card = card
         self.processor = processor
         self.images = images or ImagesOfBlocks()
-        self._rows = rows
+        self.source = rows
         shaping = recipe.document()
         media: Document = {}
         if processor is not None:
@@ -182,7 +182,7 @@ class Plan:
         is_rollout = self.recipe.format in ROLLOUTS
         named = dict.fromkeys(() if is_rollout else self.recipe.keep_columns, "")
         named |= {name: role for role, name in (self.recipe.columns or {}).items() if name}
-        missing, columns = missing_columns(self._rows, named)
+        missing, columns = missing_columns(self.source, named)
         for name in sorted(missing):
             role = named[name]
             error = UsageError(
@@ -207,7 +207,7 @@ class Plan:
         }
 
     def blocks(self) -> Iterator[Block]:
-        return self._rows.blocks()
+        return self.source.blocks()
 
     def key_of(self, block: Block) -> str:
         return self._keys.of(block, self.images.of(block))

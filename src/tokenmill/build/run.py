@@ -135,7 +135,10 @@ def plan(
     executor: Executor,
     cache: CacheLayout,
     progress: Progress | None = None,
+    *,
+    hash_images: bool = True,
 ) -> Plan:
+    """Plan a build. Without the hashes of images, keys of stores and slices are not valid."""
     progress = progress or Progress()
     progress.phase("loading the tokenizer")
     processor = processor_info(recipe, cache, executor)
@@ -145,7 +148,7 @@ def plan(
     if not len(rows):
         raise SourceError("no rows: every source is empty", path=recipe.sources[0])
     images = None
-    if processor is not None:
+    if processor is not None and hash_images:
         progress.phase("hashing the images")
         images = _hash_images(recipe, options, processor, rows, cache, executor)
     return Plan(recipe, card, rows, processor, images)
@@ -215,6 +218,20 @@ def _require_reachable(planned: Plan, executor: Executor) -> None:
 # Building
 
 
+def require_tokenizer(plan: Plan, cache: CacheLayout, executor: Executor) -> None:
+    """Copy the tokenizer to the cache again if the copy was removed."""
+    copy = cache.tokenizer(plan.card.key)
+    if not copy.is_dir():
+        choice = tokenizer_choice(plan.recipe, plan.processor)
+        identify_tokenizer(choice, cache.root, executor)
+    if not copy.is_dir():
+        raise CacheError(
+            "the copy of the tokenizer could not be written; try again, or set another ",
+            ("cache_dir",),
+            path=copy,
+        )
+
+
 class _FastPathMismatch(Exception):
     """A fast engine differed from its reference."""
 
@@ -245,7 +262,7 @@ class Builder:
         removed = False
         for _ in range(MAX_REBUILDS):
             try:
-                self._require_tokenizer()
+                require_tokenizer(plan, cache, self._executor)
                 self._build()
                 missing = 0 if self._partition.is_whole else self._count_missing()
                 if missing:
@@ -291,18 +308,6 @@ class Builder:
                 files = self._cache.slice(own)
                 if not (files.tokens.exists() and files.meta.exists()):
                     quarantine_slice(self._cache, own)
-
-    def _require_tokenizer(self) -> None:
-        copy = self._cache.tokenizer(self._plan.card.key)
-        if not copy.is_dir():
-            choice = tokenizer_choice(self._plan.recipe, self._plan.processor)
-            identify_tokenizer(choice, self._cache.root, self._executor)
-        if not copy.is_dir():
-            raise CacheError(
-                "the copy of the tokenizer could not be written; try again, or set another ",
-                ("cache_dir",),
-                path=copy,
-            )
 
     def _build(self) -> None:
         try:

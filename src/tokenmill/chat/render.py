@@ -144,9 +144,9 @@ class Sample:
     weights: tuple[float, ...] = ()  # of the messages in `trained`; empty where each is 1
 
 
-def audited(position: int, digest: int) -> bool:
+def audited(position: int, digest: int, first: int = FIRST_AUDITED) -> bool:
     """Whether the reference also renders this row; depends on its position and content alone."""
-    return position < FIRST_AUDITED or digest % AUDIT_ONE_IN == 0
+    return position < first or digest % AUDIT_ONE_IN == 0
 
 
 def digest_of(text: str) -> int:
@@ -268,6 +268,7 @@ class Renderer:
         self._sources = dict(named or {})
         self._templates: dict[str, Template] = {}
         self._printed = 0
+        self.first_audited = FIRST_AUDITED
         self.engine_seconds = 0.0  # time spent in templates
         if "default" in self._sources and spec.format != "text":
             self._template("default")  # raises here if it does not compile
@@ -599,7 +600,7 @@ class Renderer:
                 continue
             if self.renderer == "auto":
                 chosen_by = digest_of(run.text) if digest is None else digest + sample.part
-                if audited(len(result.texts), chosen_by):
+                if audited(len(result.texts), chosen_by, self.first_audited):
                     result.note("audited")
                     paths.audit(run, form.messages, conversation.tools)
             if failed is None:  # a row counts once, in any form

@@ -221,7 +221,7 @@ def _require_whole_groups(view: View, numbers: Int64Array) -> None:
 
 def sliced(data: Store | View, span: range) -> View:
     view = as_view(data)
-    if view.has_groups and len(span):
+    if view.has_groups and len(span) and not view.is_by_source:
         ends = np.asarray([span.start, span[-1] + 1], dtype=np.int64)
         starts = view.group_starts(view.groups_of(ends))
         is_end = ends == len(view)

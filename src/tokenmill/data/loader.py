@@ -16,6 +16,13 @@ from typing import Any, TypeVar
 
 from tokenmill._core.process import at_end
 from tokenmill.data.batch_media import MEDIA, MediaFiller, Pixels
+from tokenmill.data.by_source import (
+    REJECTIONS,
+    RankPacks,
+    RejectionCounter,
+    SourceFiller,
+    check_options,
+)
 from tokenmill.data.cursor import Cursor
 from tokenmill.data.fill import check_multiple
 from tokenmill.data.filler import Attached, Filler, MicroFiller, SidecarNames
@@ -34,10 +41,11 @@ from tokenmill.errors import (
     check_positive,
 )
 from tokenmill.store import Store
+from tokenmill.store.by_source import SourceRows
 
 T = TypeVar("T")
 
-BatchFiller = Filler | GroupFiller | MicroFiller | MediaFiller
+BatchFiller = Filler | GroupFiller | MicroFiller | MediaFiller | SourceFiller
 
 
 class Loader:
@@ -78,7 +86,7 @@ class Loader:
 
     def __init__(
         self,
-        data: Store | View | Mixture,
+        data: Store | SourceRows | View | Mixture,
         batch_size: int = 8,
         *,
         shuffle: bool = True,
@@ -128,6 +136,7 @@ class Loader:
         self._global_batch = batch_size * self._world_size
         self.stream = Stream(
             data,
+            rank=self._rank,
             seed=seed,
             order=_order_name(shuffle, group_by_length),
             unit=unit,
@@ -136,7 +145,11 @@ class Loader:
             ranks=self._world_size,
             max_patches=None if micro is None else micro.max_patches,
         )
-        view, units = self.stream.view, self.stream.units
+        view, units, draws = self.stream.view, self.stream.units, self.stream.draws
+        if draws is not None:
+            check_options(view, micro_batches=micro, sidecars=sidecars)
+            if pack is not None:  # this rank's own packs
+                self._rank, self._world_size, self._global_batch = 0, 1, batch_size
         if micro is not None and pack is None:
             self.stream.require_at_most(
                 lambda numbers: micro.tokens_of(units.as_packs(numbers)),
@@ -170,6 +183,9 @@ class Loader:
                 "media='pixels' or media='references'",
                 stacklevel=2,
             )
+        if draws is not None:
+            self.filler = SourceFiller(draws, self.filler, indices, pack is not None)
+        self.rejections = RejectionCounter(view)
         self.cursor = Cursor()
         self.first_epoch = 0  # `repeat` counts epochs from here
 
@@ -239,14 +255,18 @@ class Loader:
         self.stream.check(cursor)
         self.cursor, self.first_epoch = cursor, first_epoch
 
-    def served(self) -> dict[str, dict[str, int]]:
+    def served(self) -> dict[str, dict[str, Any]]:
         """Return what each source of a mixture has served; other data is the source ``data``.
 
         The counts are ``rows``, complete ``passes``, ``tokens`` and ``trained_tokens``. They are
         computed from the position, so a resume does not change them. Rows that ``drop_last=True``
-        drops are included.
+        drops are included. Of source rows (`Store.by_source`), tokens are unknown; ``rejected`` has
+        by reason how many rejected rows of this rank this object replaced, and the first ones.
         """
-        return self.stream.served(self.cursor)
+        served: dict[str, dict[str, Any]] = dict(self.stream.served(self.cursor))
+        for source, rejected in self.rejections.by_source.items():
+            served[source]["rejected"] = rejected
+        return served
 
     def steps(
         self, cursor: Cursor, end: int | None, *, repeat: bool = False
@@ -298,6 +318,11 @@ class LoaderIterator(Iterator[Any]):
     """Iterates over a loader: dicts of arrays; with ``micro_batches``, lists of them."""
 
     def __init__(self, loader: Loader, *, repeat: bool = False, epochs: int | None = None) -> None:
+        if isinstance(loader.stream.samples, RankPacks) and (epochs or not repeat):
+            raise UsageError(
+                "packs of source rows have no epochs, because their number is unknown; use "
+                "loader.repeat() without epochs"
+            )
         self._loader = loader
         self._repeat = repeat
         self._epochs = epochs
@@ -338,6 +363,8 @@ class LoaderIterator(Iterator[Any]):
             self._items = None
             raise
         self._cursor = self._loader.cursor = cursor
+        if isinstance(batch, dict) and (found := batch.pop(REJECTIONS, None)) is not None:
+            self._loader.rejections.count(found)
         return batch
 
     def close(self) -> None:

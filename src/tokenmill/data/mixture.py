@@ -12,6 +12,7 @@ from tokenmill.data.interleave import EXHAUSTED, Schedule, as_fraction
 from tokenmill.data.view import View, as_view, concat
 from tokenmill.errors import UsageError, check_one_of
 from tokenmill.store import Store
+from tokenmill.store.by_source import SourceRows
 
 BY = ("rows", "tokens", "trained_tokens")
 
@@ -28,7 +29,7 @@ class Mixture:
 
     def __init__(
         self,
-        sources: Mapping[str, Store | View],
+        sources: Mapping[str, Store | SourceRows | View],
         weights: Mapping[str, float] | None,
         by: str,
         exhausted: str,
@@ -112,7 +113,7 @@ class Mixture:
 
 
 def mix(
-    sources: Mapping[str, Store | View],
+    sources: Mapping[str, Store | SourceRows | View],
     weights: Mapping[str, float] | None = None,
     by: str = "rows",
     exhausted: str = "repeat",

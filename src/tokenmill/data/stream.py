@@ -10,6 +10,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
+from tokenmill.data.by_source import Draws, Positions, PositionSamples, RankPacks, check_options
 from tokenmill.data.cursor import Cursor, StreamSpec
 from tokenmill.data.fill import Piece
 from tokenmill.data.filler import read_pieces
@@ -36,12 +37,14 @@ from tokenmill.errors import (
     check_one_of,
     check_positive,
 )
-from tokenmill.store import Store
+from tokenmill.store import Row, Store
+from tokenmill.store.by_source import SourceRows, needs_store
 
 ORDERS = (*BASE_ORDERS, "length_grouped")
 # Of "length_grouped": sort this many positions by length, then shuffle groups of this many rows.
 LENGTH_WINDOW = 8192
 LENGTH_GROUP = 64
+_GUESSED_TOKENS = 1024  # of a source row, for the size that libraries display
 
 
 class Stream:
@@ -49,7 +52,7 @@ class Stream:
 
     def __init__(
         self,
-        data: Store | View | Mixture,
+        data: Store | SourceRows | View | Mixture,
         *,
         seed: int = 42,
         order: str = "feistel",  # one of `ORDERS`
@@ -58,6 +61,7 @@ class Stream:
         slots: Slots | None = None,
         ranks: int = 1,  # used only by Pack(method="balanced")
         max_patches: int | None = None,  # per pack
+        rank: int = 0,  # used only for packs of source rows
     ) -> None:
         self.mixture = data if isinstance(data, Mixture) else None
         self.view = data.view if isinstance(data, Mixture) else as_view(data)
@@ -66,14 +70,30 @@ class Stream:
         self.seed = check_seed(seed)
         self.pack = pack
         self.slots = slots
+        if self.view.is_by_source:
+            length_grouped = order == "length_grouped"
+            rows_of_groups = unit == "rows" and self.view.has_groups
+            check_options(self.view, group_by_length=length_grouped, unit=rows_of_groups)
         self.units = Samples.of(self.view, unit, None if slots is None else slots.of)
         check_one_of("order", order, ORDERS)
         self.order = self._make_order(order)
         if max_patches is not None:
             self.require_at_most(self.units.patches_at, max_patches, "patches", "max_patches")
         self.samples: RowSamples | PackSamples = RowSamples(self.order, self.units)
+        self.draws: Draws | None = None
         packing = None
-        if pack is not None:
+        if self.view.is_by_source:
+            sources = {"data": len(self.view)}
+            if self.mixture is not None:
+                sources = dict(zip(self.mixture.names, self.mixture.sizes(), strict=True))
+            self.draws = draws = Draws(self.view, self.order, self.seed, sources)
+            positions = Positions(self.order.rows)
+            self.samples = RowSamples(positions, PositionSamples(self.view, draws=draws))
+            if pack is not None:
+                shuffle_seed = None if order == "sequential" else self.seed
+                self.samples = RankPacks(draws, pack, rank, ranks, shuffle_seed)
+                packing = pack.document(1) | {"rank": rank, "world_size": ranks}
+        elif pack is not None:
             self._check_pack(pack)
             shuffle_seed = None if order == "sequential" else self.seed
             self.samples = PackSamples(
@@ -168,7 +188,8 @@ class Stream:
     @property
     def last_epoch(self) -> int:
         """The last epoch whose positions, counted over all epochs, fit into 64 bits."""
-        return LARGEST // self.order.rows - 1
+        endless = isinstance(self.samples, RankPacks)
+        return 0 if endless else LARGEST // self.order.rows - 1
 
     def checked_epoch(self, epoch: Any) -> int:
         return check_integer("epoch", epoch, 0, self.last_epoch)
@@ -179,6 +200,8 @@ class Stream:
         Rows of completed windows are a prefix of each source's order, so their number is enough.
         Rows of an incomplete window (packs, or rows grouped by length) are listed.
         """
+        if self.draws is not None:
+            return self._source_rows_served(cursor)
         started: list[Int64Array] = []  # units served from incomplete windows
         position, order = cursor.position, self.order
         if isinstance(self.samples, PackSamples):
@@ -207,6 +230,17 @@ class Stream:
             result[name] = _served_by(before, own_order, units, own)
             begin += units.count
         return result
+
+    def _source_rows_served(self, cursor: Cursor) -> dict[str, dict[str, int]]:
+        """Return rows and complete passes; tokens of other ranks' rows are unknown."""
+        assert self.draws is not None
+        if isinstance(self.samples, RankPacks):
+            return {"data": {"rows": cursor.window * self.samples.window}}  # of this rank
+        counts = [cursor.epoch * self.order.rows + cursor.position]
+        if isinstance(self.order, MixedOrder):
+            counts = self.order.schedule.served(cursor.epoch, cursor.position)
+        pairs = zip(self.draws.sources.items(), counts, strict=True)
+        return {name: {"rows": rows, "passes": rows // size} for (name, size), rows in pairs}
 
 
 def _served_by(before: int, order: Order, units: Samples, extra: Int64Array) -> dict[str, int]:
@@ -240,7 +274,7 @@ class RunIndex:
 
     def __init__(
         self,
-        data: Store | View | Mixture,
+        data: Store | SourceRows | View | Mixture,
         *,
         epochs: int = 1,
         seed: int = 42,
@@ -269,6 +303,8 @@ class RunIndex:
             "seed": seed, "order": order, "pack": pack, "slots": slots, "unit": unit,
         }  # fmt: skip
         self._ranks = world_size
+        if view.is_by_source and pack is not None:
+            raise needs_store("packs of a dataset with a length")
         self._stream = Stream(self._data, ranks=world_size, **self._options)
         self._stream.checked_epoch(self.epochs - 1)
         self.view = self._stream.view
@@ -294,18 +330,34 @@ class RunIndex:
     @property
     def tokens(self) -> int:
         """Estimated number of tokens of all samples."""
+        if self._stream.draws is not None:
+            return _GUESSED_TOKENS * len(self)
         total = self.view.total("lengths")
         return round(total / len(self.view) * self._stream.order.rows * self.epochs)
 
     def packs(self, indices: Iterable[SupportsIndex]) -> Packs:
         """Return samples by number: a row is a pack of one piece, a group one of several."""
+        numbers = self._checked(indices)
+        if self._stream.draws is not None:
+            raise needs_store("lengths of samples")
+        if self._ends is None:
+            return self._stream.units.as_packs(unroll(self._stream.order, numbers))
+        return self._stream.units.expand(self._packs(numbers, self._ends))
+
+    def _checked(self, indices: Iterable[SupportsIndex]) -> Int64Array:
         numbers = np.asarray([int(index) for index in indices], dtype=np.int64)
         wrong = (numbers < 0) | (numbers >= len(self))
         if wrong.any():
             raise IndexError(f"sample {int(numbers[wrong][0])} is out of range({len(self)})")
-        if self._ends is None:
-            return self._stream.units.as_packs(unroll(self._stream.order, numbers))
-        return self._stream.units.expand(self._packs(numbers, self._ends))
+        return numbers
+
+    def groups(self, indices: Iterable[SupportsIndex]) -> list[list[Row]]:
+        """Return the rows of every sample, without packing."""
+        if self._stream.draws is not None:
+            return self._stream.draws.plain_rows(self._checked(indices))
+        packs = self.packs(indices)
+        rows = self.view.rows(packs.rows)
+        return [rows[first:stop] for first, stop in pairwise(packs.bounds.tolist())]
 
     def _packs(self, numbers: Int64Array, ends: Int64Array) -> Packs:
         samples = self._stream.samples
@@ -325,6 +377,8 @@ class RunIndex:
         return Packs.join(parts).take(back)
 
     def pieces(self, indices: Iterable[SupportsIndex]) -> list[list[Piece]]:
+        if self._stream.draws is not None:
+            return [[(row.input_ids, row.loss_mask) for row in own] for own in self.groups(indices)]
         packs = self.packs(indices)
         pieces = self.read(packs)
         return [pieces[first:stop] for first, stop in pairwise(packs.bounds.tolist())]

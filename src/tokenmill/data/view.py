@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from tokenmill.data.index import Index, Joined, Whole, chunks_of
 from tokenmill.data.order import Int64Array
-from tokenmill.errors import MAX_INT32, UsageError, check_integer
+from tokenmill.errors import MAX_INT32, RowError, UsageError, check_integer
 from tokenmill.store import Groups, Row, Store, ViewMethods
+from tokenmill.store.by_source import SourceRows, Unit
 from tokenmill.store.columns import row_numbers
 
 if TYPE_CHECKING:
@@ -37,7 +38,9 @@ class View(ViewMethods, Sequence[Row]):
         row_index: The rows of the view.
     """
 
-    def __init__(self, stores: Sequence[Store | MappedStore], row_index: Index) -> None:
+    def __init__(
+        self, stores: Sequence[Store | SourceRows | MappedStore], row_index: Index
+    ) -> None:
         self._stores = list(stores)
         self.row_index = row_index
         self._starts = np.cumsum([0, *map(len, self._stores)], dtype=np.int64)
@@ -64,6 +67,11 @@ class View(ViewMethods, Sequence[Row]):
     @property
     def is_mapped(self) -> bool:
         return any(isinstance(store, MappedStore) for store in self._stores)
+
+    @property
+    def is_by_source(self) -> bool:
+        """Whether rows are source rows, which may be rejected; see `Store.by_source`."""
+        return any(store.is_by_source for store in self.stores)
 
     @property
     def has_weights(self) -> bool:
@@ -120,9 +128,7 @@ class View(ViewMethods, Sequence[Row]):
         """Return rows in this order; numbers may be negative."""
         return self.rows(row_numbers(indices, len(self)))
 
-    def locate(
-        self, indices: Int64Array
-    ) -> list[tuple[Store | MappedStore, Int64Array, Int64Array]]:
+    def locate(self, indices: Int64Array) -> list[tuple[Any, Int64Array, Int64Array]]:
         """Return stores, each with positions in ``indices`` and its own row numbers."""
         numbers = self.row_index.numbers(indices)
         if len(self._stores) == 1:
@@ -135,6 +141,14 @@ class View(ViewMethods, Sequence[Row]):
                 (self._stores[owner], positions, numbers[positions] - self._starts[owner])
             )
         return result
+
+    def units(self, indices: Int64Array) -> list[Unit]:
+        """Return the rows of source rows, or why they are rejected."""
+        units: list[Unit] = [None] * indices.size  # type: ignore[list-item]
+        for store, positions, numbers in self.locate(indices):
+            for at, unit in zip(positions.tolist(), store.read(numbers), strict=True):
+                units[at] = unit
+        return units
 
     def rows(self, indices: Int64Array) -> list[Row]:
         rows: list[Row] = [None] * indices.size  # type: ignore[list-item]
@@ -257,17 +271,18 @@ def tokenizer_of(store: Store) -> Tokenizer:
     return load(str(store.tokenizer_path), backend="file")
 
 
-def as_view(data: Store | View) -> View:
+def as_view(data: Store | SourceRows | View) -> View:
     if isinstance(data, View):
         return data
-    if isinstance(data, Store):
-        return View([data], Whole(data))
+    if isinstance(data, Store | SourceRows):
+        store: Any = data
+        return View([store], Whole(store))
     if isinstance(data, str | os.PathLike):
         raise UsageError(f"expected a store, got a path; write tm.open_store({data!r})")
     raise UsageError(f"expected a store or a view, got {data!r:.200} ({type(data).__name__})")
 
 
-def concat(parts: Iterable[Store | View]) -> View:
+def concat(parts: Iterable[Store | SourceRows | View]) -> View:
     """Return a view of several stores or views, one after the other."""
     if not isinstance(parts, Iterable):
         raise UsageError(f"concat needs a list of stores or views, got {parts!r}")
@@ -276,7 +291,7 @@ def concat(parts: Iterable[Store | View]) -> View:
         raise UsageError("concat needs at least one store")
     if len(views) == 1:
         return views[0]
-    stores = [store for view in views for store in view._stores]
+    stores: list[Any] = [store for view in views for store in view._stores]
     paths = {store.manifest["tokenizer"]["identity"]: store.path for store in stores}
     if len(paths) > 1:
         listed = ", ".join(f"{path} has {identity}" for identity, path in paths.items())
@@ -284,6 +299,12 @@ def concat(parts: Iterable[Store | View]) -> View:
             f"stores of different tokenizers cannot be combined: {listed}; prepare them with the "
             "same tokenizer and chat template"
         )
+    if len({view.is_by_source for view in views}) > 1:
+        raise UsageError(
+            "stores and rows of prepare(lazy=True) cannot be combined; use store.by_source()"
+        )
+    if len({view.has_groups for view in views if view.is_by_source}) > 1:
+        raise UsageError("source rows with groups and without groups cannot be combined")
     return View(stores, Joined([view.row_index for view in views]))
 
 
@@ -350,13 +371,31 @@ def mapped(data: Store | View, function: Transform) -> View:
     return View([MappedStore(store, function) for store in view._stores], view.row_index)
 
 
-class MappedStore:
+class SumsOfRows:
+    """Sums over tokens of rows in memory."""
+
+    batch: Any
+
+    def trained_within(self, rows: Int64Array, starts: Int64Array, stops: Int64Array) -> Int64Array:
+        served = zip(self.batch(rows.tolist()), starts.tolist(), stops.tolist(), strict=True)
+        sums = [int(row.loss_mask[start:stop].sum(dtype=np.int64)) for row, start, stop in served]
+        return np.asarray(sums, dtype=np.int64)
+
+    def weighed_within(
+        self, rows: Int64Array, starts: Int64Array, stops: Int64Array
+    ) -> npt.NDArray[np.float64]:
+        served = zip(self.batch(rows.tolist()), starts.tolist(), stops.tolist(), strict=True)
+        sums = [float(row.weights[start:stop].sum(dtype=np.float64)) for row, start, stop in served]
+        return np.asarray(sums, dtype=np.float64)
+
+
+class MappedStore(SumsOfRows):
     """A store whose rows pass through a function.
 
     The function may not change the number of tokens, so orders, packs and keys are the store's.
     """
 
-    def __init__(self, store: Store | MappedStore, function: Transform) -> None:
+    def __init__(self, store: Store | SourceRows | MappedStore, function: Transform) -> None:
         self._store = store
         self._function = function
 
@@ -379,17 +418,14 @@ class MappedStore:
     def batch(self, indices: Iterable[SupportsIndex]) -> list[Row]:
         return [_transformed(row, self._function) for row in self._store.batch(indices)]
 
-    def trained_within(self, rows: Int64Array, starts: Int64Array, stops: Int64Array) -> Int64Array:
-        served = zip(self.batch(rows.tolist()), starts.tolist(), stops.tolist(), strict=True)
-        sums = [int(row.loss_mask[start:stop].sum(dtype=np.int64)) for row, start, stop in served]
-        return np.asarray(sums, dtype=np.int64)
-
-    def weighed_within(
-        self, rows: Int64Array, starts: Int64Array, stops: Int64Array
-    ) -> npt.NDArray[np.float64]:
-        served = zip(self.batch(rows.tolist()), starts.tolist(), stops.tolist(), strict=True)
-        sums = [float(row.weights[start:stop].sum(dtype=np.float64)) for row, start, stop in served]
-        return np.asarray(sums, dtype=np.float64)
+    def read(self, numbers: Int64Array) -> list[Unit]:
+        source: Any = self._store
+        return [
+            unit
+            if isinstance(unit, RowError)
+            else [_transformed(row, self._function) for row in unit]
+            for unit in source.read(numbers)
+        ]
 
 
 def _transformed(row: Row, function: Transform) -> Row:

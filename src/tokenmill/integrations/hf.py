@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -39,6 +38,7 @@ from tokenmill.errors import UsageError, check_one_of, check_positive
 from tokenmill.exports.columns import list_array, weights_of
 from tokenmill.integrations.trainers import FIELDS, VERBATIM
 from tokenmill.store import Row, Store
+from tokenmill.store.by_source import SourceRows, needs_store
 
 with optional("datasets"):
     import datasets
@@ -81,7 +81,7 @@ class Reader:
     read: Callable[[Sequence[int]], pa.Table]
 
 
-def to_hf(data: Store | View | Mixture, mask: str = "labels") -> datasets.Dataset:
+def to_hf(data: Store | SourceRows | View | Mixture, mask: str = "labels") -> datasets.Dataset:
     """Return rows as a lazy `datasets.Dataset`.
 
     Rows are in the order of the store or view. A mixture's rows are in the order in which one epoch
@@ -317,7 +317,7 @@ REFERENCE = {"dpo": ("ref_chosen_logps", "ref_rejected_logps"), "kto": ("ref_log
 
 
 def for_trl(
-    data: Store | View | Mixture,
+    data: Store | SourceRows | View | Mixture,
     *,
     epochs: int = 1,
     seed: int = 42,
@@ -354,6 +354,8 @@ def for_trl(
         ``RewardConfig``.
     """
     view = unweighted(data.view if isinstance(data, Mixture) else as_view(data), "TRL")
+    if view.is_by_source and view.has_media:
+        raise needs_store("images for TRL")
     for what, present in (("images", view.has_media), ("groups", view.has_groups)):
         if present and (pack is not None or padding_free):
             raise UsageError(
@@ -506,9 +508,7 @@ class _Groups:
         return _Groups, self._arguments
 
     def read(self, indices: Sequence[int]) -> pa.Table:
-        packs = self.samples.packs(indices)
-        rows = self.samples.view.rows(packs.rows)
-        groups = [rows[first:stop] for first, stop in pairwise(packs.bounds.tolist())]
+        groups = self.samples.groups(indices)
         cut = _prompt_tokens if self.trainer != "reward" else lambda row: 0
         columns: dict[str, Any] = {
             "prompt_ids": [group[0].input_ids[: cut(group[0])] for group in groups],
@@ -520,11 +520,13 @@ class _Groups:
             columns[name] = [group[side].input_ids[cut(group[0]) :] for group in groups]
         if self.trainer == "kto":
             view = self.samples.view
-            others = view.rows((packs.rows + self._shift) % len(view))
+            numbers = self.samples.packs(indices).rows
+            others = view.rows((numbers + self._shift) % len(view))
             columns["KL_completion_ids"] = [row.input_ids[_prompt_tokens(row) :] for row in others]
         if self.sidecar is not None:
             names = REFERENCE[self.trainer]
-            values = self.sidecar.of_rows(packs.rows).reshape(-1, len(names))
+            numbers = self.samples.packs(indices).rows
+            values = self.sidecar.of_rows(numbers).reshape(-1, len(names))
             columns |= dict(zip(names, values.T, strict=True))
         return pa.table([pa.array(columns[f.name], f.type) for f in self.schema], self.schema)
 

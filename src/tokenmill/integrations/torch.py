@@ -27,6 +27,7 @@ from tokenmill.data.view import View, as_view
 from tokenmill.errors import TokenmillError, UsageError, WorkerError
 from tokenmill.integrations.trainers import TORCH, ItemRows, RowDataset
 from tokenmill.store import Store
+from tokenmill.store.by_source import SourceRows
 
 with optional("torch"):
     import torch
@@ -96,7 +97,7 @@ class DataLoader:
 
     def __init__(
         self,
-        data: Loader | Store | View | Mixture,
+        data: Loader | Store | SourceRows | View | Mixture,
         *,
         num_workers: int = 0,
         pin_memory: bool = False,
@@ -217,7 +218,7 @@ class Dataset(RowDataset, torch_data.Dataset[Item]):  # type: ignore[misc]
 
     def __init__(
         self,
-        data: Store | View,
+        data: Store | SourceRows | View,
         *,
         pad_token_id: int | None = None,
         padding_side: str = "right",

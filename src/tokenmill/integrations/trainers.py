@@ -17,8 +17,9 @@ import numpy.typing as npt
 from tokenmill._core import fingerprint
 from tokenmill._core.paths import cache_root
 from tokenmill.build.blocks import source_documents
+from tokenmill.data.by_source import Draws
 from tokenmill.data.fill import IGNORE, labels_of
-from tokenmill.data.order import FeistelOrder, Int64Array, make_order, unroll
+from tokenmill.data.order import FeistelOrder, Int64Array, Order, make_order, unroll
 from tokenmill.data.prompt_rows import Convention, Conversation, Shaped
 from tokenmill.data.view import View, tokens_alone, unweighted
 from tokenmill.errors import CacheError, SourceError, TemplateError, UsageError, check_positive
@@ -155,7 +156,7 @@ class Items(abc.ABC, Generic[T]):
         return self.items_at(row_numbers(items, len(self), "item"))
 
 
-class ItemRows:
+class ItemRows(Order):
     """The row number of each item: every epoch in its own order, one after the other."""
 
     def __init__(
@@ -171,6 +172,10 @@ class ItemRows:
         self._subset = None if subset is None else FeistelOrder(rows, seed, _SUBSET_STREAM)
         self._order = make_order(order, self.rows, seed)
         self._epochs = epochs
+        self.seed = seed
+
+    def indices(self, epoch: int, positions: Int64Array) -> Int64Array:
+        return self(positions + epoch * self.rows)
 
     def __len__(self) -> int:
         return self.rows * self._epochs
@@ -188,11 +193,19 @@ class RowDataset(Items[Any]):
     def __len__(self) -> int:
         return len(self.item_rows)
 
-    def row_numbers(self, numbers: Int64Array) -> Int64Array:
-        return self.item_rows(numbers)
+    def positions(self, numbers: Int64Array) -> Int64Array:
+        """Return the positions of items in the order of `item_rows`."""
+        return numbers
+
+    def row_numbers(self, positions: Int64Array) -> Int64Array:
+        return self.item_rows(positions)
 
     def items_at(self, numbers: Int64Array) -> list[Any]:
-        return [self.item(row) for row in self.view.rows(self.row_numbers(numbers))]
+        positions = self.positions(numbers)
+        if not self.view.is_by_source:
+            return [self.item(row) for row in self.view.rows(self.row_numbers(positions))]
+        draws = Draws(self.view, self.item_rows, self.item_rows.seed, {"data": len(self.view)})
+        return [self.item(row) for [row] in draws.plain_rows(positions)]
 
     def item(self, row: Row) -> Any:
         return self.trainer.item(row.input_ids, row.loss_mask)

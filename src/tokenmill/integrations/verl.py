@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from tokenmill._core.optional import optional
+from tokenmill.build.lazy import open_lazily
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.chat.calls import IMAGE_PARTS
 from tokenmill.chat.spec import IMAGE_COLUMNS
@@ -76,6 +77,7 @@ class Settings:
     order: str = "feistel"  # or sequential
     cache_dir: str | None = None
     num_workers: int | None = None  # that prepare; 0 runs inline
+    lazy: bool = False  # SFT: tokenize rows when they are served, instead of preparing them
     date: str | None = None  # for templates that print it; None: the environment's TOKENMILL_DATE
     media_root: str | None = None  # SFT: directory of images; None: that of the row's file
     undo_shuffle: bool = False  # SFT: see `SFTDataset`
@@ -181,7 +183,8 @@ class SFTDataset(_Overridable, RowDataset, torch_data.Dataset[Item]):  # type: i
         limit = self.max_length if self.truncation == "right" else None
         preparing = _Preparing(tokenizer, processor, stated, self.settings, limit)
         refused_over = self.max_length if self.truncation == "error" else None
-        self.view = self.trainer.check(preparing.open(files), refused_over)
+        view = preparing.open(files)
+        self.view = self.trainer.check(view, None if view.is_by_source else refused_over)
         self._processor = processor
         self._check_images()
         kind = type(getattr(processor, "image_processor", None)).__name__
@@ -237,11 +240,17 @@ class SFTDataset(_Overridable, RowDataset, torch_data.Dataset[Item]):  # type: i
         found: Int64Array = positions.numpy()
         return found
 
-    def row_numbers(self, numbers: Int64Array) -> Int64Array:
-        return self.item_rows(numbers if self._positions is None else self._positions[numbers])
+    def positions(self, numbers: Int64Array) -> Int64Array:
+        return numbers if self._positions is None else self._positions[numbers]
 
     def item(self, row: Row) -> Item:
         length, limit = len(row), self.max_length
+        if self.truncation == "error" and length > limit:  # by source row; others are checked
+            raise SourceError(
+                f"The row has {length} tokens, but data.max_length is {limit}. Raise it, or set "
+                "data.truncation=right.",
+                **row.origin.location,
+            )
         kept = slice(max(0, length - limit), length)
         if self.truncation != "left":
             kept = slice(0, limit)
@@ -330,6 +339,9 @@ class _Preparing:
                 variables["enable_thinking"] = bool(thinking)
             keep_columns = () if len(values) == 1 else (str(column),)
             recipe = self._recipe(files, variables, keep_columns, has_images=has_images)
+            if settings.lazy and len(values) == 1:
+                with date_named(recipe.tokenizer, DATE_FLAG):
+                    return as_view(open_lazily(recipe, options))
             stores[value] = prepared(recipe, options, flag=DATE_FLAG)
         if len(stores) == 1:
             return as_view(*stores.values())

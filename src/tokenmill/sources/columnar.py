@@ -110,6 +110,11 @@ class ColumnReader:
         self._check()
         return values
 
+    @property
+    def columns(self) -> Sequence[str]:
+        names: Sequence[str] = (self._opened or self._open()).table.schema.names
+        return names
+
     # --- one row ---------------------------------------------------------------------------
 
     def value(self, row: int) -> dict[str, Any]:

@@ -113,6 +113,8 @@ class LineHandle:
 class LineReader:
     """The rows of one line or array file, opened on first use."""
 
+    columns: Sequence[str] = ()  # only tables have them
+
     def __init__(self, entry: FileEntry, index_cache: IndexCache, number: int = 0) -> None:
         self.entry = entry
         self.number = number

@@ -449,6 +449,9 @@ class Rows(Sequence[dict[str, Any]]):
         reader, row = self._at(index)
         return reader.origin(row, value)
 
+    def file_of(self, index: int) -> Reader:
+        return self._at(index)[0]
+
     def batch(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return rows in the given order; neighbouring rows are read together.
 

@@ -59,6 +59,7 @@ from tokenmill.store.views import ViewMethods, images_of, tokenizer_of
 if TYPE_CHECKING:
     from tokenmill.data.images import StoredImages
     from tokenmill.data.view import View
+    from tokenmill.store.by_source import StoreBySource
     from tokenmill.store.sidecar_writer import SidecarWriter
 
 VERIFY = ("lazy", "open", "off")
@@ -202,6 +203,8 @@ class Store(ViewMethods, Sequence[Row]):
 
     ``paths`` are the source files in the manifest's order; None: those in ``proof.json``.
     """
+
+    is_by_source = False
 
     def __init__(
         self,
@@ -482,6 +485,15 @@ class Store(ViewMethods, Sequence[Row]):
         sizes = {2} if counts["preference"] else set()
         sizes |= {1} if counts["kto"] or counts["single"] else set()
         return sizes.pop() if len(sizes) == 1 else None
+
+    def by_source(self) -> StoreBySource:
+        """Return the source rows of this store by number, including rejected ones.
+
+        A `Loader` of them gives the same batches as one of ``prepare(..., lazy=True)``.
+        """
+        from tokenmill.store.by_source import StoreBySource
+
+        return StoreBySource(self)
 
     def columns(self, column_names: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
         """Read meta columns slice by slice, for filters and splits.

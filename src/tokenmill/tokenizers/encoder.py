@@ -45,6 +45,7 @@ class Encoder:
         self.reference = HfEngine(tokenizer)
         self.engine, self.engine_reason = choose_engine(tokenizer, engine)
         self.table = tokenizer.table
+        self.min_audit_bytes = MIN_AUDIT_BYTES
         self.engine_seconds = 0.0  # without audits, proofs and masks
 
     def encode(
@@ -141,7 +142,7 @@ class Encoder:
     def _audit(
         self, batch: _Batch, ids: np.ndarray, row_starts: np.ndarray, notes: dict[str, Any]
     ) -> None:
-        rows = batch.audit_sample()
+        rows = batch.audit_sample(self.min_audit_bytes)
         expected, starts = self.reference.encode([batch.texts[row] for row in rows])
         notes["audited"] += len(rows)
         _require_equal_ids(rows, ids, row_starts, expected, starts)
@@ -336,16 +337,16 @@ class _Batch:
             self._digests = np.fromiter(hashes, np.uint64, len(self.texts))
         return self._digests
 
-    def audit_sample(self) -> np.ndarray:
+    def audit_sample(self, at_least: int = MIN_AUDIT_BYTES) -> np.ndarray:
         """Choose about one byte in `AUDIT_SHARE` by the digests of rows, whatever their length.
 
         If this chooses no row, take one of the shorter ones.
         """
         total = int(self.byte_starts[-1])
-        share = min(1.0, max(MIN_AUDIT_BYTES, total // AUDIT_SHARE) / max(total, 1))
+        share = min(1.0, max(at_least, total // AUDIT_SHARE) / max(total, 1))
         digests = self.digests()
         chosen = np.flatnonzero(digests <= np.uint64(min(int(share * 2.0**64), _MAX_HASH)))
-        if len(chosen):
+        if len(chosen) or not at_least:
             return chosen
         order = np.argsort(digests, kind="stable")[:AUDIT_CANDIDATES]
         lengths = np.diff(self.byte_starts)[order]
