@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
+import os
 import pickle
 import re
 import warnings
@@ -354,6 +356,28 @@ def test_pickles_are_small_and_serve_the_same(data: Both) -> None:
         pickled = pickle.dumps(part)
         assert len(pickled) < 16 << 10
         assert served(tm.Loader(pickle.loads(pickled), 6), 4) == served(tm.Loader(part, 6), 4)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*")
+def test_fast_engine_is_loaded_later_and_not_used_in_forked_processes(
+    data: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lazy: Any = pickle.loads(pickle.dumps(data.lazy))
+    lazy._options["engine"] = "auto"  # as for a large file
+    numbers = np.arange(len(lazy))
+    lazy.read(numbers)
+    assert lazy._opened[0][1] == "hf"
+    monkeypatch.setattr("tokenmill.build.lazy.SMALL_JOB_BYTES", 0)
+    assert_same_units(Both(lazy, data.finished))
+    assert lazy._opened[0][1] == "auto"
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            assert_same_units(Both(lazy, data.finished))
+            assert lazy._opened[0][1] == "hf"
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 # Rejections
