@@ -328,6 +328,9 @@ def test_selections_concatenations_and_mixtures(data: Both, tmp_path: Path) -> N
         assert served(loaders[0], 9) == served(loaders[1], 9), name
         assert loaders[0].served() == loaders[1].served()
         assert loaders[0].state_dict() == loaders[1].state_dict()
+    packs = [tm.Loader(part["mixed"], 2, pack=tm.Pack(300, window=8)) for part in views]
+    assert served(packs[0], 6) == served(packs[1], 6)
+    assert packs[0].served() == packs[1].served()
     mixed = tm.Loader(views[0]["mixed"], 10, indices=True)
     numbers = np.concatenate([batch["indices"] for batch in itertools.islice(mixed.repeat(), 10)])
     assert (numbers >= len(data.lazy)).sum() == 70  # replacements are of the same source
