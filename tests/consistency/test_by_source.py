@@ -194,6 +194,23 @@ def test_order_is_the_usual_one_with_replacements_by_a_rule(data: Both) -> None:
         assert batch["local_weight_sum"] == batch["loss_weights"].sum()
 
 
+def test_packs_of_ranks_have_the_rows_of_their_positions(data: Both) -> None:
+    ranks = 3
+    one = tm.Loader(data.finished, 3 * 16, seed=5, indices=True).repeat()
+    expected = np.asarray(next(one)["indices"])  # the first window of all ranks
+    for rank in range(ranks):
+        pack = tm.Pack(200, window=16)
+        loader = tm.Loader(
+            data.lazy, 1, seed=5, pack=pack, indices=True, rank=rank, world_size=ranks
+        )
+        found: list[int] = []
+        for batch in loader.repeat():
+            found += batch["indices"].tolist()
+            if loader.state_dict()["window"]:
+                break
+        assert sorted(found) == sorted(expected[rank::ranks].tolist())
+
+
 @pytest.mark.parametrize("name", ["rows", "packed"])
 def test_resume_at_every_step(data: Both, name: str) -> None:
     """The other kind of data continues: states belong to both."""
