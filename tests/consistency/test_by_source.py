@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
+import os
 import pickle
 import re
 import warnings
@@ -192,6 +194,23 @@ def test_order_is_the_usual_one_with_replacements_by_a_rule(data: Both) -> None:
         assert batch["local_weight_sum"] == batch["loss_weights"].sum()
 
 
+def test_packs_of_ranks_have_the_rows_of_their_positions(data: Both) -> None:
+    ranks = 3
+    one = tm.Loader(data.finished, 3 * 16, seed=5, indices=True).repeat()
+    expected = np.asarray(next(one)["indices"])  # the first window of all ranks
+    for rank in range(ranks):
+        pack = tm.Pack(200, window=16)
+        loader = tm.Loader(
+            data.lazy, 1, seed=5, pack=pack, indices=True, rank=rank, world_size=ranks
+        )
+        found: list[int] = []
+        for batch in loader.repeat():
+            found += batch["indices"].tolist()
+            if loader.state_dict()["window"]:
+                break
+        assert sorted(found) == sorted(expected[rank::ranks].tolist())
+
+
 @pytest.mark.parametrize("name", ["rows", "packed"])
 def test_resume_at_every_step(data: Both, name: str) -> None:
     """The other kind of data continues: states belong to both."""
@@ -326,6 +345,9 @@ def test_selections_concatenations_and_mixtures(data: Both, tmp_path: Path) -> N
         assert served(loaders[0], 9) == served(loaders[1], 9), name
         assert loaders[0].served() == loaders[1].served()
         assert loaders[0].state_dict() == loaders[1].state_dict()
+    packs = [tm.Loader(part["mixed"], 2, pack=tm.Pack(300, window=8)) for part in views]
+    assert served(packs[0], 6) == served(packs[1], 6)
+    assert packs[0].served() == packs[1].served()
     mixed = tm.Loader(views[0]["mixed"], 10, indices=True)
     numbers = np.concatenate([batch["indices"] for batch in itertools.islice(mixed.repeat(), 10)])
     assert (numbers >= len(data.lazy)).sum() == 70  # replacements are of the same source
@@ -354,6 +376,28 @@ def test_pickles_are_small_and_serve_the_same(data: Both) -> None:
         pickled = pickle.dumps(part)
         assert len(pickled) < 16 << 10
         assert served(tm.Loader(pickle.loads(pickled), 6), 4) == served(tm.Loader(part, 6), 4)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*")
+def test_fast_engine_is_loaded_later_and_not_used_in_forked_processes(
+    data: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lazy: Any = pickle.loads(pickle.dumps(data.lazy))
+    lazy._options["engine"] = "auto"  # as for a large file
+    numbers = np.arange(len(lazy))
+    lazy.read(numbers)
+    assert lazy._opened[0][1] == "hf"
+    monkeypatch.setattr("tokenmill.build.lazy.SMALL_JOB_BYTES", 0)
+    assert_same_units(Both(lazy, data.finished))
+    assert lazy._opened[0][1] == "auto"
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            assert_same_units(Both(lazy, data.finished))
+            assert lazy._opened[0][1] == "hf"
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 # Rejections

@@ -1,7 +1,8 @@
 """`LazyRows`: rows that are tokenized when they are requested, by the pipeline of the build.
 
-Opening indexes the files. Every process loads the pipeline once. A process that was forked uses the
-tokenizer of its parent, but the reference engine: the threads of fastokens do not survive a fork.
+Opening indexes the files. Every process loads the tokenizer once, and fastokens when it has read so
+many bytes that this pays. A process that was forked uses the tokenizer of its parent and the
+reference engine, because the threads of fastokens do not survive a fork.
 """
 
 from __future__ import annotations

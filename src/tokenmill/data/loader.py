@@ -265,7 +265,7 @@ class Loader:
         """
         served: dict[str, dict[str, Any]] = dict(self.stream.served(self.cursor))
         for source, rejected in self.rejections.by_source.items():
-            served[source]["rejected"] = rejected
+            served.setdefault(source, {})["rejected"] = rejected
         return served
 
     def steps(
