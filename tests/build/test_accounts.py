@@ -215,6 +215,9 @@ SPEAKING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "prompts_differ": ({"prompt": "What?", "chosen": TURNS[-1:], "rejected": [CALLING | SHORT]},
                        {"chat_template": ANNOUNCED}),
     "rows_without_closer": ({"messages": TURNS}, {"chat_template": BARE}),
+    "plain_strings": ({"prompt": "What?", "completion": "That."}, {}),
+    "misspelt_roles": ({"messages": [{"role": "users", "content": "Hi."}, *TURNS]},
+                       {"chat_template": CLOSED}),
 }  # fmt: skip
 """For every remark a row and arguments that make it be made."""
 
