@@ -174,7 +174,7 @@ class LazyRows(SourceRows):
             if self.kind and not isinstance(unit, RowError) and kind_of(unit) != self.kind:
                 raise UsageError(
                     f"the row is of kind {kind_of(unit)}, earlier ones are of kind {self.kind}; "
-                    "with lazy=True all rows must be of one kind",
+                    "rows that are tokenized on request must be of one kind",
                     **unit[0].origin.location,
                 )
         return units

@@ -86,7 +86,7 @@ class RejectionCounter(Rejections):
     def count(self, found: Rejections) -> None:
         self.merge(found)
         if self.exceed(self._limit):
-            message = f"{self}; that is more than max_rejected={self._limit}, they are replaced"
+            message = f"{self}; more than {self._limit} are allowed; they are replaced"
             self._limit = None
             warnings.warn(message, stacklevel=4)
 

@@ -301,7 +301,7 @@ def concat(parts: Iterable[Store | SourceRows | View]) -> View:
         )
     if len({view.is_by_source for view in views}) > 1:
         raise UsageError(
-            "stores and rows of prepare(lazy=True) cannot be combined; use store.by_source()"
+            "stores and rows tokenized on request cannot be combined; use store.by_source()"
         )
     if len({view.has_groups for view in views if view.is_by_source}) > 1:
         raise UsageError("source rows with groups and without groups cannot be combined")

@@ -28,7 +28,7 @@ Unit = list[Row] | RowError
 """The rows of one source row, or why it is rejected."""
 
 MAX_PROBED = 64  # rows, spread over the data, of which one must be accepted
-REMEDY = "use prepare() without lazy=True, or the store instead of store.by_source()"
+REMEDY = "prepare a finished store, or use the store instead of store.by_source()"
 
 
 def needs_store(what: str) -> UsageError:
