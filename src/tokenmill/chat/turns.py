@@ -48,6 +48,7 @@ class RenderedRow:
     clipped: bool = False  # whether a generation block contained a generation prompt
     weights: Sequence[float] = ()  # of each turn in the loss; empty where each is 1
     images: Sequence[Image] = ()  # of the conversation, in order
+    coded: bool = False  # whether the text is an `IdText`
 
 
 def is_plain(message: dict[str, Any]) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from tokenmill.tokenizers.directory import (
     read_special_tokens,
     read_template,
 )
+from tokenmill.tokenizers.encoders import encoder_of_directory, template_or_encoder
 from tokenmill.tokenizers.identity import (
     added_tokens,
     check_ids,
@@ -65,6 +66,8 @@ def load(
     *,
     backend: str = "auto",
     chat_template: Any = None,
+    encoder: Any = None,
+    encoder_kwargs: Mapping[str, Any] | None = None,
     trust_remote_code: bool = False,
 ) -> Tokenizer:
     """Load a tokenizer.
@@ -75,6 +78,8 @@ def load(
         backend: ``auto``, ``file`` or ``transformers``.
         chat_template: Replaces the tokenizer's template: Jinja source, the path of a file, the
             name of one of its templates, or several sources by name.
+        encoder: Replaces the template; see `prepare`. It is not run.
+        encoder_kwargs: Additional arguments of the encoder.
         trust_remote_code: Whether AutoTokenizer may run code of the directory.
 
     Raises:
@@ -82,6 +87,9 @@ def load(
             of the directory contradict each other.
     """
     check_one_of("tokenizer_backend", backend, BACKENDS)
+    chat_template = template_or_encoder(
+        chat_template, encoder, encoder_kwargs, source, trust_remote_code=trust_remote_code
+    )
     if isinstance(source, str | os.PathLike):
         location = locate(source)
         tokenizer, comparison = _load_location(location, backend, trust_remote_code)
@@ -149,6 +157,8 @@ def _load_location(
     )
     if not is_copy:  # a copy was examined before it was written
         _examine(location, tokenizer)
+        if tokenizer.template is None and (hint := encoder_of_directory(location.directory)):
+            tokenizer.notes["no_template"] = hint
     if backend != "auto" or location.named or not is_installed():
         return tokenizer, Comparison()
     if cached is not None:
