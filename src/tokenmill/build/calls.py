@@ -82,8 +82,8 @@ def prepare(
         chat_template_kwargs: Additional variables for the chat template.
         date: ``YYYY-MM-DD`` for templates that print the date, which require it.
         encoder: Python function of the model that encodes conversations, in place of a template:
-            ``path/to/file.py:callable``, ``module:callable``, or a callable. Code of a checkpoint
-            needs ``trust_remote_code``.
+            ``path/to/file.py:callable``, ``module:callable``, a callable, ``mistral-common``,
+            ``harmony`` or ``transformers``. Code of a checkpoint needs ``trust_remote_code``.
         encoder_kwargs: Additional arguments of the encoder.
         processor: Directory or hub id of the model's processor, or the object; for rows with
             images.

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from tokenmill._core.encoders import EncoderSource, objects
 from tokenmill._core.id_text import IdText, id_text, ids_of
+from tokenmill.chat.calls import text_arguments
 from tokenmill.chat.program import NotTraced
 from tokenmill.chat.template import PYTHON_LIMITS, REASONING_KEYS
 from tokenmill.errors import RowError, UsageError
@@ -65,9 +66,11 @@ def load_encoder(source: EncoderSource) -> Callable[..., Any]:
             sys.meta_path.append(_Sources(package, source.files, source.path))
         module = f"{package}.{module}"
     try:
-        function = importlib.import_module(module)
+        function: Any = importlib.import_module(module)
         for part in name.split("."):
             function = getattr(function, part)
+        if source.path and not source.files:  # an adapter, which reads this path
+            function = function(source.path)
     except Exception as error:
         raise UsageError(
             ("encoder", source.name), f" cannot be imported: {type(error).__name__}: {error}",
@@ -75,8 +78,9 @@ def load_encoder(source: EncoderSource) -> Callable[..., Any]:
         ) from error  # fmt: skip
     if not callable(function):
         raise UsageError(("encoder", source.name), f" is not callable: {function!r}")
-    _loaded[source.key] = function
-    return function
+    loaded: Callable[..., Any] = function
+    _loaded[source.key] = loaded
+    return loaded
 
 
 class EncoderTemplate:
@@ -126,6 +130,9 @@ class EncoderTemplate:
             RowError: The encoder raises an error.
         """
         given = [_with_reasoning(_copy(message)) for message in messages]
+        for call in (call for message in given for call in message.get("tool_calls") or ()):
+            if isinstance(call.get("function"), dict) and "arguments" in call["function"]:
+                call["function"]["arguments"] = text_arguments(call["function"]["arguments"])
         kwargs = _copy(self.kwargs)
         if self.has_prompt:
             kwargs["add_generation_prompt"] = add_generation_prompt
@@ -133,12 +140,15 @@ class EncoderTemplate:
             raise RowError(
                 "the encoder has no generation prompt after such a message", reason="mask_unproven"
             )
+        if tools:
+            tools = [{"type": "function", "function": tool} if _is_bare(tool) else tool
+                     for tool in _copy(tools)]  # fmt: skip
         if self.has_tools:
-            kwargs["tools"] = _copy(tools)
+            kwargs["tools"] = tools
         elif tools:
             if not given or given[0].get("role") != "system":
                 given.insert(0, {"role": "system", "content": ""})
-            given[0].setdefault("tools", _copy(tools))
+            given[0].setdefault("tools", tools)
         try:
             text = self._text(self.function(given, **kwargs))
             return self._decoded(text) if self.as_text and isinstance(text, IdText) else text
@@ -188,12 +198,15 @@ class EncoderTemplate:
             )
         return decoded
 
-    def remedy(self, text: str) -> str:
-        """Return what a caller can change if this encoder does not prove a row."""
-        ways = ["expand='turns' or train_on='last_assistant_message' if it rewrites earlier turns"]
+    def remedy(self, error: RowError) -> str:
+        """Return the error's message, and what a caller can change."""
+        ways = []
+        if error.reason == "mask_unproven":
+            ways.append("expand='turns' or train_on='last_assistant_message' trains turns with the"
+                        " history that they were sampled with")  # fmt: skip
         if "thinking_mode" in self.parameters and self.kwargs.get("thinking_mode") != "chat":
-            ways.append("encoder_kwargs={'thinking_mode': 'chat'} if the rows have no reasoning")
-        return f"{text}; {', or '.join(ways)}"
+            ways.append("encoder_kwargs={'thinking_mode': 'chat'} is for rows without reasoning")
+        return "; ".join([error.message.replace("the template", "the encoder"), *ways])
 
 
 class UntracedEncoder:
@@ -221,6 +234,10 @@ def _is_segment(one: Any) -> bool:
         and isinstance(one[0], str)
         and isinstance(one[1], bool)
     )
+
+
+def _is_bare(tool: Any) -> bool:
+    return isinstance(tool, dict) and "name" in tool and "function" not in tool
 
 
 def _copy(value: Any) -> Any:

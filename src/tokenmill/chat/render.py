@@ -709,23 +709,25 @@ class Renderer:
             result.note(f"untraced:{failed.cause}")
 
         encoder = template.encoder
+        own_arguments: dict[int, Message] = {}  # the row's own text of calls, by `id` of messages
 
         def render(messages: list[Message], prompt: bool) -> str:
             if self.renderer == "auto" and encoder is None:
                 return template.text(messages, tools, prompt=prompt)
             start = time.perf_counter()
+            messages = [own_arguments.get(id(message), message) for message in messages]
             text: str = template.reference.render(messages, tools, add_generation_prompt=prompt)
             self.engine_seconds += 0.0 if encoder is None else time.perf_counter() - start
             return text
 
         unproven_error: RowError | None = None
-        forms = list(sample.conversation.forms(parts=self.media is not None))
-        if encoder is not None:  # servers pass the arguments of calls as text
-            forms.sort(key=lambda form: form.note != "arguments_as_text")
         decode = None if encoder is None else encoder.decode
-        for form in forms:
+        for form in sample.conversation.forms(parts=self.media is not None):
             if unproven_error is not None and form.note == NULL_AS_EMPTY:
                 continue
+            if encoder is not None:
+                written = sample.conversation.with_text_arguments(form.messages)
+                own_arguments.update(zip(map(id, form.messages), written, strict=True))
             try:
                 rendered = prove_by_prompts(
                     render, form.messages, sample.trained, template.resolver, decode
@@ -742,8 +744,7 @@ class Renderer:
             return _finished(sample, rendered), form.messages
         if encoder is not None:
             failure = unproven_error or raised
-            message = encoder.remedy(failure.message.replace("the template", "the encoder"))
-            raise RowError(message, reason=failure.reason)
+            raise RowError(encoder.remedy(failure), reason=failure.reason)
         if unproven_error is None:
             raise raised
         raise RowError(f"{failed}; {unproven_error.message}", reason="mask_unproven")

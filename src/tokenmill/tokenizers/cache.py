@@ -58,8 +58,16 @@ class Comparison(msgspec.Struct, frozen=True):
 
     encoding: str | None = None
     template: str | None = None  # ignored if the caller gives a template
+    overrides: str | None = None  # class whose code replaces `apply_chat_template`; the same
 
     def refuse(self, path: Any, *, template_given: bool) -> None:
+        if self.overrides is not None and not template_given:
+            raise TokenizerError(
+                f"the code of {self.overrides} replaces apply_chat_template, so its template alone"
+                " may print other text. Set encoder='transformers' to use its code, or"
+                " chat_template to use a template",
+                path=path,
+            )
         difference = self.encoding or (None if template_given else self.template)
         if difference is not None:
             raise TokenizerError(

@@ -18,13 +18,19 @@ from typing import Any
 from tokenmill._core import fingerprint
 from tokenmill._core.encoders import EncoderSource, objects
 from tokenmill.errors import UsageError
-from tokenmill.tokenizers.directory import locate
+from tokenmill.tokenizers.directory import has_remote_code, locate
 
 CHECKPOINT_FILES = (
     "config.json", "tokenizer.json", "tokenizer_config.json", "tekken.json", "tiktoken.model",
 )  # fmt: skip
 CALLABLES = ("encode_messages", "build_chat_segments")  # of encoders in known checkpoints
-FORMS = "'path/to/file.py:callable', 'module:callable' or a callable"
+ADAPTERS = {
+    "mistral-common": "mistral_common", "harmony": "harmony", "transformers": "transformers",
+}  # fmt: skip
+FORMS = (
+    "'path/to/file.py:callable', 'module:callable', a callable, 'mistral-common', 'harmony' or"
+    " 'transformers'"
+)
 
 
 def template_or_encoder(
@@ -47,12 +53,42 @@ def template_or_encoder(
         return encoder
     if callable(encoder):
         return _of_object(encoder, kwargs)
+    if encoder in ADAPTERS:
+        return _of_adapter(encoder, kwargs, tokenizer, trust_remote_code)
     place, _, name = encoder.rpartition(":") if isinstance(encoder, str) else ("", "", "")
     if not place or not name.replace(".", "").isidentifier():
         raise UsageError(("encoder",), f" must be {FORMS}, got {encoder!r}")
     if place.endswith(".py"):
         return _of_file(place, name, kwargs, tokenizer, trust_remote_code)
     return _of_module(place, name, kwargs)
+
+
+def _of_adapter(
+    adapter: str, kwargs: dict[str, Any], tokenizer: Any, trust_remote_code: bool
+) -> EncoderSource:
+    """Return the encoder of a library, which reads the tokenizer's directory."""
+    from tokenmill.tokenizers.cache import facts_key, key_of_files
+
+    if not isinstance(tokenizer, str | os.PathLike):
+        raise UsageError(("encoder", adapter), " needs the directory or hub id of the tokenizer")
+    location = locate(tokenizer)
+    path = location.directory
+    if adapter == "mistral-common":
+        path = location.file if location.named else path / "tekken.json"
+        if not path.is_file():
+            raise UsageError(("encoder", adapter), " needs a tekken.json", path=location.directory)
+        digest = key_of_files({"tekken.json": path}, {}, ("mistral-common",))
+    elif adapter == "harmony":
+        digest = key_of_files({}, {}, ("openai-harmony",))
+    else:
+        if has_remote_code(path) and not trust_remote_code:
+            raise UsageError(
+                ("encoder", adapter), " runs code of a checkpoint; set ",
+                ("trust_remote_code", True), path=path,
+            )  # fmt: skip
+        digest = facts_key(path, backend="transformers", trust_remote_code=True) or ""
+    name = f"tokenmill.tokenizers.adapters:{ADAPTERS[adapter]}"
+    return EncoderSource(name, kwargs, digest=digest, path=str(path.resolve()))
 
 
 def _of_file(
@@ -157,4 +193,8 @@ def encoder_of_directory(directory: Path) -> str | None:
         for name in sorted(set(names) & set(CALLABLES)):
             where = path.relative_to(directory).as_posix()
             return f"encoder='{where}:{name}' and trust_remote_code=True"
+    if (directory / "tekken.json").is_file():
+        return "encoder='mistral-common'"
+    if (directory / "tiktoken.model").is_file():
+        return "encoder='transformers' and trust_remote_code=True"
     return None

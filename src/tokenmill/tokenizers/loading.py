@@ -12,9 +12,11 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from msgspec import structs
 
 from tokenmill._core.collector import without_collector
 from tokenmill._core.optional import transformers_muted
@@ -53,6 +55,15 @@ from tokenmill.tokenizers.identity import (
 )
 from tokenmill.tokenizers.parity_texts import parity_texts, vocabulary_texts
 from tokenmill.tokenizers.tokenizer import COPY, Tokenizer, check_copy
+
+
+def tiktoken_in(tokenizer: Any) -> Any:
+    """Return the `tiktoken.Encoding` that a tokenizer is or has, or None."""
+    for one in (tokenizer, getattr(tokenizer, "model", None)):
+        if hasattr(one, "_mergeable_ranks") and hasattr(one, "_pat_str"):
+            return one
+    return None
+
 
 BACKENDS = ("auto", "file", "transformers")
 
@@ -130,11 +141,19 @@ def _load_location(
     location: Location, backend: str, trust_remote_code: bool, cached: Facts | None = None
 ) -> tuple[Tokenizer, Comparison]:
     """Load a tokenizer's files and compare them with AutoTokenizer, unless the result is cached."""
+    tekken = location.file if location.named else location.directory / "tekken.json"
+    is_tekken = tekken.name == "tekken.json" and tekken.is_file()
+    if is_tekken and (location.named or not location.file.is_file()):
+        from tokenmill.tokenizers.ranks import of_tekken
+
+        tokenizer = of_tekken(tekken)
+        tokenizer.notes["no_template"] = str(encoder_of_directory(location.directory))
+        return tokenizer, Comparison()
     if backend == "transformers":
-        return _load_with_auto(location, trust_remote_code), Comparison()
+        return _load_with_auto(location, trust_remote_code)
     if not location.file.is_file():
         if backend == "auto" and is_installed():
-            return _load_with_auto(location, trust_remote_code), Comparison()
+            return _load_with_auto(location, trust_remote_code)
         remedy = f"; transformers may convert other files: {INSTALL}" if backend == "auto" else ""
         raise TokenizerError(
             f"no tokenizer.json in this directory{remedy}", path=location.directory
@@ -227,16 +246,32 @@ def _ordinary_tokens(texts: set[str], tokenizer: Tokenizer) -> dict[str, int]:
     }
 
 
-def _load_with_auto(location: Location, trust_remote_code: bool) -> Tokenizer:
+def _load_with_auto(location: Location, trust_remote_code: bool) -> tuple[Tokenizer, Comparison]:
+    hint = encoder_of_directory(location.directory)
     try:
         auto = load_auto(location.directory, trust_remote_code=trust_remote_code)
     except AutoTokenizerError as error:
+        remedy = "" if hint is None else f"; set {hint}"
+        if hint is None and (location.directory / "tokenizer.model").is_file():
+            remedy = "; tokenizer.model is a file of sentencepiece: pip install sentencepiece"
         raise TokenizerError(
-            f"AutoTokenizer cannot load it: {error}", path=location.directory
+            f"AutoTokenizer cannot load it: {error}{remedy}", path=location.directory
         ) from error
     adopted = adopt(auto, path=location.directory)
     require_deterministic(read_head(adopted.data), path=str(location.directory))
-    return adopted
+    if adopted.template is None and hint is not None:
+        adopted.notes["no_template"] = hint
+    return adopted, Comparison(overrides=_overrides(auto))
+
+
+def _overrides(tokenizer: Any) -> str | None:
+    """Return the name of a class of remote code that renders conversations by its own method."""
+    kind = type(tokenizer)
+    for base in kind.__mro__:
+        if "apply_chat_template" in vars(base):
+            is_own = not base.__module__.startswith("transformers.")
+            return kind.__name__ if is_own else None
+    return None
 
 
 def _compare(location: Location, tokenizer: Tokenizer, trust_remote_code: bool) -> Comparison:
@@ -256,7 +291,7 @@ def _compare(location: Location, tokenizer: Tokenizer, trust_remote_code: bool) 
             path=location.directory,
         ) from error
     tokenizer.notes["auto_tokenizer"] = "encodes alike"
-    return compare(auto, tokenizer)
+    return structs.replace(compare(auto, tokenizer), overrides=_overrides(auto))
 
 
 def _adopt_object(source: Any) -> Tokenizer:
@@ -271,12 +306,14 @@ def _adopt_object(source: Any) -> Tokenizer:
         )
     if hasattr(source, "special_tokens_map") and hasattr(source, "encode"):
         return adopt(source)
+    if tiktoken_in(source) is source:
+        return _ranked(source, lambda text: source.encode(text, allowed_special="all"))
     if hasattr(source, "to_str") and hasattr(source, "encode_batch"):
         return Tokenizer(source.to_str().encode("utf-8"), backend="file")
     raise UsageError(
         ("tokenizer",),
-        " must be a directory, a tokenizer.json, a hub id, a tokenizers.Tokenizer or a"
-        f" transformers tokenizer, got {type(source).__name__}",
+        " must be a directory, a tokenizer.json, a hub id, a tokenizers.Tokenizer, a"
+        f" transformers tokenizer or a tiktoken.Encoding, got {type(source).__name__}",
     )
 
 
@@ -311,6 +348,8 @@ def load_auto(directory: Path, *, trust_remote_code: bool) -> Any:
     with transformers_muted():
         from transformers import AutoTokenizer
 
+        if trust_remote_code:
+            _restore_names()
         try:
             return AutoTokenizer.from_pretrained(
                 str(directory), trust_remote_code=trust_remote_code, local_files_only=True
@@ -320,9 +359,31 @@ def load_auto(directory: Path, *, trust_remote_code: bool) -> Any:
             raise AutoTokenizerError(f"{type(error).__name__}: {error}") from error
 
 
+def _restore_names() -> None:
+    """Restore a function that transformers 5 moved and the code of checkpoints imports."""
+    from transformers import convert_slow_tokenizer
+    from transformers.models.gpt2 import tokenization_gpt2
+
+    if not hasattr(tokenization_gpt2, "bytes_to_unicode"):
+        tokenization_gpt2.bytes_to_unicode = convert_slow_tokenizer.bytes_to_unicode
+
+
+def _ranked(tokenizer: Any, encode: Callable[[str], Any], path: Path | None = None) -> Tokenizer:
+    """Convert a tokenizer of tiktoken, and compare it with the original."""
+    from tokenmill.tokenizers.ranks import of_tiktoken, require_equal_ids
+
+    converted = Tokenizer(of_tiktoken(tiktoken_in(tokenizer)), backend="transformers")
+    require_equal_ids(converted, encode, path)
+    return converted
+
+
 def adopt(tokenizer: Any, *, path: Path | None = None) -> Tokenizer:
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None or not hasattr(backend, "to_str"):
+    if backend is not None and hasattr(backend, "to_str"):
+        data = backend.to_str().encode("utf-8")
+    elif tiktoken_in(tokenizer) is not None:
+        data = _ranked(tokenizer, lambda text: tokenizer.encode(text), path).data
+    else:
         raise TokenizerError(
             f"{type(tokenizer).__name__} is a slow tokenizer without offsets, so its masks cannot"
             " be proven; use its tokenizer.json with tokenizer_backend='file'",
@@ -341,7 +402,7 @@ def adopt(tokenizer: Any, *, path: Path | None = None) -> Tokenizer:
         if not isinstance(token, list | tuple)
     }
     return Tokenizer(
-        backend.to_str().encode("utf-8"),
+        data,
         template=template,
         special_tokens=special,
         backend="transformers",
