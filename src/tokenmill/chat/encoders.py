@@ -228,12 +228,8 @@ def _wrong_result(result: Any) -> UsageError:
 
 
 def _is_segment(one: Any) -> bool:
-    return (
-        isinstance(one, tuple | list)
-        and len(one) == 2
-        and isinstance(one[0], str)
-        and isinstance(one[1], bool)
-    )
+    is_pair = isinstance(one, tuple | list) and len(one) == 2
+    return is_pair and isinstance(one[0], str) and isinstance(one[1], bool)
 
 
 def _is_bare(tool: Any) -> bool:

@@ -78,10 +78,9 @@ def prove_by_prompts(
             before = prefix(k, True)
             after = prefix(k + 1, False)
         except RowError as error:
+            detail = f": {error.message}" if is_encoder else ""
             raise unproven(
-                f"the template raises an error on the messages up to turn {k}: {error.message}"
-                if is_encoder
-                else f"the template raises an error on the messages up to turn {k}"
+                f"the template raises an error on the messages up to turn {k}{detail}"
             ) from error
         if is_encoder:
             anchor = before if text.startswith(before) and before else None
@@ -121,9 +120,7 @@ def prove_by_prompts(
 
 def _common(left: str, right: str, coded: bool) -> str:
     """Return the common prefix: of ids, or of text in whole units."""
-    if not coded:
-        return common_prefix(left, right)
-    return left[: first_difference(left, right)]
+    return left[: first_difference(left, right)] if coded else common_prefix(left, right)
 
 
 def _last_word(text: str, start: int, end: int, show: Callable[[str], str]) -> int:
