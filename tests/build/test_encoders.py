@@ -20,6 +20,7 @@ from tests.chat import small_encoders
 from tests.cli.harness import Shell
 from tokenmill._core.id_text import id_text, ids_of
 from tokenmill.chat import ChatSpec, Renderer
+from tokenmill.chat.turns import ATOM, common_prefix
 from tokenmill.errors import UsageError
 from tokenmill.tokenizers.encoders import template_or_encoder
 from tokenmill.tokenizers.loading import load
@@ -438,3 +439,20 @@ def test_a_recipe_names_an_encoder_relative_to_its_file(source: Path, tmp_path: 
     )
     store = tm.prepare(recipe, cache_dir=tmp_path / "cache", progress=False)
     assert "<|im_start|>bot\n" in store[0].text
+
+
+UNITS = st.lists(st.sampled_from(["<think>", "</think>", "\n", "ab", "a", " ", "<", "[INST]", "|"]))
+
+
+@given(UNITS, UNITS, UNITS)
+def test_common_prefix_consists_of_whole_units(
+    base: list[str], one: list[str], other: list[str]
+) -> None:
+    left, right = "".join([*base, *one]), "".join([*base, *other])
+    expected = ""
+    for a, b in zip(ATOM.findall(left), ATOM.findall(right), strict=False):
+        if a != b:
+            break
+        expected += a
+    whole = left if right.startswith(left) else right if left.startswith(right) else expected
+    assert common_prefix(left, right) == whole
