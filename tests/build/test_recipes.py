@@ -58,6 +58,7 @@ def test_recipe_file_takes_every_name_and_paths_relative_to_itself(
     template.write_text((TOKENIZER / "chat_template.jinja").read_text())
     named = {*declared(tm.Recipe), *declared(RunOptions)}
     apart = "sources tokenizer chat_template cache_dir executor processor media_root"
+    apart += " encoder encoder_kwargs"  # test_encoders.py
     assert named == {*EVERY_NAME, *apart.split()}, "a name without a test"
     (tmp_path / "tok").symlink_to(TOKENIZER)
     (tmp_path / "cache").mkdir()

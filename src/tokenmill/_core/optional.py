@@ -23,6 +23,8 @@ LIBRARIES: dict[str, tuple[str, str | None]] = {
     "fastokens": ("fastokens", "fastokens"),
     "huggingface_hub": ("huggingface_hub", "tokenmill[hf]"),
     "megatron": ("Megatron-LM", None),
+    "mistral_common": ("mistral-common", "tokenmill[encoders]"),
+    "openai_harmony": ("openai-harmony", "tokenmill[encoders]"),
     "openrlhf": ("OpenRLHF", None),
     "ray": ("Ray", "tokenmill[ray]"),
     "skyrl": ("SkyRL", None),

@@ -81,6 +81,8 @@ def prepare(  # type: ignore[misc]
     chat_template: Any = UNSET,
     chat_template_kwargs: Mapping[str, Any] | None = UNSET,
     date: str | None = UNSET,
+    encoder: Any = UNSET,
+    encoder_kwargs: Mapping[str, Any] | None = UNSET,
     processor: Any = UNSET,
     media_root: str | os.PathLike[str] | None = UNSET,
     media_urls: bool = UNSET,
@@ -131,6 +133,10 @@ def prepare(  # type: ignore[misc]
         chat_template: Jinja source, or a file with it. Default: the tokenizer's own.
         chat_template_kwargs: Additional variables for the chat template.
         date: ``YYYY-MM-DD`` for templates that print the date, which require it.
+        encoder: Python function of the model that encodes conversations, in place of a template:
+            ``path/to/file.py:callable``, ``module:callable``, a callable, ``mistral-common``,
+            ``harmony`` or ``transformers``. Code of a checkpoint needs ``trust_remote_code``.
+        encoder_kwargs: Additional arguments of the encoder.
         processor: Directory or hub id of the model's processor, or the object; for rows with
             images.
         media_root: Directory of image paths in rows; images outside of it are rejected. Default:

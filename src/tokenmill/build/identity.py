@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tokenmill._core.encoders import EncoderSource
 from tokenmill._core.fingerprint import plain
 from tokenmill._core.paths import checked_path
 from tokenmill._core.publish import make_directory
@@ -20,6 +21,7 @@ from tokenmill.build.executors import LocalExecutor
 from tokenmill.build.tasks import Done, Executor, Setup, Task, run_tasks
 from tokenmill.errors import CacheError, WorkerError, check_bool, check_one_of
 from tokenmill.tokenizers.cache import copy_path, keep_copy, recall
+from tokenmill.tokenizers.encoders import template_or_encoder
 from tokenmill.tokenizers.identity import TokenizerFingerprint
 
 IDENTIFY = "tokenmill.build.identity:open_identifier"
@@ -36,7 +38,13 @@ def identify_tokenizer(choice: Any, cache_dir: Path, executor: Executor) -> Toke
         plain(choice.chat_template, "chat_template")
     arguments: dict[str, Any] = {
         "backend": choice.tokenizer_backend,
-        "chat_template": choice.chat_template,
+        "chat_template": template_or_encoder(
+            choice.chat_template,
+            choice.encoder,
+            choice.encoder_kwargs,
+            choice.tokenizer,
+            trust_remote_code=choice.trust_remote_code,
+        ),
         "trust_remote_code": choice.trust_remote_code,
     }
     if not isinstance(choice.tokenizer, str | os.PathLike):
@@ -47,7 +55,7 @@ def identify_tokenizer(choice: Any, cache_dir: Path, executor: Executor) -> Toke
         return tokenizer.card
     # A worker may have another working directory.
     arguments["source"] = absolute(checked_path("tokenizer", choice.tokenizer))
-    arguments["chat_template"] = absolute(choice.chat_template)
+    arguments["chat_template"] = absolute(arguments["chat_template"])
 
     def known() -> TokenizerFingerprint | None:
         card = recall(cache_dir=cache_dir, **arguments)
@@ -59,6 +67,8 @@ def identify_tokenizer(choice: Any, cache_dir: Path, executor: Executor) -> Toke
         if card := known():  # another process was faster
             return card
         payload = {**arguments, "cache_dir": str(cache_dir)}
+        if isinstance(template := arguments["chat_template"], EncoderSource):
+            payload["chat_template"] = template.dump()
         return TokenizerFingerprint.from_dict(run_on_worker(executor, IDENTIFY, payload))
 
 
@@ -113,6 +123,7 @@ def open_identifier(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[
 
         quick = options["own_process"] and not payload["trust_remote_code"]
         with without_torch() if quick else contextlib.nullcontext():
+            payload["chat_template"] = EncoderSource.load(payload["chat_template"])
             return identify(payload.pop("source"), **payload).card.as_dict()
 
     return identify_one

@@ -53,6 +53,8 @@ class Pipeline:
         engine: str = "auto",
         renderer: str = "auto",
         expander: Expander | None = None,
+        *,
+        as_text: bool = False,
     ) -> None:
         self.recipe = recipe
         self.tokenizer = tokenizer
@@ -63,6 +65,8 @@ class Pipeline:
             tokenizer.special_tokens,
             renderer=renderer,
             media=None if expander is None else expander.tokens,
+            tokenizer=tokenizer,
+            as_text=as_text,
         )
         self.encoder = Encoder(tokenizer, engine)
         self.seconds: dict[str, float] = defaultdict(float)
@@ -97,7 +101,7 @@ class Pipeline:
         if self.expander is None:
             with self._stage("encode", "mask", self.encoder):
                 texts = rendering.texts, rendering.spans, rendering.ends
-                return self.encoder.encode(*texts, digests), {}, {}
+                return self.encoder.encode(*texts, digests, rendering.coded), {}, {}
         notes: Counter[str] = Counter()
         try:
             encoded, media = self._expanded(self.expander, rendering, digests, notes)

@@ -48,6 +48,8 @@ class TokenizerOf(NamedTuple):
     tokenizer_backend: str
     chat_template: Any
     trust_remote_code: bool
+    encoder: Any = None
+    encoder_kwargs: Any = None
 
 
 def tokenizer_choice(recipe: Any, card: ProcessorInfo | None) -> Any:
@@ -61,8 +63,10 @@ def tokenizer_choice(recipe: Any, card: ProcessorInfo | None) -> Any:
     return TokenizerOf(
         tokenizer,
         recipe.tokenizer_backend,
-        card.template if template is None else template,
+        card.template if template is None and recipe.encoder is None else template,
         recipe.trust_remote_code,
+        recipe.encoder,
+        recipe.encoder_kwargs,
     )
 
 

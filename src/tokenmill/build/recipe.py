@@ -15,7 +15,7 @@ from msgspec import Meta
 from msgspec.structs import asdict, force_setattr
 
 from tokenmill._core import fingerprint
-from tokenmill._core.options import Count, Options, check_names, declared
+from tokenmill._core.options import Count, Options, Variables, check_names, declared
 from tokenmill.chat import ChatSpec
 from tokenmill.errors import SourceMissing, UsageError
 
@@ -30,6 +30,8 @@ class _ByName(ChatSpec, frozen=True, kw_only=True):
     processor: Any = None
     trust_remote_code: bool = False
     chat_template: Any = None
+    encoder: Any = None
+    encoder_kwargs: Variables | None = None
     max_length: Count | None = None
     overlong: Literal["drop", "truncate"] = "drop"
     keep_columns: tuple[str, ...] = ()
@@ -64,7 +66,7 @@ class Recipe(_ByName, frozen=True):
         return ChatSpec(**{name: getattr(self, name) for name in ChatSpec.__struct_fields__})
 
     def document(self) -> dict[str, Any]:
-        """Return the fields for a key, without tokenizer, template and processor.
+        """Return the fields for a key, without tokenizer, template, encoder and processor.
 
         Their content is in the key instead.
         """
@@ -123,6 +125,8 @@ def serialize(recipe: Recipe) -> dict[str, Any]:
         "tokenizer": None,
         "processor": None,
         "chat_template": None,  # part of the tokenizer's copy
+        "encoder": None,  # part of the tokenizer's fingerprint
+        "encoder_kwargs": None,
         "keep_columns": list(recipe.keep_columns),
     }
 
@@ -167,6 +171,10 @@ def load_recipe_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     for name in ("sources", "tokenizer", "processor", "chat_template", "cache_dir", "media_root"):
         if name in document:
             document[name] = _relative_to(path.parent, document[name])
+    encoder = document.get("encoder")
+    if isinstance(encoder, str) and ":" in encoder:
+        file, _, name = encoder.rpartition(":")
+        document["encoder"] = f"{_relative_to(path.parent, file)}:{name}"
     if not isinstance(document.get("executor", ""), str):
         raise UsageError(f"executor must be a name, got {document['executor']!r}", path=path)
     if not isinstance(document.get("date"), str | None):

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tokenmill._core.id_text import IdText
 from tokenmill.chat.append import excerpt, first_difference
 from tokenmill.chat.turns import (
     RenderedRow,
@@ -33,7 +34,11 @@ Render = Callable[[list[Message], bool], str]
 
 
 def prove_by_prompts(
-    render: Render, messages: list[Message], trained: Sequence[int], resolver: SpanResolver
+    render: Render,
+    messages: list[Message],
+    trained: Sequence[int],
+    resolver: SpanResolver,
+    decode: Callable[[str], str] | None = None,
 ) -> RenderedRow:
     """Find the trained spans of a conversation by its own generation prompts.
 
@@ -42,44 +47,62 @@ def prove_by_prompts(
         messages: The conversation.
         trained: Indices of the messages that are trained.
         resolver: Conventions of the template: thinking tags, end of a turn.
+        decode: Returns the text of an `IdText`. Only for encoders, whose text must begin with each
+            prompt: nothing is known about how they print earlier messages.
 
     Raises:
         RowError: A trained turn is not proven; the message shows the first difference.
     """
-    text = render(messages, False)
+    is_encoder = decode is not None
+    known: dict[tuple[int, bool], str] = {}
+
+    def prefix(length: int, prompt: bool) -> str:
+        if (length, prompt) not in known:
+            known[length, prompt] = render(messages[:length], prompt)
+        return known[length, prompt]
+
+    text = prefix(len(messages), False)
+    coded = isinstance(text, IdText)
+    show: Callable[[str], str] = decode if coded and decode is not None else str
     last = max(k for k, message in enumerate(messages) if message["role"] == "assistant")
+    unique = with_unique_words(messages[: max(trained) + 1], resolver.thinking)
     spans: list[Span] = []
     ends: list[int] = []
     closed = True
     for k, message in enumerate(messages):
         previous = ends[-1] if ends else 0
         if k not in trained:
-            ends.append(_end(render, messages, k, text, previous))
+            ends.append(_end(prefix, k, text, previous))
             continue
         try:
-            before = render(messages[:k], True)
-            after = render(messages[: k + 1], False)
+            before = prefix(k, True)
+            after = prefix(k + 1, False)
         except RowError as error:
+            detail = f": {error.message}" if is_encoder else ""
             raise unproven(
-                f"the template raises an error on the messages up to turn {k}"
+                f"the template raises an error on the messages up to turn {k}{detail}"
             ) from error
-        anchor = _anchor(before, text, messages[k - 1] if k else {})
+        if is_encoder:
+            anchor = before if text.startswith(before) and before else None
+        else:
+            anchor = _anchor(before, text, messages[k - 1] if k else {})
         if anchor is None or (spans and text.find(anchor) + len(anchor) < spans[-1][1]):
-            position = first_difference(before, text)
+            before, whole = show(before), show(text)
+            position = first_difference(before, whole)
             raise unproven(
                 f"the text does not continue the generation prompt of turn {k}: the prompt has"
-                f" {excerpt(before, position)}, the text {excerpt(text, position)}"
+                f" {excerpt(before, position)}, the text {excerpt(whole, position)}"
             )
         start = text.find(anchor) + len(anchor)
         sampled = after[after.find(anchor) + len(anchor) :] if anchor in after else ""
-        end = start + len(common_prefix(sampled, text[start:]))
+        end = start + len(_common(sampled, text[start:], coded))
         ends.append(max(end, previous))
-        check_printed(message, k, [text[start:end]], text, k == last, resolver.thinking)
-        _check_unique_words(
-            render, with_unique_words(messages[: k + 1], resolver.thinking), resolver, k == last
-        )
-        start = resolver.generation_prompts.trained_from(text, start)
-        stop = start + len(text[start:end].rstrip())
+        printed = show(text[start:end])
+        check_printed(message, k, [printed], show(text), k == last, resolver.thinking)
+        _check_unique_words(render, unique[: k + 1], resolver, k == last, show)
+        if not coded:
+            start = resolver.generation_prompts.trained_from(text, start)
+        stop = _last_word(text, start, end, show)
         end_of_turn = resolver.generation_prompts.next_end_of_turn
         if end_of_turn and not text[start:stop].endswith(end_of_turn.strip()):
             if text.startswith(end_of_turn, end):
@@ -91,11 +114,30 @@ def prove_by_prompts(
         if stop > start:
             spans.append((start, stop))
     ends[-1] = len(text)
-    return RenderedRow(text, spans, [message["role"] for message in messages], ends, closed=closed)
+    roles = [message["role"] for message in messages]
+    return RenderedRow(text, spans, roles, ends, closed=closed, coded=coded)
+
+
+def _common(left: str, right: str, coded: bool) -> str:
+    """Return the common prefix: of ids, or of text in whole units."""
+    return left[: first_difference(left, right)] if coded else common_prefix(left, right)
+
+
+def _last_word(text: str, start: int, end: int, show: Callable[[str], str]) -> int:
+    """Return the end of a span without white space at its end."""
+    if show is str:
+        return start + len(text[start:end].rstrip())
+    while end > start and not show(text[end - 1]).strip():
+        end -= 1
+    return end
 
 
 def _check_unique_words(
-    render: Render, messages: list[Message], resolver: SpanResolver, last: bool
+    render: Render,
+    messages: list[Message],
+    resolver: SpanResolver,
+    last: bool,
+    show: Callable[[str], str] = str,
 ) -> None:
     """Check that the last turn of a conversation with unique words has its own words only."""
     k = len(messages) - 1
@@ -103,9 +145,10 @@ def _check_unique_words(
         before, after = render(messages[:k], True), render(messages, False)
     except RowError as error:
         raise unproven("the template raises an error on the row with unique words") from error
-    if not after.startswith(before.rstrip()):
+    before = before if show is not str else before.rstrip()
+    if not after.startswith(before):
         raise unproven(f"with unique words turn {k} does not begin with its generation prompt")
-    turn = after[len(before.rstrip()) :]
+    turn = show(after[len(before) :])
     check_printed(messages[k], k, [turn], turn, last, resolver.thinking)
     if set(WORD.findall(turn)) - set(WORD.findall(str(messages[k]))):
         raise unproven(f"the template prints another message in turn {k}")
@@ -126,9 +169,10 @@ def _anchor(before: str, text: str, previous: Message) -> str | None:
     return None
 
 
-def _end(render: Render, messages: list[Message], k: int, text: str, previous: int) -> int:
+def _end(prefix: Callable[[int, bool], str], k: int, text: str, previous: int) -> int:
     """Return where message k ends: as far as the render up to it equals the whole text."""
     try:
-        return max(len(common_prefix(render(messages[: k + 1], False), text)), previous)
+        printed = prefix(k + 1, False)
     except RowError:
         return previous  # the template raises an error on a conversation that ends here
+    return max(len(_common(printed, text, isinstance(text, IdText))), previous)

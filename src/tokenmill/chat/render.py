@@ -18,8 +18,11 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import xxhash
 
+from tokenmill._core.encoders import EncoderSource
+from tokenmill._core.id_text import IdText
 from tokenmill._core.options import MAX_WEIGHT, MIN_WEIGHT, Variables
 from tokenmill.chat.append import join, sampled
+from tokenmill.chat.encoders import EncoderTemplate, UntracedEncoder
 from tokenmill.chat.images import (
     Image,
     MediaTokens,
@@ -99,6 +102,7 @@ class Rendering:
     # Indices in `texts`, or values by such an index:
     clipped: list[int] = field(default_factory=list)  # a generation block contained the prompt
     unclosed: list[int] = field(default_factory=list)  # an assistant turn has no end
+    coded: list[int] = field(default_factory=list)  # the text is ids
     groups: dict[int, GroupFacts] = field(default_factory=dict)  # of the first text of each group
     weights: dict[int, Sequence[float]] = field(default_factory=dict)  # of turns in the loss
     images: dict[int, Sequence[Image]] = field(default_factory=dict)  # in order
@@ -120,6 +124,8 @@ class Rendering:
         if rendered.clipped:
             self.note("generation_clipped")
             self.clipped.append(number)
+        if rendered.coded:
+            self.coded.append(number)
         if rendered.weights:
             self.weights[number] = rendered.weights
         if rendered.images:
@@ -155,11 +161,30 @@ def digest_of(text: str) -> int:
 
 
 class Template:
-    """A template with its reference, its traced paths and its span resolver."""
+    """A template or encoder with its reference, its traced paths and its span resolver."""
 
-    def __init__(self, source: str, spec: ChatSpec, variables: Mapping[str, Any]) -> None:
-        self.reference = ReferenceTemplate(source, variables, spec.date)
-        self.traced = TracedTemplate(self.reference)
+    def __init__(
+        self,
+        source: str | EncoderSource,
+        spec: ChatSpec,
+        variables: Mapping[str, Any],
+        tokenizer: Any = None,
+        *,
+        as_text: bool = False,
+    ) -> None:
+        self.encoder: EncoderTemplate | None = None
+        self.reference: Any
+        self.traced: Any
+        if isinstance(source, EncoderSource):
+            self.reference = self.encoder = EncoderTemplate(
+                source, variables, tokenizer, as_text=as_text
+            )
+            self.traced = UntracedEncoder()
+            strings = self.encoder.strings
+        else:
+            self.reference = ReferenceTemplate(source, variables, spec.date)
+            self.traced = TracedTemplate(self.reference)
+            strings = literals(self.reference.tree)
         self.resolver = SpanResolver(
             GenerationPrompts(
                 self._follow,
@@ -167,30 +192,32 @@ class Template:
                 self._prompt_depends_on_row(),
             ),
             spec.turn_end,
-            any_of(thinking_tags(literals(self.reference.tree))),
+            any_of(thinking_tags(strings)),
             self.reference.has_generation,
         )
 
     def _prompt_depends_on_row(self) -> bool:
+        if self.encoder is not None:
+            return True
         try:
-            return self.reference.names.prompt_depends_on_row()
+            return bool(self.reference.names.prompt_depends_on_row())
         except Untraceable:
             return True
 
     def text(self, messages: list[Message], tools: list[Any] | None, *, prompt: bool) -> str:
         """Render a conversation along a traced path, or by the reference where there is none."""
         try:
-            return (
-                (self.with_generation_prompt if prompt else self.traced)
-                .follow(messages, tools)
-                .text
-            )
+            paths = self.with_generation_prompt if prompt else self.traced
+            return str(paths.follow(messages, tools).text)
         except NotTraced:
-            return self.reference.render(messages, tools, add_generation_prompt=prompt)
+            text: str = self.reference.render(messages, tools, add_generation_prompt=prompt)
+            return text
 
     @cached_property
-    def with_generation_prompt(self) -> TracedTemplate:
+    def with_generation_prompt(self) -> Any:
         """The traced paths with the generation prompt after the conversation."""
+        if self.encoder is not None:
+            return self.traced
         return TracedTemplate(self.reference, add_generation_prompt=True)
 
     @property
@@ -204,7 +231,8 @@ class Template:
     def _follow(self, messages: list[dict[str, Any]], tools: list[Any] | None, prompt: bool) -> Run:
         traced = self.with_generation_prompt if prompt else self.traced
         try:
-            return traced.follow(messages, tools)
+            run: Run = traced.follow(messages, tools)
+            return run
         except NotTraced as error:
             raise unproven(str(error)) from error
 
@@ -242,21 +270,25 @@ class Renderer:
 
     Args:
         spec: Options of the rows.
-        template: Jinja source, several by name (``default``, ``tool_use``), or None for rows of
-            plain text and of prompt and completion strings.
+        template: Jinja source, several by name (``default``, ``tool_use``), an encoder, or None for
+            rows of plain text and of prompt and completion strings.
         special_tokens: Special tokens of the tokenizer by the names that templates read.
         renderer: ``auto``, or ``jinja2`` to render every row by the reference; same results.
         media: Tokens that represent images; without it rows with images are rejected.
+        tokenizer: Encodes the segments of an encoder, and decodes its ids.
+        as_text: Return text for the ids of an encoder, or reject the row.
     """
 
     def __init__(
         self,
         spec: ChatSpec,
-        template: str | Mapping[str, str] | None,
+        template: str | Mapping[str, Any] | EncoderSource | None,
         special_tokens: Mapping[str, str] | None = None,
         *,
         renderer: str = "auto",
         media: MediaTokens | None = None,
+        tokenizer: Any = None,
+        as_text: bool = False,
     ) -> None:
         if renderer not in RENDERERS:
             raise UsageError(f"renderer must be one of {', '.join(RENDERERS)}, got {renderer!r}")
@@ -264,8 +296,14 @@ class Renderer:
         self.special_tokens = dict(special_tokens or {})
         self.renderer = renderer
         self.media = media
-        named = {"default": template} if isinstance(template, str) else template
-        self._sources = dict(named or {})
+        self.tokenizer, self.as_text = tokenizer, as_text
+        hint = getattr(tokenizer, "notes", {}).get("no_template")
+        self.hint = "" if hint is None else f", or {hint}"
+        if isinstance(template, str | EncoderSource):
+            template = {"default": template}
+        self._sources: dict[str, Any] = dict(template or {})
+        if isinstance(self._sources.get("default"), EncoderSource):
+            _refuse_options(spec, media)
         self._templates: dict[str, Template] = {}
         self._printed = 0
         self.first_audited = FIRST_AUDITED
@@ -276,12 +314,18 @@ class Renderer:
     def _template(self, name: str, variables: Variables | None = None) -> Template:
         if variables is None and name in self._templates:
             return self._templates[name]
-        values = {
-            **self.special_tokens,
-            **(self.spec.chat_template_kwargs or {}),
-            **(variables or {}),
-        }
-        template = template_of(self._sources[name], self.spec, values)
+        source = self._sources[name]
+        if isinstance(source, EncoderSource):
+            template = Template(
+                source, self.spec, variables or {}, self.tokenizer, as_text=self.as_text
+            )
+        else:
+            values = {
+                **self.special_tokens,
+                **(self.spec.chat_template_kwargs or {}),
+                **(variables or {}),
+            }
+            template = template_of(source, self.spec, values)
         if variables is None:
             self._templates[name] = template
         return template
@@ -292,7 +336,7 @@ class Renderer:
             raise UsageError(
                 "These rows are conversations, and the tokenizer has no chat template. Set ",
                 ("chat_template",),
-                ".",
+                f"{self.hint}.",
             )
         if tools is not None and "tool_use" in self._sources:
             return self._template("tool_use", variables)
@@ -305,10 +349,15 @@ class Renderer:
             ".",
         )
 
-    def reference(
-        self, tools: list[Any] | None = None, variables: Variables | None = None
-    ) -> ReferenceTemplate:
+    def reference(self, tools: list[Any] | None = None, variables: Variables | None = None) -> Any:
+        """Return the `ReferenceTemplate` or `EncoderTemplate` of a conversation."""
         return self._for(tools, variables).reference
+
+    @property
+    def template(self) -> Any:
+        """The default template or encoder."""
+        self._for(None)
+        return self._sources["default"]
 
     def resolver(self, tools: list[Any] | None = None) -> SpanResolver:
         return self._for(tools).resolver
@@ -321,7 +370,8 @@ class Renderer:
     ) -> str:
         """Render a conversation and the generation prompt with the reference."""
         reference = self.reference(tools, variables)
-        return reference.render(messages, tools, add_generation_prompt=True)
+        text: str = reference.render(messages, tools, add_generation_prompt=True)
+        return text
 
     def prompts(self, conversations: Sequence[PromptRequest]) -> list[str | RowError]:
         """Return `prompt` of many conversations, along traced paths, or the error of each."""
@@ -407,7 +457,10 @@ class Renderer:
             result.note("audited", audits)
             self.renderer = "jinja2"
             self._render(rows, digests, result)
-        result.notes["renderer"] = "traced" if "rows_traced" in result.notes else "jinja2"
+        if "rows_encoder" in result.notes:
+            result.notes["renderer"] = "encoder"
+        else:
+            result.notes["renderer"] = "traced" if "rows_traced" in result.notes else "jinja2"
         return result
 
     def _render(
@@ -588,6 +641,11 @@ class Renderer:
                 template's own.
         """
         conversation, paths = sample.conversation, sample.template.traced
+        if sample.template.encoder is not None:
+            result.note("rows_encoder")
+            if sample.trained is None:
+                return self._untraced(sample, None, result), conversation.messages
+            return self._by_prompts(sample, None, result)
         raised: NotTraced | RowError | None = None
         failed: RowError | None = None
         for form in conversation.forms(parts=self.media is not None):
@@ -659,18 +717,29 @@ class Renderer:
             result.note("rows_reference")
             result.note(f"untraced:{failed.cause}")
 
+        encoder = template.encoder
+        own_arguments: dict[int, Message] = {}  # the row's own text of calls, by `id` of messages
+
         def render(messages: list[Message], prompt: bool) -> str:
-            if self.renderer == "auto":
+            if self.renderer == "auto" and encoder is None:
                 return template.text(messages, tools, prompt=prompt)
-            return template.reference.render(messages, tools, add_generation_prompt=prompt)
+            start = time.perf_counter()
+            messages = [own_arguments.get(id(message), message) for message in messages]
+            text: str = template.reference.render(messages, tools, add_generation_prompt=prompt)
+            self.engine_seconds += 0.0 if encoder is None else time.perf_counter() - start
+            return text
 
         unproven_error: RowError | None = None
+        decode = None if encoder is None else encoder.decode
         for form in sample.conversation.forms(parts=self.media is not None):
             if unproven_error is not None and form.note == NULL_AS_EMPTY:
                 continue
+            if encoder is not None:
+                written = sample.conversation.with_text_arguments(form.messages)
+                own_arguments.update(zip(map(id, form.messages), written, strict=True))
             try:
                 rendered = prove_by_prompts(
-                    render, form.messages, sample.trained, template.resolver
+                    render, form.messages, sample.trained, template.resolver, decode
                 )
             except RowError as error:
                 if error.reason in ("template_error", "limit"):
@@ -682,17 +751,22 @@ class Renderer:
             if form.note:
                 result.note(form.note)
             return _finished(sample, rendered), form.messages
+        if encoder is not None:
+            failure = unproven_error or raised
+            raise RowError(encoder.remedy(failure), reason=failure.reason)
         if unproven_error is None:
             raise raised
         raise RowError(f"{failed}; {unproven_error.message}", reason="mask_unproven")
 
-    def _untraced(self, sample: Sample, error: NotTraced, result: Rendering) -> RenderedRow:
+    def _untraced(self, sample: Sample, error: NotTraced | None, result: Rendering) -> RenderedRow:
         """Render a row that cannot be traced with the reference; everything is trained."""
         conversation = sample.conversation
         text = sample.template.reference.render(conversation.messages, conversation.tools)
-        result.note("rows_reference")
-        result.note(f"untraced:{error.cause}")
-        return _finished(sample, RenderedRow(text, None, ("text",), [len(text)]))
+        if error is not None:
+            result.note("rows_reference")
+            result.note(f"untraced:{error.cause}")
+        coded = isinstance(text, IdText)
+        return _finished(sample, RenderedRow(text, None, ("text",), [len(text)], coded=coded))
 
     def skips_template(self, content: Any) -> bool:
         """Return whether prompt and answers are strings, so that the template is not applied."""
@@ -729,6 +803,19 @@ class Renderer:
         if len(text) == (len(plain.prompt) if spans else 0):
             raise RowError("the trained text is empty", reason="no_trained_tokens")
         return RenderedRow(text, spans, roles, ends, images=plain.images)
+
+
+def _refuse_options(spec: ChatSpec, media: MediaTokens | None) -> None:
+    """Raise for options of Jinja templates that an encoder would ignore."""
+    if spec.chat_template_kwargs:
+        raise UsageError(
+            ("chat_template_kwargs",), " are variables of Jinja templates; use ",
+            ("encoder_kwargs",), " with an encoder",
+        )  # fmt: skip
+    if spec.date is not None:
+        raise UsageError(("date",), " is for Jinja templates; use ", ("encoder_kwargs",))
+    if media is not None:
+        raise UsageError(("processor",), " cannot be combined with ", ("encoder",))
 
 
 def _with_role(error: RowError, content: Any) -> RowError:

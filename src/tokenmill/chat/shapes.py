@@ -85,9 +85,9 @@ class Conversation:
             has_null = any(message.get("content") is None for message in self.messages)
             yield Form(empty, NULL_AS_EMPTY if has_null else "")
         if self.calls:
-            yield Form(self._with_text_arguments(self.messages), "arguments_as_text")
+            yield Form(self.with_text_arguments(self.messages), "arguments_as_text")
             if differs:
-                yield Form(self._with_text_arguments(empty), "arguments_as_text")
+                yield Form(self.with_text_arguments(empty), "arguments_as_text")
         if parts:
             yield Form([_in_parts(message) for message in self.messages], "texts_as_parts")
 
@@ -97,7 +97,7 @@ class Conversation:
             return {**message, "content": ""}
         return {**message, "content": None} if id(message) in self.without_content else message
 
-    def _with_text_arguments(self, messages: list[Message]) -> list[Message]:
+    def with_text_arguments(self, messages: list[Message]) -> list[Message]:
         written = []
         for message, original in zip(messages, self.messages, strict=True):
             calls = self.calls.get(id(original))

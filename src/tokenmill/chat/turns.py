@@ -48,6 +48,7 @@ class RenderedRow:
     clipped: bool = False  # whether a generation block contained a generation prompt
     weights: Sequence[float] = ()  # of each turn in the loss; empty where each is 1
     images: Sequence[Image] = ()  # of the conversation, in order
+    coded: bool = False  # whether the text is an `IdText`
 
 
 def is_plain(message: dict[str, Any]) -> bool:
@@ -61,8 +62,13 @@ def common_prefix(left: str, right: str) -> str:
         return right
     if right.startswith(left):
         return left
-    length = 0
-    for a, b in zip(ATOM.finditer(left), ATOM.finditer(right), strict=False):
+    same, stop = 0, min(len(left), len(right))
+    while same < stop:
+        middle = (same + stop + 1) // 2
+        equal = left[same:middle] == right[same:middle]
+        same, stop = (middle, stop) if equal else (same, middle - 1)
+    length = left.rfind("\n", 0, same) + 1  # a line break is a unit
+    for a, b in zip(ATOM.finditer(left, length), ATOM.finditer(right, length), strict=False):
         if a[0] != b[0]:
             break
         length += len(a[0])

@@ -199,7 +199,7 @@ class Measurer:
             self._encoder = Encoder(tokenizer, engine)
             if media is not None:
                 media.require_own_tokenizer(tokenizer)
-        self._maker = PromptMaker(spec, template, special_tokens)
+        self._maker = PromptMaker(spec, template, special_tokens, tokenizer)
 
     def measure(self, values: Sequence[dict[str, Any] | RowError]) -> Measured:
         """Measure parsed rows; rejections are numbered within them."""
@@ -298,6 +298,8 @@ class LengthRequest:
     chat_template: Any = None
     trust_remote_code: bool = False
     media: ProcessorMedia | None = None
+    encoder: Any = None
+    encoder_kwargs: Any = None
 
     def shape(self, card: TokenizerFingerprint | None) -> dict[str, Any]:
         """Return everything except the rows that can change a length."""
@@ -362,7 +364,8 @@ def _find_or_build(request: LengthRequest, root: Path, executor: Executor) -> Le
     _check_prompt_column(request)
     serving = _NOT_SERVED
     if card is not None and request.spec.apply_chat_template:
-        serving = {"template": card.template, "special_tokens": card.special_tokens}
+        template = None if request.encoder is not None else card.template
+        serving = {"template": template, "special_tokens": card.special_tokens}
     build = _Build(request, root, card, fingerprint.key(shape))
     if media is None:  # else the processor is an object of this process
         build.run(BlockJob(executor, root, card))

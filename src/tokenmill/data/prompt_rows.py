@@ -364,8 +364,9 @@ class PromptMaker:
     def __init__(
         self,
         spec: PromptSpec,
-        template: str | Mapping[str, str] | None,
+        template: Any,
         special_tokens: Mapping[str, str] | None,
+        tokenizer: Any = None,
     ) -> None:
         from tokenmill.chat import Renderer
 
@@ -374,7 +375,7 @@ class PromptMaker:
         # Without apply_chat_template, a template that does not compile is no error.
         used = template if spec.apply_chat_template else None
         shape = ChatSpec(chat_template_kwargs=spec.apply_chat_template_kwargs, date=spec.date)
-        self._renderer = Renderer(shape, used, special_tokens)
+        self._renderer = Renderer(shape, used, special_tokens, tokenizer=tokenizer, as_text=True)
 
     def text(self, shaped: Shaped) -> str | Messages:
         """Return the prompt of a row; RowError if the template raises an error."""

@@ -90,6 +90,8 @@ class PromptDataset(Sequence[Prompt]):
         apply_chat_template: Render the conversation with the generation prompt.
         apply_chat_template_kwargs: Additional variables for the chat template.
         chat_template: Jinja source, or a file with it. Default: the tokenizer's own.
+        encoder: Python function that encodes conversations, as for `prepare`.
+        encoder_kwargs: Additional arguments of the encoder.
         date: ``YYYY-MM-DD`` for templates that print the date, which require it.
         tokenizer_backend: ``auto``, ``transformers`` or ``file``.
         trust_remote_code: Allow a tokenizer to run its own code.
@@ -116,6 +118,8 @@ class PromptDataset(Sequence[Prompt]):
         apply_chat_template: bool = False,
         apply_chat_template_kwargs: Mapping[str, Any] | None = None,
         chat_template: Any = None,
+        encoder: Any = None,
+        encoder_kwargs: Mapping[str, Any] | None = None,
         date: str | None = None,
         tokenizer_backend: str = "auto",
         trust_remote_code: bool = False,
@@ -150,7 +154,8 @@ class PromptDataset(Sequence[Prompt]):
         if tokenizer is None and self._media is not None:
             tokenizer, own_template = self._media.tokenizer, self._media.chat_template
             tokenizer_backend = "transformers"
-            chat_template = own_template if chat_template is None else chat_template
+            if encoder is None and chat_template is None:
+                chat_template = own_template
         if tokenizer is None and (apply_chat_template or max_length is not None):
             option = "apply_chat_template" if apply_chat_template else "max_length"
             raise UsageError(
@@ -165,7 +170,18 @@ class PromptDataset(Sequence[Prompt]):
             chat_template,
             trust_remote_code,
             self._media,
+            encoder,
+            encoder_kwargs,
         )
+        self._encoder: dict[str, Any] | None = None
+        if encoder is not None:
+            self._encoder = {
+                "source": tokenizer,
+                "backend": tokenizer_backend,
+                "encoder": encoder,
+                "encoder_kwargs": encoder_kwargs,
+                "trust_remote_code": trust_remote_code,
+            }
         with executor_for(settings.executor, num_workers) as workers:
             index = find_lengths(request, cache.root, workers)
         self._open(rows, index, max_length, seed, settings.order)
@@ -291,6 +307,11 @@ class PromptDataset(Sequence[Prompt]):
 
     @cached_property
     def _maker(self) -> PromptMaker:
+        if self._encoder is not None:
+            from tokenmill.tokenizers.loading import load
+
+            loaded = load(**self._encoder)
+            return PromptMaker(self.spec, loaded.template, loaded.special_tokens, loaded)
         return PromptMaker(self.spec, self._index.template, self._index.special_tokens)
 
     @cached_property
@@ -405,12 +426,14 @@ class PromptDataset(Sequence[Prompt]):
             "order": self._order_class,
             "processor": self._processor,
             "media_options": self._media_options,
+            "encoder": self._encoder,
             "cursor": (self._epoch, self._position, self._shuffled),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.spec = PromptSpec(**state["spec"])
         self._processor, self._media_options = state["processor"], state["media_options"]
+        self._encoder = state["encoder"]
         index = LengthIndex(Path(state["directory"]))
         self._open(state["rows"], index, state["max_length"], state["seed"], state["order"])
         self._epoch, self._position, self._shuffled = state["cursor"]

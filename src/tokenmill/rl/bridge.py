@@ -139,6 +139,8 @@ class Bridge:
         tools: Tool descriptions for conversations without their own.
         chat_template: Jinja source or a file with it; None: the tokenizer's own.
         chat_template_kwargs: Further variables for the chat template.
+        encoder: Python function that encodes conversations, as for `prepare`.
+        encoder_kwargs: Additional arguments of the encoder.
         date: ``YYYY-MM-DD``, required by templates that print the date.
         tokenizer_backend: ``auto``, ``transformers`` or ``file``.
         trust_remote_code: Allow a tokenizer to run its own code.
@@ -153,6 +155,8 @@ class Bridge:
         chat_template: Any = None,
         *,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        encoder: Any = None,
+        encoder_kwargs: Mapping[str, Any] | None = None,
         date: str | None = None,
         tokenizer_backend: str = "auto",
         trust_remote_code: bool = False,
@@ -163,6 +167,8 @@ class Bridge:
             tokenizer,
             backend=tokenizer_backend,
             chat_template=chat_template,
+            encoder=encoder,
+            encoder_kwargs=encoder_kwargs,
             trust_remote_code=trust_remote_code,
         )
         self.tools = tools
@@ -171,10 +177,19 @@ class Bridge:
             "remembered": remembered,
         }  # fmt: skip
         if self.tokenizer.template is None:
-            raise UsageError("The tokenizer has no chat template. Set ", ("chat_template",), ".")
+            hint = self.tokenizer.notes.get("no_template")
+            either = "" if hint is None else f", or {hint}"
+            raise UsageError(
+                "The tokenizer has no chat template. Set ", ("chat_template",), f"{either}."
+            )
         spec = ChatSpec(format="messages", chat_template_kwargs=chat_template_kwargs, date=date)
         self._renderer = Renderer(
-            spec, self.tokenizer.template, self.tokenizer.special_tokens, renderer=renderer
+            spec,
+            self.tokenizer.template,
+            self.tokenizer.special_tokens,
+            renderer=renderer,
+            tokenizer=self.tokenizer,
+            as_text=True,
         )
         self._prompts: OrderedDict[tuple[int, int], _KnownPrompt] = OrderedDict()
         self._powers: NDArray[np.uint64] = np.ones(1, np.uint64)

@@ -135,7 +135,14 @@ class Expectations:
             thinking_opener=spec.thinking_opener,
         )
         template = _without_generation(tokenizer.template)
-        self.renderer = Renderer(spec, template, tokenizer.special_tokens, renderer=renderer)
+        self.renderer = Renderer(
+            spec,
+            template,
+            tokenizer.special_tokens,
+            renderer=renderer,
+            tokenizer=tokenizer,
+            as_text=True,
+        )
         self.encoder = Encoder(tokenizer, engine)
 
     def of(self, trajectories: Sequence[Trajectory]) -> list[list[Expected] | RowError]:

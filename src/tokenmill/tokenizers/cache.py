@@ -19,6 +19,7 @@ import msgspec
 
 from tokenmill._core import fingerprint
 from tokenmill._core.artifact import ArtifactKind, publish_files
+from tokenmill._core.encoders import EncoderSource
 from tokenmill._core.optional import installed_version
 from tokenmill.errors import CacheError, CorruptionError, TokenizerError
 from tokenmill.tokenizers.directory import (
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 MAX_TOKENIZERS = 4  # in memory; each takes up to half a GB
 SMALL_JOB_BYTES = 4 << 20  # the reference encodes this much while fastokens would load
-FACTS_VERSION = 4  # raised when the members of facts or their computation change
+FACTS_VERSION = 5  # raised when the members of facts or their computation change
 DIRECTORY = "tokenizers"
 _FACT = ArtifactKind("memo", "", raw=True)
 
@@ -44,6 +45,7 @@ _NAMES = (
     "tokenizer", "special_tokens_map.json", "added_tokens.json", "vocab", "merges.txt",
     "config.json", "chat_template", "tekken.json", "spiece.model", "sentencepiece",
 )  # fmt: skip
+_FOLDERS = ("additional_chat_templates", "encoding")
 _SUFFIXES = (".jinja", ".model", ".tiktoken", ".py")
 
 Made = TypeVar("Made")
@@ -57,8 +59,16 @@ class Comparison(msgspec.Struct, frozen=True):
 
     encoding: str | None = None
     template: str | None = None  # ignored if the caller gives a template
+    overrides: str | None = None  # class whose code replaces `apply_chat_template`; the same
 
     def refuse(self, path: Any, *, template_given: bool) -> None:
+        if self.overrides is not None and not template_given:
+            raise TokenizerError(
+                f"the code of {self.overrides} replaces apply_chat_template, so its template alone"
+                " may print other text. Set encoder='transformers' to use its code, or"
+                " chat_template to use a template",
+                path=path,
+            )
         difference = self.encoding or (None if template_given else self.template)
         if difference is not None:
             raise TokenizerError(
@@ -89,7 +99,7 @@ def facts_key(source: Any, *, backend: str, trust_remote_code: bool) -> str | No
     try:
         files = {
             str(path.relative_to(location.directory)): path
-            for folder in (location.directory, location.directory / "additional_chat_templates")
+            for folder in (location.directory, *map(location.directory.joinpath, _FOLDERS))
             if folder.is_dir()
             for path in folder.iterdir()
             if (path.name.startswith(_NAMES) or path.suffix in _SUFFIXES) and path.is_file()
@@ -188,7 +198,10 @@ def load_copy(path: Path, document: dict[str, Any]) -> Tokenizer:
         check_copy(path)
         tokenizer = Tokenizer(
             read_file(file),
-            template=read_template(path),
+            template=choose_template(
+                card.template if isinstance(card.template, EncoderSource) else None,
+                read_template(path),
+            ),
             special_tokens=read_special_tokens(path),
             backend=card.backend,
             path=file,

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tokenmill._core.encoders import EncoderSource
 from tokenmill._core.optional import install_line, optional
 from tokenmill._core.paths import checked_path, read_bounded
 from tokenmill.errors import CorruptionError, TokenizerError
@@ -22,6 +23,7 @@ INSTALL = install_line("transformers")
 HUB_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
     "*.model", "*.tiktoken", "config.json", "chat_template*", "additional_chat_templates/*",
+    "tekken.json", "encoding/*.py", "encoding*.py",
 )  # fmt: skip
 EXTRA_TEMPLATES = "additional_chat_templates"
 GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")  # use tokenizer.json unchanged
@@ -177,10 +179,12 @@ def read_template(directory: Path) -> Template:
     return None
 
 
-def choose_template(override: Any, own: Template) -> Template:
+def choose_template(override: Any, own: Template) -> Any:
     """Return the caller's template (source, file, or name in ``own``); ``own`` if it is None."""
     if override is None:
         return own
+    if isinstance(override, EncoderSource):
+        return override
     if isinstance(override, dict):
         return {str(name): str(source) for name, source in override.items()}
     if isinstance(override, os.PathLike):

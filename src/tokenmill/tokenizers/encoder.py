@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
+from tokenmill._core.id_text import ids_of
 from tokenmill.errors import RowError
 from tokenmill.tokenizers import masks
 from tokenmill.tokenizers.encoded import Encoded, starts_of
@@ -54,6 +55,7 @@ class Encoder:
         spans: masks.Spans | None = None,
         turn_ends: TurnEnds | None = None,
         digests: np.ndarray | None = None,
+        coded: Sequence[int] = (),
     ) -> Encoded:
         """Encode a batch.
 
@@ -63,7 +65,10 @@ class Encoder:
                 whole row. None instead of a list trains all rows.
             turn_ends: Per row the ends of its turns in characters, ascending. None: no turns.
             digests: uint64 per row, to choose the audited rows. None: hash the texts.
+            coded: Rows whose text is an `IdText`, with positions in ids.
         """
+        if coded:
+            return self._encode_coded(texts, spans, turn_ends, digests, coded)
         spans = [None] * len(texts) if spans is None else spans
         turn_ends = [()] * len(texts) if turn_ends is None else turn_ends
         if not len(texts) == len(spans) == len(turn_ends):
@@ -79,6 +84,55 @@ class Encoder:
             self.engine = self.reference
             notes.update(engine=self.reference.name, mismatches=mismatch.args[0])
             return self._encode(batch, self.reference, notes)
+
+    def _encode_coded(
+        self,
+        texts: Sequence[str],
+        spans: masks.Spans | None,
+        turn_ends: TurnEnds | None,
+        digests: np.ndarray | None,
+        coded: Sequence[int],
+    ) -> Encoded:
+        """Encode the rows that have text; the others have their ids already."""
+        spans = [None] * len(texts) if spans is None else spans
+        turn_ends = [()] * len(texts) if turn_ends is None else turn_ends
+        is_coded = np.zeros(len(texts), dtype=bool)
+        is_coded[list(coded)] = True
+        rest = np.flatnonzero(~is_coded)
+        encoded = self.encode(
+            [texts[row] for row in rest.tolist()],
+            [spans[row] for row in rest.tolist()],
+            [turn_ends[row] for row in rest.tolist()],
+            None if digests is None else digests[rest],
+        )
+        rejected = {int(rest[row]): error for row, error in encoded.rejected}
+        rows = iter(range(len(rest)))
+        parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        for row, text in enumerate(texts):
+            if not is_coded[row]:
+                parts.append(encoded.row(next(rows)))
+                continue
+            ids = ids_of(text)
+            mask = np.full(len(ids), spans[row] is None, np.uint8)
+            for start, stop in spans[row] or ():
+                mask[start:stop] = 1
+            if len(ids) and int(ids.max()) >= len(self.table):
+                rejected[row] = RowError(
+                    f"the encoder returned the id {ids.max()}; the tokenizer's ids are below"
+                    f" {len(self.table)}",
+                    reason="mask_unproven",
+                )
+            parts.append((ids, mask, np.array(turn_ends[row], np.int32)))
+        ids, mask, ends = (np.concatenate(column) for column in zip(*parts, strict=True))
+        joined = Encoded(
+            ids=ids.astype(np.int32),
+            row_starts=starts_of([len(one) for one, _, _ in parts]),
+            mask=mask.astype(np.uint8),
+            turn_ends=ends.astype(np.int32),
+            turn_starts=starts_of([len(one) for _, _, one in parts]),
+            notes=encoded.notes,
+        )
+        return joined.with_rejected(rejected)
 
     def _encode(self, batch: _Batch, engine: Engine, notes: dict[str, Any]) -> Encoded:
         offsets = None

@@ -17,20 +17,27 @@ from typing import Annotated, Any, TypedDict
 import msgspec
 
 from tokenmill._core import fingerprint
+from tokenmill._core.encoders import EncoderSource
 from tokenmill.errors import TokenizerError, TokenmillError
 
 FORMAT = 1  # raised when the form of the document changes
 
-Template = str | dict[str, str] | None
+Template = str | dict[str, str] | None  # as files have it; a caller may give an `EncoderSource`
 
 ALWAYS_INCLUDED = ("bos_token", "eos_token", "pad_token")  # used without a template, too
 
 
 def identity_document(
-    backend: str, template: Template, special_tokens: dict[str, str], probe: str
+    backend: str,
+    template: Template | EncoderSource,
+    special_tokens: dict[str, str],
+    probe: str,
 ) -> dict[str, Any]:
-    named = template if isinstance(template, dict) else {"default": template}
-    keys = {name: fingerprint.key(source) for name, source in named.items() if source is not None}
+    if isinstance(template, EncoderSource):
+        keys = {"encoder": template.key}
+    else:
+        named = template if isinstance(template, dict) else {"default": template}
+        keys = {name: fingerprint.key(text) for name, text in named.items() if text is not None}
     return {
         "format": FORMAT,
         "backend": backend,
@@ -40,7 +47,11 @@ def identity_document(
     }
 
 
-def relevant_tokens(special_tokens: dict[str, str], template: Template) -> dict[str, str]:
+def relevant_tokens(
+    special_tokens: dict[str, str], template: Template | EncoderSource
+) -> dict[str, str]:
+    if isinstance(template, EncoderSource):
+        template = None
     sources = template.values() if isinstance(template, dict) else [template or ""]
     return {
         name: token
@@ -55,7 +66,7 @@ class TokenizerFingerprint:
 
     identity: dict[str, Any]  # the identity document
     key: str  # its fingerprint
-    template: Template
+    template: Any  # `Template` or `EncoderSource`
     special_tokens: dict[str, str]  # named ones, as text
     control_tokens: list[str]  # added tokens flagged as special; the flag never changes an id
     pad_token_id: int | None
@@ -65,17 +76,18 @@ class TokenizerFingerprint:
     checksum: str  # of the tokenizer.json
     notes: dict[str, str] = field(default_factory=dict)  # for people
 
-    def with_template(self, template: Template) -> TokenizerFingerprint:
+    def with_template(self, template: Template | EncoderSource) -> TokenizerFingerprint:
         backend, probe = self.identity["backend"], self.identity["probe"]
         identity = identity_document(backend, template, self.special_tokens, probe)
         return replace(self, identity=identity, key=fingerprint.key(identity), template=template)
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        is_encoder = isinstance(self.template, EncoderSource)
+        return asdict(replace(self, template=self.template.dump()) if is_encoder else self)
 
     @classmethod
     def from_dict(cls, document: dict[str, Any]) -> TokenizerFingerprint:
-        return cls(**document)
+        return cls(**{**document, "template": EncoderSource.load(document["template"])})
 
 
 # The tokenizer.json

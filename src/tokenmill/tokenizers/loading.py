@@ -12,9 +12,11 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from msgspec import structs
 
 from tokenmill._core.collector import without_collector
 from tokenmill._core.optional import transformers_muted
@@ -40,6 +42,7 @@ from tokenmill.tokenizers.directory import (
     read_special_tokens,
     read_template,
 )
+from tokenmill.tokenizers.encoders import encoder_of_directory, template_or_encoder
 from tokenmill.tokenizers.identity import (
     added_tokens,
     check_ids,
@@ -54,6 +57,15 @@ from tokenmill.tokenizers.identity import (
 from tokenmill.tokenizers.parity_texts import parity_texts, vocabulary_texts
 from tokenmill.tokenizers.tokenizer import COPY, Tokenizer, check_copy
 
+
+def tiktoken_in(tokenizer: Any) -> Any:
+    """Return the `tiktoken.Encoding` that a tokenizer is or has, or None."""
+    for one in (tokenizer, getattr(tokenizer, "model", None)):
+        if hasattr(one, "_mergeable_ranks") and hasattr(one, "_pat_str"):
+            return one
+    return None
+
+
 BACKENDS = ("auto", "file", "transformers")
 
 _TRUST = (("trust_remote_code", True), " to run its code, or ")
@@ -66,6 +78,8 @@ def load(
     *,
     backend: str = "auto",
     chat_template: Any = None,
+    encoder: Any = None,
+    encoder_kwargs: Mapping[str, Any] | None = None,
     trust_remote_code: bool = False,
 ) -> Tokenizer:
     """Load a tokenizer.
@@ -76,6 +90,8 @@ def load(
         backend: ``auto``, ``file`` or ``transformers``.
         chat_template: Replaces the tokenizer's template: Jinja source, the path of a file, the
             name of one of its templates, or several sources by name.
+        encoder: Replaces the template; see `prepare`. It is not run.
+        encoder_kwargs: Additional arguments of the encoder.
         trust_remote_code: Whether AutoTokenizer may run code of the directory.
 
     Raises:
@@ -83,6 +99,9 @@ def load(
             of the directory contradict each other.
     """
     check_one_of("tokenizer_backend", backend, BACKENDS)
+    chat_template = template_or_encoder(
+        chat_template, encoder, encoder_kwargs, source, trust_remote_code=trust_remote_code
+    )
     if isinstance(source, str | os.PathLike):
         location = locate(source)
         tokenizer, comparison = _load_location(location, backend, trust_remote_code)
@@ -123,11 +142,19 @@ def _load_location(
     location: Location, backend: str, trust_remote_code: bool, cached: Facts | None = None
 ) -> tuple[Tokenizer, Comparison]:
     """Load a tokenizer's files and compare them with AutoTokenizer, unless the result is cached."""
+    tekken = location.file if location.named else location.directory / "tekken.json"
+    is_tekken = tekken.name == "tekken.json" and tekken.is_file()
+    if is_tekken and (location.named or not location.file.is_file()):
+        from tokenmill.tokenizers.ranks import of_tekken
+
+        tokenizer = of_tekken(tekken)
+        tokenizer.notes["no_template"] = str(encoder_of_directory(location.directory))
+        return tokenizer, Comparison()
     if backend == "transformers":
-        return _load_with_auto(location, trust_remote_code), Comparison()
+        return _load_with_auto(location, trust_remote_code)
     if not location.file.is_file():
         if backend == "auto" and is_installed():
-            return _load_with_auto(location, trust_remote_code), Comparison()
+            return _load_with_auto(location, trust_remote_code)
         remedy = f"; transformers may convert other files: {INSTALL}" if backend == "auto" else ""
         raise TokenizerError(
             f"no tokenizer.json in this directory{remedy}", path=location.directory
@@ -150,6 +177,8 @@ def _load_location(
     )
     if not is_copy:  # a copy was examined before it was written
         _examine(location, tokenizer)
+        if tokenizer.template is None and (hint := encoder_of_directory(location.directory)):
+            tokenizer.notes["no_template"] = hint
     if backend != "auto" or location.named or not is_installed():
         return tokenizer, Comparison()
     if cached is not None:
@@ -223,16 +252,32 @@ def _ordinary_tokens(texts: set[str], tokenizer: Tokenizer) -> dict[str, int]:
     }
 
 
-def _load_with_auto(location: Location, trust_remote_code: bool) -> Tokenizer:
+def _load_with_auto(location: Location, trust_remote_code: bool) -> tuple[Tokenizer, Comparison]:
+    hint = encoder_of_directory(location.directory)
     try:
         auto = load_auto(location.directory, trust_remote_code=trust_remote_code)
     except AutoTokenizerError as error:
+        remedy = "" if hint is None else f"; set {hint}"
+        if hint is None and (location.directory / "tokenizer.model").is_file():
+            remedy = "; tokenizer.model is a file of sentencepiece: pip install sentencepiece"
         raise TokenizerError(
-            f"AutoTokenizer cannot load it: {error}", path=location.directory
+            f"AutoTokenizer cannot load it: {error}{remedy}", path=location.directory
         ) from error
     adopted = adopt(auto, path=location.directory)
     require_deterministic(read_head(adopted.data), path=str(location.directory))
-    return adopted
+    if adopted.template is None and hint is not None:
+        adopted.notes["no_template"] = hint
+    return adopted, Comparison(overrides=_overrides(auto))
+
+
+def _overrides(tokenizer: Any) -> str | None:
+    """Return the name of a class of remote code that renders conversations by its own method."""
+    kind = type(tokenizer)
+    for base in kind.__mro__:
+        if "apply_chat_template" in vars(base):
+            is_own = not base.__module__.startswith("transformers.")
+            return kind.__name__ if is_own else None
+    return None
 
 
 def _compare(location: Location, tokenizer: Tokenizer, trust_remote_code: bool) -> Comparison:
@@ -254,7 +299,7 @@ def _compare(location: Location, tokenizer: Tokenizer, trust_remote_code: bool) 
             path=location.directory,
         ) from error
     tokenizer.notes["auto_tokenizer"] = "encodes alike"
-    return compare(auto, tokenizer)
+    return structs.replace(compare(auto, tokenizer), overrides=_overrides(auto))
 
 
 def _adopt_object(source: Any) -> Tokenizer:
@@ -269,12 +314,14 @@ def _adopt_object(source: Any) -> Tokenizer:
         )
     if hasattr(source, "special_tokens_map") and hasattr(source, "encode"):
         return adopt(source)
+    if tiktoken_in(source) is source:
+        return _ranked(source, lambda text: source.encode(text, allowed_special="all"))
     if hasattr(source, "to_str") and hasattr(source, "encode_batch"):
         return Tokenizer(source.to_str().encode("utf-8"), backend="file")
     raise UsageError(
         ("tokenizer",),
-        " must be a directory, a tokenizer.json, a hub id, a tokenizers.Tokenizer or a"
-        f" transformers tokenizer, got {type(source).__name__}",
+        " must be a directory, a tokenizer.json, a hub id, a tokenizers.Tokenizer, a"
+        f" transformers tokenizer or a tiktoken.Encoding, got {type(source).__name__}",
     )
 
 
@@ -310,6 +357,8 @@ def load_auto(directory: Path, *, trust_remote_code: bool) -> Any:
     with transformers_muted():
         from transformers import AutoTokenizer
 
+        if trust_remote_code:
+            _restore_names()
         try:
             return AutoTokenizer.from_pretrained(
                 str(directory), trust_remote_code=trust_remote_code, local_files_only=True
@@ -319,9 +368,31 @@ def load_auto(directory: Path, *, trust_remote_code: bool) -> Any:
             raise AutoTokenizerError(f"{type(error).__name__}: {error}") from error
 
 
+def _restore_names() -> None:
+    """Restore a function that transformers 5 moved and the code of checkpoints imports."""
+    from transformers import convert_slow_tokenizer
+    from transformers.models.gpt2 import tokenization_gpt2
+
+    if not hasattr(tokenization_gpt2, "bytes_to_unicode"):
+        tokenization_gpt2.bytes_to_unicode = convert_slow_tokenizer.bytes_to_unicode
+
+
+def _ranked(tokenizer: Any, encode: Callable[[str], Any], path: Path | None = None) -> Tokenizer:
+    """Convert a tokenizer of tiktoken, and compare it with the original."""
+    from tokenmill.tokenizers.ranks import of_tiktoken, require_equal_ids
+
+    converted = Tokenizer(of_tiktoken(tiktoken_in(tokenizer)), backend="transformers")
+    require_equal_ids(converted, encode, path)
+    return converted
+
+
 def adopt(tokenizer: Any, *, path: Path | None = None) -> Tokenizer:
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None or not hasattr(backend, "to_str"):
+    if backend is not None and hasattr(backend, "to_str"):
+        data = backend.to_str().encode("utf-8")
+    elif tiktoken_in(tokenizer) is not None:
+        data = _ranked(tokenizer, lambda text: tokenizer.encode(text), path).data
+    else:
         raise TokenizerError(
             f"{type(tokenizer).__name__} is a slow tokenizer without offsets, so its masks cannot"
             " be proven; use its tokenizer.json with ",
@@ -341,7 +412,7 @@ def adopt(tokenizer: Any, *, path: Path | None = None) -> Tokenizer:
         if not isinstance(token, list | tuple)
     }
     return Tokenizer(
-        backend.to_str().encode("utf-8"),
+        data,
         template=template,
         special_tokens=special,
         backend="transformers",

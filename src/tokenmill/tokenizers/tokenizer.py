@@ -22,7 +22,6 @@ from tokenmill._core.collector import without_collector
 from tokenmill.errors import TokenizerError
 from tokenmill.tokenizers.cache import once
 from tokenmill.tokenizers.identity import (
-    Template,
     TokenizerFingerprint,
     added_tokens,
     backend_digest,
@@ -71,7 +70,7 @@ class Tokenizer:
 
     Args:
         data: The tokenizer.json.
-        template: Chat template source, several by name, or None.
+        template: Chat template source, several by name, an `EncoderSource`, or None.
         special_tokens: Named special tokens (``eos_token`` …) as text.
         backend: Origin of ``data``: ``file`` or ``transformers``.
         path: The file that ``data`` was read from, if any.
@@ -82,7 +81,7 @@ class Tokenizer:
         self,
         data: bytes,
         *,
-        template: Template = None,
+        template: Any = None,
         special_tokens: dict[str, str] | None = None,
         backend: str = "file",
         path: str | os.PathLike[str] | None = None,
@@ -107,12 +106,16 @@ class Tokenizer:
         """The `tokenizers.Tokenizer` that defines the ids; it neither truncates nor pads."""
         return once(self.checksum, "reference", self._load_reference)
 
-    def _load_reference(self) -> Any:
+    def _load_reference(self, *, added: bool = True) -> Any:
         import tokenizers
 
         check_ids(self.data, path=self.path)
+        data = self.data
+        if not added:
+            document = {**parse_backend(data, path=self.path), "added_tokens": []}
+            data = msgspec.json.encode(document)
         with library_errors("tokenizers cannot load this file", self.path):
-            reference = tokenizers.Tokenizer.from_buffer(self.data)
+            reference = tokenizers.Tokenizer.from_buffer(data)
             reference.no_truncation()
             reference.no_padding()
             # A post-processor could only trim offsets here.
@@ -204,7 +207,7 @@ class Tokenizer:
             config["chat_template"] = [
                 {"name": name, "template": source} for name, source in self.template.items()
             ]
-        elif self.template is not None:
+        elif isinstance(self.template, str):
             # Reading a .jinja file would turn \r\n into \n.
             config["chat_template"] = self.template
         files = {
@@ -213,6 +216,16 @@ class Tokenizer:
         }
         sums = {name: fingerprint.checksum(data) for name, data in files.items()}
         return {**files, COPY.summary: COPY.encode(sums)}
+
+    def segment_ids(self, text: str, *, special: bool) -> list[int]:
+        """Encode a segment of text; unless it is `special`, it has no control tokens."""
+        backend = self.reference if special else self._plain
+        return list(backend.encode(text, add_special_tokens=False).ids)
+
+    @cached_property
+    def _plain(self) -> Any:
+        """The reference without its added tokens, for text that must have none."""
+        return once(self.checksum, "plain", lambda: self._load_reference(added=False))
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
         numbers = [int(number) for number in ids]

@@ -229,6 +229,8 @@ OPTIONS = (
         if name not in ("convention", "tool_form")
     ),
     RECIPE_OPTIONS["chat_template"],
+    RECIPE_OPTIONS["encoder"],
+    RECIPE_OPTIONS["encoder_kwargs"],
     *TOKENIZER[1:],
     *WHERE,
 )

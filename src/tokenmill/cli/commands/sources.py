@@ -184,7 +184,14 @@ def _show_findings(output: Output, report: LintReport) -> None:
 
 RENDERED = tuple(
     RECIPE_OPTIONS[name]
-    for name in ("chat_template", "chat_template_kwargs", "date", "thinking_opener")
+    for name in (
+        "chat_template",
+        "chat_template_kwargs",
+        "encoder",
+        "encoder_kwargs",
+        "date",
+        "thinking_opener",
+    )
 )
 
 

@@ -25,7 +25,7 @@ from tokenmill.build.slices import expander_of
 from tokenmill.chat import Renderer, Rendering
 from tokenmill.chat.render import digest_of
 from tokenmill.chat.shapes import VARIABLES_KEY, AnswerGroup, Conversation, Plain, misspelt_role
-from tokenmill.chat.template import REASONING_KEYS, ReferenceTemplate
+from tokenmill.chat.template import REASONING_KEYS
 from tokenmill.chat.thinking import REASONING, THINKING, any_of, cut, literals, thinking_tags
 from tokenmill.errors import RowError, TokenmillError
 from tokenmill.inspect.lint import minhash
@@ -79,7 +79,7 @@ class Linter:
         self.tokenizer = load_copy(Path(options["tokenizer"]), options["card"])
         expander = expander_of(options, self.tokenizer, hashed=False)
         engines = options["engine"], options["renderer"]
-        self.pipeline = Pipeline(self.recipe, self.tokenizer, *engines, expander)
+        self.pipeline = Pipeline(self.recipe, self.tokenizer, *engines, expander, as_text=True)
         self._expander = expander
         self.template = TemplateChecker(self.renderer)
         # The cached copy of the tokenizer may have other `special` flags than the caller's.
@@ -388,7 +388,7 @@ class TemplateChecker:
     def plain_text(self) -> str:
         """Return a rendered plain conversation; empty without a template."""
         try:
-            return self._renderer.reference().render([*_PROBE])
+            return str(self._renderer.reference().render([*_PROBE]))
         except TokenmillError:
             return ""
 
@@ -421,7 +421,7 @@ class TemplateChecker:
         tools = conversation.tools
         try:
             reference = self._renderer.reference(tools, conversation.variables)
-            return reference.render(conversation.messages, tools)
+            return str(reference.render(conversation.messages, tools))
         except TokenmillError:
             return None
 
@@ -521,9 +521,10 @@ class TemplateChecker:
             tags = self._thinking(self._renderer.reference(tools))
             yield from (run for kind, run in cut(content, tags) if kind == REASONING)
 
-    def _thinking(self, template: ReferenceTemplate) -> re.Pattern[str] | None:
+    def _thinking(self, template: Any) -> re.Pattern[str] | None:
         if template.source not in self._tags:
-            self._tags[template.source] = any_of(thinking_tags(literals(template.tree)))
+            strings = getattr(template, "strings", None) or literals(template.tree)
+            self._tags[template.source] = any_of(thinking_tags(strings))
         return self._tags[template.source]
 
     def differing_history(self, conversation: Conversation) -> RowFinding | None:
@@ -560,9 +561,10 @@ class TemplateChecker:
             type(spec)(
                 chat_template_kwargs=spec.chat_template_kwargs, date=spec.date, trailing="trim"
             ),
-            own.reference().source,
+            own.template,
             own.special_tokens,
             renderer="jinja2",
+            tokenizer=own.tokenizer,
         )
 
 
