@@ -29,6 +29,8 @@ EVERY_NAME: dict[str, Any] = {
     "disable_cache": False,
     "reference": True,
     "media_urls": True,
+    "as_chat": True,
+    "name": "mine",
 }
 
 

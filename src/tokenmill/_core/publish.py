@@ -222,6 +222,13 @@ class Staging:
                 return publish_directory(staged, target)
             return publish_file(staged, target, durable=durable)
 
+    def replace(self, staged: Path, target: Path) -> None:
+        """Move a staged file over a target, which unlike published data may be overwritten."""
+        self.make(target.parent)
+        with writing_errors(target):
+            _apply_mode(staged, self.root, directory=False)
+            os.replace(staged, target)
+
 
 def publish_file(staged: Path, target: Path, *, durable: bool = True) -> bool:
     """Publish a staged file if its name is free; return whether the visible file is ours."""

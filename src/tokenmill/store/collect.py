@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenmill._core.publish import Staging, make_directory, sync_directory, writing_errors
+from tokenmill._core.publish import Staging, sync_directory, writing_errors
 from tokenmill.errors import IN_MEMORY_DIRECTORY, TokenmillError, UsageError, public_path
 from tokenmill.store.access import ByteFile
 from tokenmill.store.layout import OTHER_STORES, TABLE, CacheLayout, is_key
@@ -271,10 +271,7 @@ def _read_marks(root: Path) -> dict[str, float]:
 def _write_marks(root: Path, marks: dict[str, float]) -> None:
     path = root / MARKS
     with Staging(root) as staging:
-        staged = staging.write("marks.json", msgspec.json.encode(marks))
-        with writing_errors(path):
-            make_directory(path.parent, root)
-            os.replace(staged, path)  # unlike published data, marks may be overwritten
+        staging.replace(staging.write("marks.json", msgspec.json.encode(marks)), path)
 
 
 @contextlib.contextmanager

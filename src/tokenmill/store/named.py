@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tokenmill._core.paths import default_cache_dir
-from tokenmill._core.publish import Staging, make_directory, writing_errors
+from tokenmill._core.publish import Staging
 from tokenmill._core.remote import is_remote, local_path
 from tokenmill.errors import SourceMissing, UsageError
 from tokenmill.store.layout import MANIFEST, CacheLayout, is_key
@@ -36,10 +36,7 @@ def write_name(root: Path, name: str, key: str) -> None:
     if _read(path) == key:
         return
     with Staging(root) as staging:
-        staged = staging.write("name", key.encode())
-        with writing_errors(path):
-            make_directory(path.parent, root)
-            os.replace(staged, path)  # unlike published data, names may be overwritten
+        staging.replace(staging.write("name", key.encode()), path)
 
 
 def names_in(root: Path) -> Iterator[tuple[str, str]]:
