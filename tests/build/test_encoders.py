@@ -137,7 +137,7 @@ def test_code_of_a_checkpoint_needs_trust(source: Path, tmp_path: Path) -> None:
     }  # fmt: skip
     with pytest.raises(UsageError) as error:
         tm.prepare(source, model, **given)
-    named = "encoder='encoding/encoding_small.py:encode_messages' and trust_remote_code=True"
+    named = "encoder='encoding/encoding_small.py:encode_messages' and trust_remote_code"
     assert named in str(error.value)
     with pytest.raises(UsageError, match=r"chat_template.*encoding_small\.py:encode_messages"):
         tm.Bridge(str(model), tokenizer_backend="file")
@@ -258,7 +258,7 @@ def test_history_that_drops_thinking_is_rejected_with_its_remedy() -> None:
     thinking = partial(renderer_of, "merging", encoder_kwargs={"thinking_mode": "thinking"})
     [reason] = reasons(thinking().render([row]))
     assert reason.startswith("mask_unproven: the text does not continue the generation prompt of ")
-    for part in ("<think>", "</think>", "expand='turns'", "{'thinking_mode': 'chat'}"):
+    for part in ("<think>", "</think>", "expand turns", "{'thinking_mode': 'chat'}"):
         assert part in reason
     rendering = thinking(expand="turns").render([row])
     assert [
@@ -270,7 +270,7 @@ def test_history_that_drops_thinking_is_rejected_with_its_remedy() -> None:
     bare = {"messages": [asks, {"role": "assistant", "content": "One."}]}
     [reason] = reasons(thinking().render([bare]))
     assert reason.startswith("template_error: the encoder failed (ValueError: no reasoning after")
-    assert "encoder_kwargs={'thinking_mode': 'chat'}" in reason
+    assert "encoder_kwargs {'thinking_mode': 'chat'}" in reason
     assert renderer_of("merging").render([bare]).rejected == []
 
 

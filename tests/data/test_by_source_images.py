@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tokenmill as tm
-from tests.data.test_media import Illustrated, prepare
+from tests.data.test_media import ImageStores, prepare
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
@@ -26,7 +26,7 @@ def same(one: Any, other: Any) -> bool:
 
 @pytest.mark.parametrize("options", [{}, {"pack": tm.Pack(2000, window=6)}], ids=["rows", "packs"])
 def test_images_and_pixels_are_those_of_the_store(tmp_path: Path, options: Any) -> None:
-    made = Illustrated(tmp_path, "qwen2_vl")
+    made = ImageStores(tmp_path, "qwen2_vl")
     made.album.path(3).unlink()  # rows with this image are rejected
     (tmp_path / "finished").mkdir()
     store = prepare(made.source, made.raw, cache_dir=tmp_path / "finished")

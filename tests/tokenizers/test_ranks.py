@@ -170,7 +170,7 @@ def test_a_class_that_replaces_apply_chat_template(tmp_path: Path) -> None:
     rows = conversations(4)
     source = write_rows(tmp_path / "rows.jsonl", rows)
     given: dict[str, Any] = {"cache_dir": tmp_path / "c", "progress": False, "num_workers": 0}
-    with pytest.raises(TokenizerError, match="encoder='transformers' and trust_remote_code=True"):
+    with pytest.raises(TokenizerError, match="encoder='transformers' and trust_remote_code"):
         tm.prepare(source, model, **given)
     with pytest.raises(UsageError, match="runs code of a checkpoint"):
         tm.prepare(source, model, encoder="transformers", **given)

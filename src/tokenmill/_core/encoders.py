@@ -38,3 +38,11 @@ class EncoderSource(msgspec.Struct, frozen=True):
         if isinstance(template, dict) and isinstance(template.get("encoder"), dict):
             return msgspec.convert(template["encoder"], EncoderSource)
         return template
+
+
+def arguments_of(encoder: str) -> tuple[Any, ...]:
+    """Return the arguments that select an encoder of a directory, for a message."""
+    selected = ("encoder", encoder)
+    if encoder == "mistral-common":  # which runs no code of the checkpoint
+        return (selected,)
+    return selected, " and ", ("trust_remote_code",)

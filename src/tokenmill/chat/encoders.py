@@ -202,10 +202,10 @@ class EncoderTemplate:
         """Return the error's message, and what a caller can change."""
         ways = []
         if error.reason == "mask_unproven":
-            ways.append("expand='turns' or train_on='last_assistant_message' trains turns with the"
+            ways.append("expand turns, or train_on last_assistant_message, trains turns with the"
                         " history that they were sampled with")  # fmt: skip
         if "thinking_mode" in self.parameters and self.kwargs.get("thinking_mode") != "chat":
-            ways.append("encoder_kwargs={'thinking_mode': 'chat'} is for rows without reasoning")
+            ways.append("encoder_kwargs {'thinking_mode': 'chat'} is for rows without reasoning")
         return "; ".join([error.message.replace("the template", "the encoder"), *ways])
 
 

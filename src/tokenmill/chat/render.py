@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import xxhash
 
-from tokenmill._core.encoders import EncoderSource
+from tokenmill._core.encoders import EncoderSource, arguments_of
 from tokenmill._core.id_text import IdText
 from tokenmill._core.options import MAX_WEIGHT, MIN_WEIGHT, Variables
 from tokenmill.chat.append import join, sampled
@@ -298,7 +298,7 @@ class Renderer:
         self.media = media
         self.tokenizer, self.as_text = tokenizer, as_text
         hint = getattr(tokenizer, "notes", {}).get("no_template")
-        self.hint = "" if hint is None else f", or {hint}"
+        self.hint = () if hint is None else (", or ", *arguments_of(hint))
         if isinstance(template, str | EncoderSource):
             template = {"default": template}
         self._sources: dict[str, Any] = dict(template or {})
@@ -336,7 +336,8 @@ class Renderer:
             raise UsageError(
                 "These rows are conversations, and the tokenizer has no chat template. Set ",
                 ("chat_template",),
-                f"{self.hint}.",
+                *self.hint,
+                ".",
             )
         if tools is not None and "tool_use" in self._sources:
             return self._template("tool_use", variables)

@@ -190,10 +190,10 @@ class Row(msgspec.Struct, eq=False, gc=False):
 
 
 _PUBLIC = (
-    "attach", "attach_writer", "batch", "count", "filter", "group_count", "group_size", "groups",
-    "has_groups", "has_media", "has_weights", "image", "images", "index", "key", "lengths",
-    "manifest", "map", "media_root", "patches", "path", "proof", "rejected", "rejected_rows",
-    "select", "shuffle", "sidecar", "sidecars", "sources", "split", "tokenizer",
+    "attach", "attach_writer", "batch", "by_source", "count", "filter", "group_count", "group_size",
+    "groups", "has_groups", "has_media", "has_weights", "image", "images", "index", "key",
+    "lengths", "manifest", "map", "media_root", "patches", "path", "proof", "rejected",
+    "rejected_rows", "select", "shuffle", "sidecar", "sidecars", "sources", "split", "tokenizer",
     "tokenizer_path", "torch", "trained", "verify",
 )  # fmt: skip
 

@@ -37,7 +37,7 @@ def transformers(path: str) -> Encode:
 
 def mistral_common(path: str) -> Encode:
     """Return mistral-common's encoding of chat requests, with the tokenizer of a tekken.json."""
-    with optional("mistral_common", "encoder='mistral-common'"):
+    with optional("mistral_common", ("encoder", "mistral-common")):
         from mistral_common.protocol.instruct.request import ChatCompletionRequest
         from mistral_common.protocol.instruct.validator import ValidationMode
         from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
@@ -72,7 +72,7 @@ def harmony(path: str) -> Encode:
 
     Reasoning before the last answer that a user message follows is dropped, as in its prompts.
     """
-    with optional("openai_harmony", "encoder='harmony'"):
+    with optional("openai_harmony", ("encoder", "harmony")):
         import openai_harmony as lib  # type: ignore[import-untyped]
     encoding = lib.load_harmony_encoding(lib.HarmonyEncodingName.HARMONY_GPT_OSS)
     role = lib.Role

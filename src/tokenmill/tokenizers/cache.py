@@ -65,8 +65,11 @@ class Comparison(msgspec.Struct, frozen=True):
         if self.overrides is not None and not template_given:
             raise TokenizerError(
                 f"the code of {self.overrides} replaces apply_chat_template, so its template alone"
-                " may print other text. Set encoder='transformers' to use its code, or"
-                " chat_template to use a template",
+                " may print other text. Set ",
+                ("encoder", "transformers"),
+                " to use its code, or ",
+                ("chat_template",),
+                " to use a template",
                 path=path,
             )
         difference = self.encoding or (None if template_given else self.template)

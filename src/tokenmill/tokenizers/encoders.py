@@ -53,7 +53,7 @@ def template_or_encoder(
         return encoder
     if callable(encoder):
         return _of_object(encoder, kwargs)
-    if encoder in ADAPTERS:
+    if isinstance(encoder, str) and encoder in ADAPTERS:
         return _of_adapter(encoder, kwargs, tokenizer, trust_remote_code)
     place, _, name = encoder.rpartition(":") if isinstance(encoder, str) else ("", "", "")
     if not place or not name.replace(".", "").isidentifier():
@@ -183,7 +183,7 @@ def _digest(file: str | None) -> str:
 
 
 def encoder_of_directory(directory: Path) -> str | None:
-    """Return the options for a directory that has an encoder in place of a chat template."""
+    """Return the `encoder` for a directory that has one in place of a chat template."""
     for path in sorted([*directory.glob("encoding/*.py"), *directory.glob("encoding*.py")]):
         try:
             body = ast.parse(path.read_bytes()).body
@@ -192,9 +192,9 @@ def encoder_of_directory(directory: Path) -> str | None:
         names = [node.name for node in body if isinstance(node, ast.FunctionDef)]
         for name in sorted(set(names) & set(CALLABLES)):
             where = path.relative_to(directory).as_posix()
-            return f"encoder='{where}:{name}' and trust_remote_code=True"
+            return f"{where}:{name}"
     if (directory / "tekken.json").is_file():
-        return "encoder='mistral-common'"
+        return "mistral-common"
     if (directory / "tiktoken.model").is_file():
-        return "encoder='transformers' and trust_remote_code=True"
+        return "transformers"
     return None

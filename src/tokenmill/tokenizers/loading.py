@@ -19,6 +19,7 @@ from typing import Any
 from msgspec import structs
 
 from tokenmill._core.collector import without_collector
+from tokenmill._core.encoders import arguments_of
 from tokenmill._core.optional import transformers_muted
 from tokenmill.errors import TokenizerError, UsageError, check_one_of
 from tokenmill.tokenizers.cache import (
@@ -257,11 +258,11 @@ def _load_with_auto(location: Location, trust_remote_code: bool) -> tuple[Tokeni
     try:
         auto = load_auto(location.directory, trust_remote_code=trust_remote_code)
     except AutoTokenizerError as error:
-        remedy = "" if hint is None else f"; set {hint}"
+        remedy: tuple[Any, ...] = () if hint is None else ("; set ", *arguments_of(hint))
         if hint is None and (location.directory / "tokenizer.model").is_file():
-            remedy = "; tokenizer.model is a file of sentencepiece: pip install sentencepiece"
+            remedy = ("; tokenizer.model is a file of sentencepiece: pip install sentencepiece",)
         raise TokenizerError(
-            f"AutoTokenizer cannot load it: {error}{remedy}", path=location.directory
+            f"AutoTokenizer cannot load it: {error}", *remedy, path=location.directory
         ) from error
     adopted = adopt(auto, path=location.directory)
     require_deterministic(read_head(adopted.data), path=str(location.directory))
