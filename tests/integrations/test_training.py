@@ -248,6 +248,12 @@ def test_datasets_of_torch_and_verl(rows: Both, tokenizer: Any, tmp_path: Path) 
     config["max_length"] = 20
     with pytest.raises(SourceError, match=r"The row has \d+ tokens, but data.max_length is 20"):
         dataset(lazy=True, cache_dir=str(tmp_path / "other"))[0]
+    mixed = [
+        {**row, "enable_thinking": bool(number % 2)} for number, row in enumerate(conversations(4))
+    ]
+    write_rows(Path(source), mixed)
+    with pytest.raises(UsageError, match=r"lazy=true needs one value .* the rows have 2"):
+        dataset(lazy=True, cache_dir=str(tmp_path / "third"))
 
 
 def test_weights_are_refused_where_the_trainer_ignores_them(tmp_path: Path) -> None:

@@ -331,6 +331,12 @@ class _Preparing:
             cache_dir=settings.cache_dir,
             media_root=settings.media_root,
         )
+        if settings.lazy and len(values) > 1:
+            raise UsageError(
+                f"data.tokenmill.lazy=true needs one value in the column {column!r}, but the rows"
+                f" have {len(values)}; set data.tokenmill.lazy=false to prepare each of them",
+                path=files[0],
+            )
         stores: dict[Thinking, Store] = {}
         for value in values:
             thinking = default if value is None else value
@@ -339,7 +345,7 @@ class _Preparing:
                 variables["enable_thinking"] = bool(thinking)
             keep_columns = () if len(values) == 1 else (str(column),)
             recipe = self._recipe(files, variables, keep_columns, has_images=has_images)
-            if settings.lazy and len(values) == 1:
+            if settings.lazy:
                 with date_named(recipe.tokenizer, DATE_FLAG):
                     return as_view(open_lazily(recipe, options))
             stores[value] = prepared(recipe, options, flag=DATE_FLAG)
