@@ -67,7 +67,7 @@ def test_rows_without_a_template_are_counted_in_the_summary(tmp_path: Path) -> N
     rows = [strings for strings, _ in ROWS.values()] + [{"text": "abc"}, ROWS["pair"][1]]
     remarks = list(run(rows, cache_dir=tmp_path).remarks())
     assert len([one for one in remarks if one.startswith("4 rows are plain strings: ")]) == 1
-    assert "as_chat=True" in remarks[0]
+    assert "--as-chat" in remarks[0]
     assert not list(run(rows, cache_dir=tmp_path, as_chat=True).remarks())
 
 

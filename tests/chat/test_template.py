@@ -69,7 +69,7 @@ def test_reasoning_is_aliased_as_transformers_does() -> None:
 
 
 def test_missing_date_is_an_error_with_a_remedy() -> None:
-    with pytest.raises(TemplateError, match='date="2026-11-15"'):
+    with pytest.raises(TemplateError, match="date='2026-11-15'"):
         Renderer(ChatSpec(), DATED).render([{"messages": TALK}])
     pinned = Renderer(ChatSpec(date="2026-11-15"), DATED).render([{"messages": TALK}])
     assert pinned.texts[0].startswith("15 Nov 2026, Sunday\n")

@@ -39,7 +39,7 @@ def test_hit_on_a_read_only_mount_works_and_a_miss_is_a_clear_error(
         assert miss.exit == 1, miss.stderr
         assert miss.error == "CacheError"
         assert "read-only" in miss.result["error"]["message"]
-        assert "cache_dir" in miss.result["error"]["message"]
+        assert "--cache-dir" in miss.result["error"]["message"]
 
 
 def test_hit_writes_nothing_at_all(zygote: Zygote, tmp_path: Path) -> None:

@@ -64,10 +64,10 @@ def reading_errors(
 
 
 def file_checksum(path: Path) -> str:
-    hasher = xxhash.xxh3_128()
-    with open(path, "rb") as file:
-        while piece := file.read(1 << 20):
-            hasher.update(piece)
+    hasher, buffer = xxhash.xxh3_128(), memoryview(bytearray(1 << 18))
+    with open(path, "rb", buffering=0) as file:
+        while size := file.readinto(buffer):
+            hasher.update(buffer[:size])
     return hasher.hexdigest()
 
 

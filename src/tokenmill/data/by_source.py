@@ -86,7 +86,8 @@ class RejectionCounter(Rejections):
     def count(self, found: Rejections) -> None:
         self.merge(found)
         if self.exceed(self._limit):
-            message = f"{self}; more than {self._limit} are allowed; they are replaced"
+            allowed = f"{self._limit:.0%}" if isinstance(self._limit, float) else self._limit
+            message = f"{self}; more than the allowed {allowed}; they are replaced"
             self._limit = None
             warnings.warn(message, stacklevel=4)
 

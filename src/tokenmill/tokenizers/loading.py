@@ -371,11 +371,11 @@ def load_auto(directory: Path, *, trust_remote_code: bool) -> Any:
 
 def _restore_names() -> None:
     """Restore a function that transformers 5 moved and the code of checkpoints imports."""
-    from transformers import convert_slow_tokenizer
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
     from transformers.models.gpt2 import tokenization_gpt2
 
     if not hasattr(tokenization_gpt2, "bytes_to_unicode"):
-        tokenization_gpt2.bytes_to_unicode = convert_slow_tokenizer.bytes_to_unicode
+        tokenization_gpt2.bytes_to_unicode = bytes_to_unicode
 
 
 def _ranked(tokenizer: Any, encode: Callable[[str], Any], path: Path | None = None) -> Tokenizer:
