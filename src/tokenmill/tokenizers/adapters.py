@@ -73,7 +73,7 @@ def harmony(path: str) -> Encode:
     Reasoning before the last answer that a user message follows is dropped, as in its prompts.
     """
     with optional("openai_harmony", ("encoder", "harmony")):
-        import openai_harmony as lib  # type: ignore[import-untyped]
+        import openai_harmony as lib
     encoding = lib.load_harmony_encoding(lib.HarmonyEncodingName.HARMONY_GPT_OSS)
     role = lib.Role
 
