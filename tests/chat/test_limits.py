@@ -1,7 +1,7 @@
-"""Limits of a template: less than 256 MB and 5 s for any template, by counts alone.
+"""Limits of a template: less than 256 MB for any template, by counts alone.
 
 Hostile templates run in processes that the operating system limits to 700 MB more of address space
-and 5 seconds of processor time. A template that got around the counter would die there, or show
+and 10 seconds of processor time. A template that got around the counter would die there, or show
 too high a peak of memory.
 """
 
@@ -30,7 +30,7 @@ from tokenmill.chat.template import ReferenceTemplate
 from tokenmill.errors import RowError, TemplateError
 
 ADDRESS_SPACE = 700 << 20
-SECONDS = 5
+SECONDS = 10
 MEMORY = 256 << 10  # KiB
 WORDS = "word " * 400
 PART = 32  # most templates get one part in so many of the limit
