@@ -18,7 +18,7 @@ from tokenmill.build.blocks import Source, cache_of, open_sources
 from tokenmill.build.executors import executor_for
 from tokenmill.build.tasks import Executor
 from tokenmill.data.cursor import STATE_VERSION, validate_state
-from tokenmill.data.order import ORDER_VERSION, FeistelOrder, Order, check_seed, unroll
+from tokenmill.data.order import LARGEST, ORDER_VERSION, FeistelOrder, Order, check_seed, unroll
 from tokenmill.data.prompt_lengths import (
     Int32Array,
     Int64Array,
@@ -447,3 +447,5 @@ class PromptDataset(Sequence[Prompt]):
 def _check_epoch(epoch: int, error: type[TokenmillError]) -> None:
     if isinstance(epoch, bool) or not isinstance(epoch, Integral) or epoch < 0:
         raise error(f"`epoch` must be a non-negative integer, got {epoch!r}")
+    if epoch > LARGEST:  # a state could not be loaded again
+        raise error(f"`epoch` must be at most 2**62, got {epoch!r:.50}")
