@@ -537,7 +537,6 @@ class Renderer:
                 result.accept(index, sample.part, _scaled(rendered, weight))
             except RowError as error:
                 result.rejected.append((index, sample.part, _with_role(error, content)))
-            sample.run = None
 
     def read(self, row: Any) -> Conversation | Plain | AnswerGroup:
         """Read one row, and its images if there is a processor."""
