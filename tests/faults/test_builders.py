@@ -42,6 +42,16 @@ def test_eight_builders_of_one_key_share_the_work(
     assert MANY <= built <= most * MANY
 
 
+def test_only_the_first_rank_of_a_machine_builds(
+    zygote: Zygote, many: Clean, tmp_path: Path
+) -> None:
+    arguments = prepare_arguments(many.sources, tmp_path / "cache", "--executor", "local")
+    ranks = [{"LOCAL_WORLD_SIZE": "3", "LOCAL_RANK": str(n)} for n in range(3)]
+    outcomes = zygote.run(*({"arguments": arguments, "environment": one} for one in ranks))
+    check_all_succeeded(outcomes, many, tmp_path / "cache")
+    assert [outcome.result["slices_built"] for outcome in outcomes] == [MANY, 0, 0]
+
+
 @pytest.mark.slow
 def test_builders_without_locks_agree(zygote: Zygote, clean: Clean, tmp_path: Path) -> None:
     if zygote.shim is None:

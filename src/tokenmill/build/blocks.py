@@ -3,7 +3,8 @@
 `MissingBlocks` yields the blocks whose result is not published, in a random order, and checks again
 just before it yields one. So processes that build the same store at the same time share the work
 without communication; eight processes build a few blocks twice at the end. A process with a rank
-begins with the blocks of its rank, which makes this rarer.
+begins with the blocks of its rank, which makes this rarer. Ranks of one machine wait instead while
+its first rank, which uses all cores, makes progress.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hashlib
 import itertools
 import os
 import random
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +30,8 @@ from tokenmill.store import CacheLayout
 from tokenmill.tokenizers.cache import SMALL_JOB_BYTES, engine_for
 from tokenmill.tokenizers.identity import TokenizerFingerprint
 
+POLL_S = 0.2  # between looks at the missing results
+MAX_POLL_SHARE = 0.05  # of the time, if a look takes long
 MAX_SHUFFLED = 4096  # missing blocks in memory at once; more are shuffled piece by piece
 FIRST_ROWS = 100  # rows of each file in which a column that an argument names must appear
 MAX_NAMED = 16  # columns in a message
@@ -124,7 +128,7 @@ class BlockJob:
         *,
         reference: bool = False,
     ) -> None:
-        self._executor = executor
+        self.executor = executor
         self._root = root
         self._card = card
         self._reference = reference
@@ -159,14 +163,15 @@ class BlockJob:
         def finished(done: Done) -> None:
             take(running.pop(done.number), done.result)
 
-        run_tasks(self._executor, setup, started(), finished)
+        run_tasks(self.executor, setup, started(), finished)
 
 
 class MissingBlocks:
     """The blocks whose result is not published, as tasks, in another order on each iteration.
 
     ``blocks`` yields all blocks in order, ``key_of`` returns the key of a block's result,
-    ``is_ours`` whether this process builds a block.
+    ``is_ours`` whether this process builds a block. The first iteration waits while another process
+    publishes results, until there is no new one for ``wait_s`` seconds.
     """
 
     def __init__(
@@ -176,14 +181,19 @@ class MissingBlocks:
         key_of: Callable[[Block], str],
         is_published: Callable[[BlockTask], bool],
         is_ours: Callable[[int], bool] = lambda _: True,
+        *,
+        wait_s: float = 0.0,
     ) -> None:
         self._blocks = blocks
         self._count = count
         self._key_of = key_of
         self._is_published = is_published
         self._is_ours = is_ours
+        self._wait_s = wait_s
 
     def __iter__(self) -> Iterator[BlockTask]:
+        self._wait(self._wait_s)
+        self._wait_s = 0.0
         chance = random.SystemRandom()  # the order affects only who builds what
         rank, ranks = _rank()
         missing = self._from(chance.randrange(max(self._count, 1)))
@@ -193,6 +203,18 @@ class MissingBlocks:
             for task in some:
                 if not self._is_published(task):
                     yield task
+
+    def _wait(self, seconds: float) -> None:
+        missing: list[BlockTask] = []
+        deadline = time.monotonic() + seconds
+        while (start := time.monotonic()) < deadline:
+            remaining = [task for task in missing if not self._is_published(task)]
+            if len(remaining) < len(missing):
+                deadline = start + seconds
+            missing = remaining or list(itertools.islice(self._from(0), MAX_SHUFFLED))
+            if not missing:
+                return
+            time.sleep(max(POLL_S, (time.monotonic() - start) / MAX_POLL_SHARE))
 
     def _from(self, first: int) -> Iterator[BlockTask]:
         numbered = itertools.chain(

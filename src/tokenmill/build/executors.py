@@ -26,6 +26,7 @@ from tokenmill.errors import UsageError, WorkerError, check_one_of, check_positi
 HEARTBEAT_SILENCE_S = 20.0  # a hanging worker is reported within 30 s (docs/guarantees.md)
 BEAT_S = 1.0  # seconds between heartbeats; shorter only where the allowed silence is
 RUNNABLE = "R"  # state of a process that runs or waits for a processor
+STALLED_S = 20.0  # without a new result of the first rank, after which other ranks take part
 FINISH_S = 2.0  # seconds in which an idle worker must exit after the last task
 
 
@@ -52,12 +53,12 @@ class LocalExecutor:
     ) -> None:
         if num_workers is not None:
             check_positive("num_workers", num_workers)
-        self._has_fixed_size = num_workers is not None
+        self.has_fixed_size = num_workers is not None
         self.num_workers = default_workers() if num_workers is None else num_workers
         self.heartbeat_silence_s = heartbeat_silence_s
 
     def run(self, setup: Setup, tasks: Iterable[Task]) -> Iterator[Done]:
-        if setup.small_job and not self._has_fixed_size:
+        if setup.small_job and not self.has_fixed_size:
             yield from InlineExecutor().run(setup, tasks)
             return
         run = _Run(self, setup, iter(tasks))
@@ -323,10 +324,24 @@ def usable_cores() -> int:
 
 
 def default_workers() -> int:
-    """Return this rank's share of the usable cores, by the launcher's ``LOCAL_WORLD_SIZE``."""
-    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
-    shared_by = int(ranks) if ranks.isascii() and ranks.isdigit() else 1
+    """Return all usable cores; for ranks that wait for the first one of this machine, a share."""
+    shared_by = _launcher_number("LOCAL_WORLD_SIZE") if _launcher_number("LOCAL_RANK") else 1
     return max(1, usable_cores() // max(1, shared_by))
+
+
+def wait_for_first_rank_s(executor: Executor) -> float:
+    """Return for how long this rank waits for new results of the first rank of its machine.
+
+    The first rank loads the tokenizer once and uses all cores. Ranks with a stated number of workers
+    do not wait.
+    """
+    is_default = isinstance(executor, LocalExecutor) and not executor.has_fixed_size
+    return STALLED_S if is_default and _launcher_number("LOCAL_RANK") else 0.0
+
+
+def _launcher_number(variable: str) -> int:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def core_of_worker(worker: int, workers: int, cores: list[int]) -> int:
@@ -335,8 +350,8 @@ def core_of_worker(worker: int, workers: int, cores: list[int]) -> int:
     Ranks of a launcher use consecutive cores; other processes start at their process id, so that
     they rarely share cores.
     """
-    rank = os.environ.get("LOCAL_RANK", "")
-    start = int(rank) * workers if rank.isascii() and rank.isdigit() else os.getpid()
+    has_rank = "LOCAL_RANK" in os.environ
+    start = _launcher_number("LOCAL_RANK") * workers if has_rank else os.getpid()
     return cores[(start + worker) % len(cores)]
 
 

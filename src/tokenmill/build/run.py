@@ -29,7 +29,7 @@ from tokenmill.build.blocks import (
     open_sources,
     size_of,
 )
-from tokenmill.build.executors import executor_for
+from tokenmill.build.executors import executor_for, wait_for_first_rank_s
 from tokenmill.build.identity import identify_tokenizer
 from tokenmill.build.outcome import (
     BuildStats,
@@ -337,10 +337,11 @@ class Builder:
             job.run(setup, missing, self._take_limited)
 
     def _missing(self, is_published: Any) -> MissingBlocks:
-        plan = self._plan
+        plan, replaces = self._plan, self._options.force_recache or self._build_stats.restarted
         return MissingBlocks(
-            plan.blocks, plan.slices, plan.key_of, is_published, self._partition.has
-        )
+            plan.blocks, plan.slices, plan.key_of, is_published, self._partition.has,
+            wait_s=0.0 if replaces else wait_for_first_rank_s(self._executor),
+        )  # fmt: skip
 
     def _with_images(self, tasks: MissingBlocks) -> Iterator[BlockTask]:
         for task in tasks:

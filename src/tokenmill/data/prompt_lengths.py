@@ -31,6 +31,7 @@ from tokenmill.build.blocks import (
     size_of,
     source_documents,
 )
+from tokenmill.build.executors import wait_for_first_rank_s
 from tokenmill.build.identity import identify_tokenizer
 from tokenmill.build.tasks import Executor
 from tokenmill.data.prompt_rows import PromptMaker, PromptSpec, Shaped, shape_row
@@ -404,6 +405,7 @@ class _Build:
             sum(1 for _ in blocks()),
             lambda block: fingerprint.key(_block_document(self._shape, block)),
             lambda task: (root / "rows" / task.key).is_dir(),
+            wait_s=wait_for_first_rank_s(job.executor),
         )
         spec = self._request.spec.as_dict()
         setup = job.setup(MEASURE, size_of(missing), spec=spec, shape=self._shape)
