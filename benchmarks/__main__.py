@@ -2,7 +2,8 @@
 
 A run of all sections also writes ``benchmarks/results.json`` (figures, machine, versions), the
 charts of ``docs/images`` and the table of ``docs/internals/benchmarks.md``. A run of some sections
-only prints, unless ``--out`` names a file. ``--draw`` draws the existing results again.
+only prints, unless ``--update`` replaces the figures of these sections or ``--out`` names a file.
+``--draw`` draws the existing results again.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
     parser.add_argument("section", nargs="*", choices=[*sections, []], help="default: all")
     parser.add_argument("--out", type=Path, help="write the results to this file")
+    parser.add_argument("--update", action="store_true", help="replace the sections' old results")
     parser.add_argument("--draw", action="store_true", help="draw charts without measuring")
     arguments = parser.parse_args()
     if arguments.draw:
@@ -44,12 +46,15 @@ def main() -> int:
     for section in arguments.section or sections:
         report.section = section
         importlib.import_module(f"benchmarks.{section}").run(report)
+    missed = [figure["name"] for figure in report.figures if not figure["kept"]]
     if arguments.out:
         report.write(arguments.out)
-    elif not arguments.section:
+    elif arguments.update or not arguments.section:
+        old = json.loads(RESULTS.read_text())["figures"] if arguments.section else []
+        report.figures += [one for one in old if one["section"] not in arguments.section]
+        report.figures.sort(key=lambda one: sections.index(one["section"]))
         report.write(RESULTS)
         _publish(report.figures)
-    missed = [figure["name"] for figure in report.figures if not figure["kept"]]
     if missed:
         print("missed: " + "; ".join(missed), file=sys.stderr)
     return 1 if missed else 0
