@@ -51,7 +51,8 @@ def main() -> int:
         report.write(arguments.out)
     elif arguments.update or not arguments.section:
         old = json.loads(RESULTS.read_text())["figures"] if arguments.section else []
-        report.figures += [one for one in old if one["section"] not in arguments.section]
+        others = set(sections).difference(arguments.section)
+        report.figures += [one for one in old if one["section"] in others]
         report.figures.sort(key=lambda one: sections.index(one["section"]))
         report.write(RESULTS)
         _publish(report.figures)
