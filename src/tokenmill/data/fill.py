@@ -56,17 +56,16 @@ def fill_rows(
     shape = (max(len(pieces), 1), width)
     firsts = np.zeros_like(lengths) if side == "right" else width - lengths
     starts = np.arange(lengths.size) * width + firsts
-    flat = _placed(pieces, starts, shape[0] * width, pad_token_id)
-    input_ids, loss_mask = (values.reshape(shape) for values in flat)
+    input_ids, loss_mask = _placed(pieces, starts, shape[0] * width, pad_token_id)
     columns = np.arange(width)
     attention_mask = np.zeros(shape, dtype=np.uint8)
     is_real = (columns >= firsts[:, None]) & (columns < (firsts + lengths)[:, None])
     attention_mask[: lengths.size] = is_real
     return {
-        "input_ids": input_ids,
+        "input_ids": input_ids.reshape(shape),
         "attention_mask": attention_mask,
-        "labels": _labels(input_ids, loss_mask),
-        "loss_mask": loss_mask,
+        "labels": _labels(input_ids, loss_mask).reshape(shape),
+        "loss_mask": loss_mask.reshape(shape),
     }
 
 
