@@ -233,7 +233,7 @@ def test_run_within_its_limits_is_within_those_of_the_reference(shared: Path) ->
     rows = [row for name in CORPORA for row in corpus_rows(shared, name, 2) if "messages" in row]
     rows += list(ODD.values())[::8]
     runs = 0
-    for source in list(zoo(shared).values())[::8]:
+    for source in list(zoo(shared).values())[::16]:
         template = ReferenceTemplate(source, SPECIAL, "2026-11-15")
         traced = TracedTemplate(template)
         for row in rows:
@@ -247,7 +247,7 @@ def test_run_within_its_limits_is_within_those_of_the_reference(shared: Path) ->
             assert BASE_STEPS - counter.steps <= 10 * run.work
             assert BASE_SIZE - counter.size <= 16 * run.size + (64 << 10)
             runs += 1
-    assert runs > 200
+    assert runs > 100
 
 
 def test_every_run_along_a_path_has_its_own_limits() -> None:

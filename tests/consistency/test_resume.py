@@ -48,7 +48,7 @@ def job(corpus: Corpus, name: str, state: Any, take: int | None, **more: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "share"), [*((name, 3 if name == "packed" else 12) for name in CASES), *in_a_soak(1)]
+    ("name", "share"), [*((name, 6 if name == "packed" else 24) for name in CASES), *in_a_soak(1)]
 )
 def test_resume_at_every_step(corpus: Corpus, zygote: Zygote, name: str, share: int) -> None:
     """One step of so many in a new process, the others with new objects in this one."""

@@ -129,7 +129,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["parquet", "megatron"])
+@pytest.mark.parametrize("name", ["parquet", pytest.param("megatron", marks=pytest.mark.soak)])
 def test_memory_does_not_grow_with_rows(tmp_path: Path, name: str) -> None:
     # 8 and 32 times a store of 2.5 MB; only a block is in memory.
     base = make_store(tmp_path / "cache", [make_columns([500] * 1000)])

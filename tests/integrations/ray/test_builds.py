@@ -27,7 +27,7 @@ from tokenmill.integrations.ray import RayExecutor, describe, executor, worker
 pytestmark = pytest.mark.usefixtures("joined")
 
 
-@pytest.mark.parametrize(("workers", "reference"), [(1, False), (4, False), (2, True)])
+@pytest.mark.parametrize(("workers", "reference"), [(4, False), (2, True)])
 def test_bytes_on_ray_are_those_of_an_inline_build(
     sources: Path, expected: Image, tmp_path: Path, workers: int, reference: bool
 ) -> None:

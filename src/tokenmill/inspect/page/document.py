@@ -44,7 +44,6 @@ from tokenmill.inspect.row import (
     media_document,
     no_excerpt,
     rows_by_rule,
-    store_tokenizer,
 )
 from tokenmill.inspect.stats import (
     PACK_SEED,
@@ -146,7 +145,7 @@ def make_page(
     left = max_bytes - len(page(about, rows={})) - SENTENCE_BYTES
     selected, how = select_rows(facts, rule=rule, rows=rows, count=count, seed=seed)
     for_rows = left - int(MEDIA_SHARE * left) if store.has_media else left
-    embedded, blocks = embed(facts, store_tokenizer(store), selected, for_rows)
+    embedded, blocks = embed(facts, selected, for_rows)
     about["selection"] = _sentence(facts, len(embedded), how)
     left = max_bytes - len(page(about, rows={"blocks": blocks})) - SENTENCE_BYTES
     images = compressed(thumbnails(store, embedded, left))
@@ -215,9 +214,7 @@ def _group_ends(store: Store, rows: Int64) -> Int64:
     return ends
 
 
-def embed(
-    facts: RowFacts, tokenizer: Tokenizer, selected: Int64, max_bytes: int
-) -> tuple[list[int], list[str]]:
+def embed(facts: RowFacts, selected: Int64, max_bytes: int) -> tuple[list[int], list[str]]:
     """Compress as many complete groups as fit into blocks of rows, each with its new pieces."""
     groups = np.split(selected, _group_ends(facts.store, selected)[:-1]) if len(selected) else []
     embedded: list[int] = []
@@ -226,9 +223,9 @@ def embed(
     at, size = 0, BLOCK_GROUPS
     while at < len(groups):
         numbers = np.concatenate(groups[at : at + size]).tolist()
-        rows = [row_document(facts, number, tokenizer) for number in numbers]
+        rows = [row_document(facts, number) for number in numbers]
         new = set().union(*(row["ids"] for row in rows)) - known
-        block = compressed({"rows": rows, "table": piece_table(tokenizer, new)})
+        block = compressed({"rows": rows, "table": piece_table(facts.store, new)})
         if len(block) + 3 <= max_bytes:  # quotes and a comma
             max_bytes -= len(block) + 3
             blocks.append(block)
@@ -485,26 +482,26 @@ MAX_THUMBNAILS = 800  # in one page; each costs milliseconds of decoding
 THUMBNAIL_OVERHEAD = 120  # bytes of an entry beside the image
 
 
-def row_summary(facts: RowFacts, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
+def row_summary(facts: RowFacts, number: int) -> dict[str, Any]:
     row = facts.store[number]
     return {
         "row": number,
         "length": len(row),
         "trained": int(row.loss_mask.sum()),
         "address": str(row.origin),
-        "preview": preview(row, tokenizer),
+        "preview": preview(row, facts.store.tokenizer),
         "group": group_document(facts, number),
         "drift": facts.drift_of(number),
         "numbers": facts.numbers_of(number),
     }
 
 
-def row_document(facts: RowFacts, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
+def row_document(facts: RowFacts, number: int) -> dict[str, Any]:
     """Return a whole row; the bytes of its tokens are in a `piece_table`."""
     row = facts.store[number]
     is_rollout = facts.drift is not None
     return {
-        **row_summary(facts, number, tokenizer),
+        **row_summary(facts, number),
         "origin": row.origin._asdict(),
         "part": row.part,
         "turns": row.turns,
@@ -517,8 +514,8 @@ def row_document(facts: RowFacts, number: int, tokenizer: Tokenizer) -> dict[str
     }
 
 
-def piece_table(tokenizer: Tokenizer, ids: Iterable[int]) -> dict[str, tuple[str, int]]:
-    used = sorted(set(ids))
+def piece_table(store: Store, ids: Iterable[int]) -> dict[str, tuple[str, int]]:
+    used, tokenizer = sorted(set(ids)), store.tokenizer
     special = tokenizer.is_special(used).tolist()
     return {
         str(token): (piece.hex(), int(control))
@@ -526,9 +523,9 @@ def piece_table(tokenizer: Tokenizer, ids: Iterable[int]) -> dict[str, tuple[str
     }
 
 
-def row_with_pieces(facts: RowFacts, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
-    row = row_document(facts, number, tokenizer)
-    return {**row, "table": piece_table(tokenizer, row["ids"])}
+def row_with_pieces(facts: RowFacts, number: int) -> dict[str, Any]:
+    row = row_document(facts, number)
+    return {**row, "table": piece_table(facts.store, row["ids"])}
 
 
 def group_document(facts: RowFacts, number: int) -> dict[str, Any] | None:
