@@ -49,7 +49,7 @@ def prepare(source: Path, processor: Any = None, **more: Any) -> Any:
     return run_recipe(str(source), processor=processor or made("qwen2_vl"), **(given | more))
 
 
-FAST = ("qwen2_vl", "gemma3", "llava_next")
+FAST = ("qwen2_vl", "gemma3")
 OTHERS = [pytest.param(name, marks=pytest.mark.soak) for name in processors.FAMILIES]
 
 

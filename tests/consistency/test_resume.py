@@ -18,6 +18,7 @@ from tests.consistency.cases import CASES, loader_of, run_of
 from tests.consistency.child import digest, in_fresh_interpreter, in_new_process, serve
 from tests.consistency.corpus import Corpus
 from tests.faults.tools import Zygote
+from tests.sampling import sampled
 
 EPOCHS = 3
 REPORT = "tests.consistency.child:print_report"
@@ -82,7 +83,7 @@ def resume_in_a_chain(
     assert served == batches
 
 
-@pytest.mark.parametrize(("name", "times"), [("packed", 8), ("mixed_drop", 4), *in_a_soak(30)])
+@pytest.mark.parametrize(("name", "times"), [("packed", 4), ("mixed_drop", 3), *in_a_soak(30)])
 def test_chained_resumes_in_new_processes(
     corpus: Corpus, zygote: Zygote, name: str, times: int
 ) -> None:
@@ -93,8 +94,10 @@ def test_chained_resumes_in_new_processes(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["rows_keep", "mixed_packed"])
-@pytest.mark.parametrize("times", [1, pytest.param(12, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    ("name", "times"),
+    sampled([("mixed_packed", 1), ("rows_keep", 12), ("mixed_packed", 12)], 3),
+)
 def test_chained_resumes_in_fresh_interpreters(corpus: Corpus, name: str, times: int) -> None:
     """Nothing is inherited: neither memory, nor hash seed, locale and time zone."""
     environments = cycle(ENVIRONMENTS)

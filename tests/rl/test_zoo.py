@@ -21,7 +21,7 @@ from tests.chat.templates import ALL, HABITS
 from tests.rl.rollouts import Play, check_rows, renderer_of
 from tokenmill.tokenizers.loading import load
 
-TEMPLATES, ROWS = 8, 9  # of each, `make test` plays one in so many
+TEMPLATES, ROWS = 16, 9  # of each, `make test` plays one in so many
 SHORT = {case: row for case, row in ODD.items() if "long" not in case}
 CORPORA = ("drone_tool_calls", "glaive_tools_sharegpt", "tau_bench_trajectories", "think_traces",
            "reason_tool_use", "smilechat_zh")  # fmt: skip
