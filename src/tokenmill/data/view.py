@@ -33,11 +33,7 @@ class View(ViewMethods, Sequence[Row]):
 
     Filters, slices, shuffles and concatenations return views with another index; `map` returns a
     view whose stores pass rows through a function. Views are stateless, and their pickles are
-    smaller than 16 KiB.
-
-    Args:
-        stores: The stores of the index, in its order.
-        row_index: The rows of the view.
+    smaller than 16 KiB. ``stores`` are those of the index, in its order.
     """
 
     def __init__(

@@ -284,11 +284,7 @@ def row_weights(store: Store, order: str) -> Float64:
 
 
 def rows_at_address(store: Store, address: str) -> tuple[list[int], list[Rejected]]:
-    """Return rows and rejected rows from the source row at ``file:line`` or ``file#row``.
-
-    Raises:
-        UsageError: The address is malformed, or no row of this store comes from there.
-    """
+    """Return rows and rejected rows from the source row at ``file:line`` or ``file#row``."""
     match = re.fullmatch(r"(.+?)([:#])(\d+)", address, re.DOTALL)
     if match is None:
         message = f" must be file:line, or file#row (rows count from 0), got {address!r}"

@@ -441,11 +441,7 @@ class Rows(Sequence[dict[str, Any]]):
         return self._at(index)[0]
 
     def batch(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Return rows in the given order; neighbouring rows are read together.
-
-        Raises:
-            RowError: A row is bad; the first error is raised.
-        """
+        """Return rows in the given order, read together; raise the first `RowError`."""
         values = self._values(indices)
         for value in values:
             if isinstance(value, RowError):
@@ -495,11 +491,7 @@ class Rows(Sequence[dict[str, Any]]):
         return [reader.source_file() for reader in self._whole.readers]
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the blocks of the view; the first and last are cut to its rows.
-
-        Raises:
-            UsageError: The view has a step.
-        """
+        """Yield the blocks of the view; the first and last are cut to its rows."""
         if self._positions.step != 1:
             raise UsageError("a view with a step has no blocks; use a contiguous slice")
         for _, part in self._whole.runs(self._positions.start, self._positions.stop):

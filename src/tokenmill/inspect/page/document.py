@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenmill._core.publish import Staging, replace_file, writing_errors
+from tokenmill._core.publish import Staging, writing_errors
 from tokenmill.data.packs import Pack
 from tokenmill.data.view import as_view
 from tokenmill.errors import SourceChanged, TokenmillError, UsageError
@@ -99,12 +99,7 @@ def _hash(text: str) -> str:
 
 
 def page(about: dict[str, Any], *, rows: dict[str, Any] | None = None) -> bytes:
-    """Return the HTML of the page.
-
-    Args:
-        about: ``overview``, ``selection`` (a sentence) and optionally ``compare``.
-        rows: Compressed ``blocks`` and ``images``; None if a server has the rows.
-    """
+    """Return the HTML of the page; ``rows`` has compressed blocks, or is None for a server."""
     frame, style, program = client()
     parts = {
         "TITLE": html.escape(f"{about['overview']['name']} · tokenmill inspect"),
@@ -130,20 +125,17 @@ def make_page(
     store: Store,
     target: Path,
     *,
-    rule: str | None = None,
-    rows: Sequence[int] | None = None,
-    count: int | None = None,
-    seed: int = 0,
     cache_dir: str | None = None,
     fetch: bool = False,  # read remote sources for the text of rejected rows
     max_bytes: int = PAGE_BYTES,
+    **selection: Any,  # arguments of `select_rows`
 ) -> dict[str, Any]:
     """Write the page of a store, or of some of its rows; return what ``inspect --json`` prints."""
     facts = RowFacts(store)
     excerpts = SourceExcerpts(store, cache_dir, fetch=fetch)
     about: dict[str, Any] = {"overview": overview(facts, excerpts)}
     left = max_bytes - len(page(about, rows={})) - SENTENCE_BYTES
-    selected, how = select_rows(facts, rule=rule, rows=rows, count=count, seed=seed)
+    selected, how = select_rows(facts, **selection)
     for_rows = left - int(MEDIA_SHARE * left) if store.has_media else left
     embedded, blocks = embed(facts, selected, for_rows)
     about["selection"] = _sentence(facts, len(embedded), how)
@@ -265,7 +257,7 @@ def write_page(target: Path, content: bytes) -> None:
                 message = " would overwrite a file that is not a tokenmill page; choose another"
                 raise UsageError(("html",), message, path=target)
         with Staging(target.parent, beside=target) as staging:
-            replace_file(staging.write(target.name, content), target)
+            staging.replace(staging.write(target.name, content), target)
 
 
 # The overview: everything on the page except rows. Its size is bounded.
