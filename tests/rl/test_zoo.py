@@ -51,7 +51,7 @@ def judge(
 def test_zoo_continues_as_printed_or_raises(shared: Path) -> None:
     rows = list(SHORT.items())
     some = {n: source for n, source in zoo(shared).items() if crc32(n.encode()) % TEMPLATES == 1}
-    judge(some, lambda number: dict(rows[number % ROWS :: ROWS]), equal=50, refused=20)
+    judge(some, lambda number: dict(rows[number % ROWS :: ROWS]), equal=30, refused=10)
 
 
 @pytest.mark.soak
