@@ -42,7 +42,7 @@ def golden_rows(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "mode", "limit"), sampled(product(TOKENIZERS, MODES, (None, 512)), 3)
+    ("name", "mode", "limit"), sampled(product(TOKENIZERS, MODES, (None, 512)), 5)
 )
 def test_prepare_agrees_with_skyrl_where_its_ids_are_the_whole_render(
     shared: Path, tmp_path: Path, name: str, mode: str, limit: int | None

@@ -120,7 +120,7 @@ REAL = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", sampled(REAL, 2))
 def test_real_rows_over_real_tokenizers(name: str, shared: Path) -> None:
     """Rows of MATH-Vision, with images relative to their file."""
     directory = shared / "tokenizers" / REAL[name]

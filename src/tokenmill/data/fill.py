@@ -57,10 +57,11 @@ def fill_rows(
     firsts = np.zeros_like(lengths) if side == "right" else width - lengths
     starts = np.arange(lengths.size) * width + firsts
     input_ids, loss_mask = _placed(pieces, starts, shape[0] * width, pad_token_id)
-    columns = np.arange(width)
     attention_mask = np.zeros(shape, dtype=np.uint8)
-    is_real = (columns >= firsts[:, None]) & (columns < (firsts + lengths)[:, None])
-    attention_mask[: lengths.size] = is_real
+    for row, first, stop in zip(
+        attention_mask, firsts.tolist(), (firsts + lengths).tolist(), strict=False
+    ):
+        row[first:stop] = 1
     return {
         "input_ids": input_ids.reshape(shape),
         "attention_mask": attention_mask,
@@ -146,14 +147,14 @@ def fill_padded_packs(
     starts, padded_lengths = bounds[:-1], np.diff(bounds)
     every = chain.from_iterable(filled)
     input_ids, loss_mask = _placed(every, starts, int(bounds[-1]), pad_token_id)
-    positions = np.arange(bounds[-1]) - np.repeat(starts, padded_lengths)
     numbers = [number for pieces in filled for number in range(len(pieces))]
-    seq_idx = np.repeat(np.asarray(numbers, dtype=np.int32), padded_lengths)
-    seq_idx[positions >= np.repeat(lengths, padded_lengths)] = -1
+    seq_idx = np.full(bounds[-1], -1, dtype=np.int32)
+    for number, start, size in zip(numbers, starts.tolist(), lengths, strict=True):
+        seq_idx[start : start + size] = number
     flat = {
         "input_ids": input_ids,
         "labels": _labels(input_ids, loss_mask),
-        "position_ids": positions,
+        "position_ids": np.arange(bounds[-1]) - np.repeat(starts, padded_lengths),
         "loss_mask": loss_mask,
         "seq_idx": seq_idx,
     }
