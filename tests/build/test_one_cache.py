@@ -90,7 +90,7 @@ def _normal(answer: Any, directory: Path) -> str:
     return repr(answer).replace(str(directory), "")
 
 
-@pytest.mark.parametrize("share", [8, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("share", [16, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("second", VERBS)
 @pytest.mark.parametrize("first", VERBS)
 def test_a_verb_after_any_other_gives_what_it_gives_alone(

@@ -131,7 +131,7 @@ def test_expensive_template_is_rejected_within_time_and_memory(zygote: Zygote, n
     "name",
     sampled(
         ["text again: s.count('b')", "text again: 'b' in s", "text again: s == t", "fat body",
-         "list again: s | sort | length", "keep: [], {}, [], {}", "keep: [1] | map('upper')"], 2,
+         "list again: s | sort | length", "keep: [], {}, [], {}", "keep: [1] | map('upper')"], 4,
     ),
 )  # fmt: skip
 def test_expensive_template_is_bounded_for_a_row_of_a_million_characters(

@@ -13,6 +13,7 @@ import pytest
 from tests.faults.conftest import Clean
 from tests.faults.tools import CALLS, Findings, Zygote, fault, require_mounts, run_mounted
 from tests.faults.world import image, prepare_arguments, write_sources
+from tests.sampling import sampled
 
 FAILURES = [
     ("open", errno.ENOSPC), ("write", errno.EIO), ("open", errno.EIO), ("open", errno.EMFILE),
@@ -61,7 +62,7 @@ def fail_and_recover(
     return failed.error
 
 
-@pytest.mark.parametrize(("call", "code"), FAILURES[2:], ids=NAMES[2:])
+@pytest.mark.parametrize(("call", "code"), sampled(FAILURES[2:], 2), ids=NAMES[2:])
 def test_call_that_fails_at_a_sampled_step_is_a_typed_error(
     zygote: Zygote, clean: Clean, counts: dict[str, int], tmp_path: Path, call: str, code: int
 ) -> None:

@@ -101,7 +101,7 @@ def require_same_features(output: Any, features: dict[str, Any]) -> None:
     ("rows", "longest"),
     [(1, 260), pytest.param(200, 1300, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])],
 )
-@pytest.mark.parametrize("name", processors.NAMES)
+@pytest.mark.parametrize("name", sampled(processors.NAMES, 2))
 def test_rows_equal_the_processor_output(name: str, rows: int, longest: int) -> None:
     processor = known(name)
     rng = random.Random(f"rows {name}")

@@ -41,7 +41,7 @@ def source(directory: Path, form: str) -> Path:
     [
         pytest.param(INLINE, "jsonl", id="inline-jsonl"),
         pytest.param(INLINE, "parquet", id="inline-parquet"),
-        pytest.param(LOCAL, "parquet", id="local-parquet"),
+        pytest.param(LOCAL, "parquet", id="local-parquet", marks=pytest.mark.soak),
         pytest.param(LOCAL, "jsonl", id="local-jsonl", marks=pytest.mark.soak),
     ],
 )

@@ -62,8 +62,7 @@ READS: list[Callable[[Rows], object]] = [
 ]
 
 
-@pytest.mark.parametrize("opened", [True, False], ids=["open", "not-yet-open"])
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize(("change", "opened"), sampled(product(CHANGES, (True, False)), 2))
 def test_reading_after_any_change_is_source_changed(
     change: Callable[[Path], None], opened: bool, tmp_path: Path
 ) -> None:

@@ -98,7 +98,7 @@ def test_fastokens_on_real_and_random_texts_equals_reference(name: str, shared: 
     assert first_difference(fast, HfEngine(tokenizer), texts) is None
 
 
-@pytest.mark.parametrize("name", in_make_test(NAMES, "gemma3"), scope="module")
+@pytest.mark.parametrize("name", in_make_test(NAMES, "gemma3", "llama3.1"), scope="module")
 def test_ids_of_golden_rows_equal_transformers(name: str, shared: Path) -> None:
     from transformers.utils import chat_template_utils as utils
 
