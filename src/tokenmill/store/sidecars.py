@@ -196,10 +196,11 @@ class RowValues:
         (found,) = self.batch([index])
         return float(found) if self.per == "row" else found
 
-    def batch(self: Any, indices: Iterable[SupportsIndex]) -> Any:
+    def batch(self: Any, indices: Iterable[SupportsIndex]) -> Float32 | list[Float32]:
         """Return one array with a value for each row; per token, one array for each row."""
-        rows = row_numbers(indices, len(self))
-        return self.of_rows(rows) if self.per == "row" else self.of_tokens(rows)
+        read = self.of_rows if self.per == "row" else self.of_tokens
+        values: Float32 | list[Float32] = read(row_numbers(indices, len(self)))
+        return values
 
 
 class Sidecar(RowValues):
