@@ -55,7 +55,8 @@ conformance: $(VENV)/.test
 
 # Long tests, and every hypothesis property with all its examples.
 soak: $(VENV)/.test
-	TOKENMILL_TEST_EXAMPLES_SHARE=1 $(BIN)/python -m pytest -m "soak or hypothesis" --timeout 3600 $(ARGS)
+	TOKENMILL_TEST_EXAMPLES_SHARE=1 $(BIN)/python -m pytest $(SPREAD) -m "soak or hypothesis" \
+	  --timeout 3600 $(ARGS)
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 
 import tokenmill as tm
-from tokenmill.inspect.row import RowView, store_tokenizer, view_row
+from tokenmill.inspect.row import RowView, view_row
 
 EXAMPLES = Path(tm.__file__).parent / "examples"
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
@@ -96,7 +96,7 @@ def main() -> None:
         )
         with_system = [n for n in range(len(store)) if store[n].turns[0][0] == "system"]
         number = min(with_system, key=lambda n: int(store.lengths[n]))
-        row = view_row(store, number, store_tokenizer(store))
+        row = view_row(store, number)
         messages = tm.open_rows(str(source), cache_dir=cache)[row.origin.row]["messages"]
     texts = [message["content"] for message in messages]
     IMAGES.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
 import psutil
@@ -16,6 +17,7 @@ import pytest
 
 from tests.build import entries
 from tests.build.watching import nothing_left  # noqa: F401 - autouse
+from tests.sampling import sampled
 from tokenmill.build.executors import LocalExecutor
 from tokenmill.build.process import TAIL_BYTES, WorkerProcess
 from tokenmill.build.tasks import MAX_RETRIES, Done, Setup, Task
@@ -36,8 +38,9 @@ def squares(count: int, **fault: object) -> list[Task]:
 EXPECTED = {n: n * n for n in range(8)}
 
 
-@pytest.mark.parametrize("in_rest", [False, True], ids=["at once", "in its rest"])
-@pytest.mark.parametrize("fault", sorted(entries.FAULTS))
+@pytest.mark.parametrize(
+    ("fault", "in_rest"), sampled(product(sorted(entries.FAULTS), (False, True)), 2)
+)
 def test_worker_that_is_lost_once_costs_its_task_a_retry(
     fault: str, in_rest: bool, tmp_path: Path
 ) -> None:

@@ -97,7 +97,7 @@ def check_reported(prepared: Prepared, stage: str, caplog: pytest.LogCaptureFixt
     ("stage", "where"),
     [
         pytest.param("render", {}, id="render-inline"),
-        pytest.param("encode", {}, id="encode-inline"),
+        pytest.param("encode", {}, id="encode-inline", marks=pytest.mark.soak),
         pytest.param("encode", LOCAL, id="encode-local"),
     ],
 )

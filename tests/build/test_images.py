@@ -49,7 +49,7 @@ def prepare(source: Path, processor: Any = None, **more: Any) -> Any:
     return run_recipe(str(source), processor=processor or made("qwen2_vl"), **(given | more))
 
 
-FAST = ("qwen2_vl", "gemma3", "llava_next")
+FAST = ("qwen2_vl", "gemma3")
 OTHERS = [pytest.param(name, marks=pytest.mark.soak) for name in processors.FAMILIES]
 
 
@@ -184,9 +184,12 @@ def test_null_column_of_images_is_an_empty_list(album: Album, kind: str, column:
     assert [one.count for one in linted.findings if one.rule == "media_mismatch"] == [2]
 
 
-def test_tokenizer_that_is_not_the_processors_own_is_refused_by_a_worker(album: Album) -> None:
+@pytest.mark.parametrize("executor", ["inline", pytest.param("local", marks=pytest.mark.soak)])
+def test_tokenizer_that_is_not_the_processors_own_is_refused_by_a_worker(
+    album: Album, executor: str
+) -> None:
     source = write_rows(album.directory / "a.jsonl", [{"messages": asked([part(album.name(0))])}])
-    given = {"tokenizer": str(processors.EXAMPLE), "executor": None, "num_workers": 1}
+    given = {"tokenizer": str(processors.EXAMPLE), "executor": executor, "num_workers": 1}
     with pytest.raises(UsageError, match=r"not the processor's own.*image_pad"):
         prepare(source, **given)
 

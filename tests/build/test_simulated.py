@@ -17,7 +17,7 @@ from tests.programs import python
 from tokenmill.store import Store
 
 Measured = dict[int, dict[str, Any]]
-SIZES = (1000, 3000)
+SIZES = (500, 1500)
 
 PROGRAM = """
 import gc, json, sys, tracemalloc

@@ -21,7 +21,7 @@ import tokenmill as tm
 from tests.build.making import EXAMPLES, INLINE, TOKENIZER, files_of, small_cuts, write_rows
 from tokenmill.errors import UsageError
 from tokenmill.inspect.page.document import make_page
-from tokenmill.inspect.row import store_tokenizer, view_row
+from tokenmill.inspect.row import view_row
 from tokenmill.inspect.stats import store_stats
 from tokenmill.store import Row, Store
 
@@ -249,8 +249,8 @@ def test_packing_and_the_page_serve_them(chats: Store, tmp_path: Path) -> None:
     packed = {"batch_size": 2, "pack": tm.Pack(512)}
     ours, theirs = (next(iter(tm.Loader(data, **packed))) for data in (store, chats))
     assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
-    shown = view_row(store, 7, store_tokenizer(store))
-    assert shown.pieces == view_row(chats, 7, store_tokenizer(chats)).pieces
+    shown = view_row(store, 7)
+    assert shown.pieces == view_row(chats, 7).pieces
     made = make_page(store, tmp_path / "page.html")
     assert made["rows_in_page"] == len(store)
     assert store_stats(store)["trained_tokens"] == store_stats(chats)["trained_tokens"]

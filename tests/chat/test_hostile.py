@@ -67,7 +67,7 @@ def differences(name: str, source: str, data: list[Row], renderers: tuple[str, .
 @pytest.mark.parametrize(
     ("count", "renderers"),
     [
-        pytest.param(5, ("auto",), marks=[pytest.mark.slow, pytest.mark.timeout(300)]),
+        pytest.param(2, ("auto",), marks=[pytest.mark.slow, pytest.mark.timeout(300)]),
         pytest.param(900, RENDERERS, marks=[pytest.mark.soak, pytest.mark.timeout(36000)]),
     ],
 )

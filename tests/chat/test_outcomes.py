@@ -105,7 +105,7 @@ def real_rows(shared: Path) -> dict[str, Row]:
 @pytest.mark.parametrize(
     "examples",
     [
-        pytest.param(16, marks=[pytest.mark.slow, pytest.mark.timeout(300)]),
+        pytest.param(8, marks=[pytest.mark.slow, pytest.mark.timeout(300)]),
         pytest.param(3000, marks=[pytest.mark.soak, pytest.mark.timeout(36000)]),
     ],
 )
@@ -137,7 +137,7 @@ def test_outcome_depends_on_the_row_alone(
 @pytest.mark.timeout(300)
 def test_outcome_is_the_same_in_either_order(templates: dict[str, str]) -> None:
     rows = [ODD[case] for case in NEIGHBOURS]
-    for name, source in list(templates.items())[::3]:  # `make soak` runs them all
+    for name, source in list(templates.items())[::6]:  # `make soak` runs them all
         variables = {**SPECIAL, **VARIABLES.get(name, {})}
         there, back = (
             rendered(Renderer(ChatSpec(date=DATE), source, variables), rows[::step])[::step]

@@ -178,7 +178,7 @@ def check(paths: dict[str, Path]) -> None:
 
 
 def test_masks_of_some_shared_templates_are_right(shared: Path) -> None:
-    check(chosen(shared, 12))
+    check(chosen(shared, 36))
 
 
 @pytest.mark.soak

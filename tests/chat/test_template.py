@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.chat.conversations import CORPORA, ODD, SPECIAL, corpus_rows, zoo
 from tests.chat.hungry_templates import HUNGRY
 from tests.chat.templates import CHATML, DATED
-from tokenmill.chat import ChatSpec, Renderer, sandbox
+from tokenmill.chat import ChatSpec, Renderer, program, sandbox
 from tokenmill.chat.program import NotTraced
 from tokenmill.chat.sandbox import BASE_SIZE, BASE_STEPS
 from tokenmill.chat.template import ReferenceTemplate, tojson
@@ -95,6 +95,13 @@ def test_error_of_endless_recursion_does_not_depend_on_the_caller(renderer: str)
     }
 
 
+def divide_limits(monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
+    for name in ("BASE_STEPS", "BASE_SIZE"):
+        monkeypatch.setattr(sandbox, name, getattr(sandbox, name) // parts)
+    for name in ("MAX_WORK", "MAX_SIZE"):
+        monkeypatch.setattr(program, name, getattr(program, name) // parts)
+
+
 WAITING = [name for name in sorted(HUNGRY) if name.startswith(("grow", "nested", "once"))]
 
 
@@ -104,7 +111,7 @@ def test_hostile_template_behind_a_condition_is_bounded(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A recorded path has the same limits."""
-    monkeypatch.setattr(sandbox, "BASE_STEPS", BASE_STEPS // 16)
+    divide_limits(monkeypatch, 16)
     source = "{% if messages[0].content == 'now' %}" + HUNGRY[name] + "{% endif %}" + CHATML
     rows = [
         {"messages": [{"role": "user", "content": word}, {"role": "assistant", "content": "x"}]}
@@ -180,8 +187,11 @@ GROWING = [
 
 
 @pytest.mark.parametrize("source", GROWING)
-def test_growth_along_a_recorded_path_is_bounded(source: str) -> None:
+def test_growth_along_a_recorded_path_is_bounded(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A path recorded with a loop of two items has the same limits for sixty."""
+    divide_limits(monkeypatch, 16)
     by_length = source.replace("range(60)", "range(messages | length)").replace(
         "60)", "messages | length)"
     )
@@ -195,7 +205,7 @@ def test_growth_along_a_recorded_path_is_bounded(source: str) -> None:
     reasons = [error.reason for *_, error in result.rejected]
     nothing = "x0" in source  # it doubles what is not there
     assert reasons[-1:] in ([[]] if nothing else [["limit"], ["mask_unproven"]])
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 16  # KiB
 
 
 def test_limits_allow_long_conversations() -> None:
@@ -210,15 +220,18 @@ def test_limits_allow_long_conversations() -> None:
 @pytest.mark.parametrize(
     ("heavy", "most"),
     [
-        ("{% if missing %}{% endif %}" * 1500, 3000),
-        ("{% set x = 'a' * 90000 %}", 3000),
-        ("{% set x %}" + "y" * 50_000 + "{% endset %}", 3000),
-        ("{% for n in messages %}{% endfor %}", 3000),
-        ("{% set x = messages | selectattr('role', 'equalto', 'system') | list %}", 800),
+        ("{% if missing %}{% endif %}" * 1500, 400),
+        ("{% set x = 'a' * 90000 %}", 400),
+        ("{% set x %}" + "y" * 50_000 + "{% endset %}", 400),
+        ("{% for n in messages %}{% endfor %}", 1100),
+        ("{% set x = messages | selectattr('role', 'equalto', 'system') | list %}", 400),
     ],
 )
-def test_traced_row_reaches_the_limits_of_the_reference(heavy: str, most: int) -> None:
+def test_traced_row_reaches_the_limits_of_the_reference(
+    heavy: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Operations of a body are also counted on a recorded path."""
+    divide_limits(monkeypatch, 8)
     source = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}" + heavy + "{% endfor %}"
     talks = [[{"role": "user", "content": f"{n}"} for n in range(count)] for count in (2, 4, most)]
     for renderer in ("auto", "jinja2"):
@@ -233,7 +246,7 @@ def test_run_within_its_limits_is_within_those_of_the_reference(shared: Path) ->
     rows = [row for name in CORPORA for row in corpus_rows(shared, name, 2) if "messages" in row]
     rows += list(ODD.values())[::8]
     runs = 0
-    for source in list(zoo(shared).values())[::8]:
+    for source in list(zoo(shared).values())[::16]:
         template = ReferenceTemplate(source, SPECIAL, "2026-11-15")
         traced = TracedTemplate(template)
         for row in rows:
@@ -247,7 +260,7 @@ def test_run_within_its_limits_is_within_those_of_the_reference(shared: Path) ->
             assert BASE_STEPS - counter.steps <= 10 * run.work
             assert BASE_SIZE - counter.size <= 16 * run.size + (64 << 10)
             runs += 1
-    assert runs > 200
+    assert runs > 100
 
 
 def test_every_run_along_a_path_has_its_own_limits() -> None:

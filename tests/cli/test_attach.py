@@ -13,7 +13,7 @@ from tests.cli.harness import Shell
 from tests.inspect.page.test_document import data_of
 from tokenmill import Store, open_store
 from tokenmill.inspect.page.document import row_document
-from tokenmill.inspect.row import RowFacts, store_tokenizer
+from tokenmill.inspect.row import RowFacts
 
 
 @pytest.fixture
@@ -118,9 +118,8 @@ def test_pages_contain_values_of_rows_and_tokens(shell: Shell, own: Store, tmp_p
     rows = data_of((tmp_path / "page.html").read_bytes())["rows"]
     attached = [row["attached"] for row in sorted(rows, key=lambda row: row["row"])]
     assert [row["reward"] for row in attached] == [*range(19), "-inf"]
-    tokenizer = store_tokenizer(own)
     for number, row in enumerate(attached):
-        assert row == row_document(RowFacts(own), number, tokenizer)["attached"]
+        assert row == row_document(RowFacts(own), number)["attached"]
         assert row["ref"] == [float(f"{value:.4g}") for value in tokens_of(own)[number]]
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.data.eager import Eager, eager
 from tests.data.making import TOKENIZER, open_prompts
+from tests.sampling import sampled
 from tokenmill import PromptDataset
 
 
@@ -121,7 +122,7 @@ def compare(prompts: PromptDataset, wanted: Eager) -> None:
     assert prompts.source_rows == len(served) + sum(prompts.rejected.values())
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", sampled(VARIANTS, 3))
 def test_corpus_equals_the_eager_way(
     shared: Path, warm: Path, template: str, reference: Any, name: str
 ) -> None:

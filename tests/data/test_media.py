@@ -195,8 +195,8 @@ def require_right(made: ImageStores, batch: dict[str, Any], *, pixels: bool = Tr
         require_same(batch[name], value)
 
 
-@pytest.mark.parametrize("layout", ["padded", "packs"])
 @pytest.mark.parametrize("made", FAMILIES, indirect=True)
+@pytest.mark.parametrize("layout", ["padded", pytest.param("packs", marks=pytest.mark.soak)])
 def test_pixels_are_the_processors_own(made: ImageStores, layout: str) -> None:
     seen: set[int] = set()
     for batch in flat(made.loader(made.store[:6], indices=True, **made.wishes(layout))):

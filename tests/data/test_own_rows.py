@@ -17,6 +17,7 @@ import pytest
 
 import tokenmill as tm
 from tests.remote.servers import RangeServer, serving
+from tests.sampling import sampled
 from tests.store.making import make_columns, make_store
 from tokenmill._core import ranged
 from tokenmill.data.loader import Loader
@@ -92,8 +93,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 MICRO = {"batch_size": 2, "micro_batches": MicroBatches(64, balance="trained")}
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize(("data", "shape"), sampled(itertools.product(DATA, SHAPES), 3))
 def test_rank_opens_its_own_rows_and_counts_labels_and_weights_of_all(
     stores: tuple[Store, Store], data: str, shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

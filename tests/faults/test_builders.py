@@ -28,7 +28,9 @@ def check_all_succeeded(outcomes: list[Outcome], clean: Clean, cache: Path) -> i
     return sum(outcome.result["slices_built"] for outcome in outcomes)
 
 
-@pytest.mark.parametrize(("ranks", "most"), [(False, 1.3), (True, 1.2)])
+@pytest.mark.parametrize(
+    ("ranks", "most"), [(False, 1.3), pytest.param(True, 1.2, marks=pytest.mark.soak)]
+)
 def test_eight_builders_of_one_key_share_the_work(
     zygote: Zygote, many: Clean, tmp_path: Path, ranks: bool, most: float
 ) -> None:

@@ -24,6 +24,7 @@ from tests.faults.tools import (
     start_command,
 )
 from tests.faults.world import committed, image, prepare_arguments
+from tests.sampling import sampled
 
 LOCAL = ("--executor", "local", "--num-workers", "2")
 
@@ -144,7 +145,9 @@ def test_workers_that_always_die_are_a_typed_error_and_what_is_done_stays(
     assert image(cache) == clean.image
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=lambda n: n.name)
+@pytest.mark.parametrize(
+    "number", sampled([signal.SIGINT, signal.SIGKILL], 2), ids=lambda n: n.name
+)
 def test_workers_of_an_ended_command_are_gone_and_a_rerun_finishes(
     zygote: Zygote, larger: Clean, running: Running, number: signal.Signals
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 from tests.faults.conftest import Clean
 from tests.faults.tools import Zygote
 from tests.faults.world import image, prepare_arguments
+from tests.sampling import sampled
 from tokenmill.store.layout import CHECKED_FILES, MANIFEST, TABLE
 
 
@@ -60,7 +61,7 @@ def test_corrupt_slices_are_refused_then_quarantined_and_rebuilt(
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        *((name, flip) for name in (MANIFEST, *CHECKED_FILES)),
+        *sampled(((name, flip) for name in (MANIFEST, *CHECKED_FILES)), 2),
         (MANIFEST, Path.unlink),
         (TABLE, cut),
     ],

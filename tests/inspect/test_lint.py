@@ -166,6 +166,7 @@ def test_parquet_rows_have_row_numbers_and_are_not_copied(tmp_path: Path) -> Non
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     report = tm.lint(str(tmp_path / "a.parquet"), str(TOKENIZER), cache_dir=tmp_path / "c", **QUICK)
     found = {f.rule: [str(origin) for origin in f.places] for f in report.findings}
+    assert {origin.length for f in report.findings for origin in f.places} == {0}
     path = tmp_path / "a.parquet"
     assert found == {"bad_shape": [f"{path}#5"], "duplicate": [f"{path}#4"]}
     assert {one.name for one in (tmp_path / "c" / "rows").glob("*/*")} <= {"note.json"}

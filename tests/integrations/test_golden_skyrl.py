@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tokenmill as tm
+from tests.sampling import sampled
 
 TOKENIZERS = ("qwen2.5", "qwen3", "llama3.1")
 DATE = "2026-11-15"
@@ -39,9 +41,9 @@ def golden_rows(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TOKENIZERS)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("limit", [None, 512])
+@pytest.mark.parametrize(
+    ("name", "mode", "limit"), sampled(product(TOKENIZERS, MODES, (None, 512)), 5)
+)
 def test_prepare_agrees_with_skyrl_where_its_ids_are_the_whole_render(
     shared: Path, tmp_path: Path, name: str, mode: str, limit: int | None
 ) -> None:

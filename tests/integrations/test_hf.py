@@ -12,6 +12,7 @@ import pytest
 
 import tokenmill as tm
 from tests.integrations.conftest import labels_of
+from tests.sampling import sampled
 from tests.store.making import damage_slice, make_columns, make_store
 from tokenmill.data.loader import Loader
 from tokenmill.data.mixture import mix
@@ -150,7 +151,7 @@ def test_run_of_billions_of_rows_holds_no_memory_per_row(tmp_path: Path) -> None
     assert pa.total_allocated_bytes() - before < 1 << 20
 
 
-@pytest.mark.parametrize(("context", "workers"), [("fork", 2), ("spawn", 1)])
+@pytest.mark.parametrize(("context", "workers"), sampled([("fork", 2), ("spawn", 1)], 2))
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:multiprocessing.*")
 def test_worker_processes_serve_the_same_run(store: Store, context: str, workers: int) -> None:
     found, _ = hf.for_trl(store, epochs=2, seed=7, pack=Pack(64, window=16))

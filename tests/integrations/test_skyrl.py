@@ -216,7 +216,7 @@ def test_stateful_dataloader_resumed_at_every_step_equals_the_uninterrupted_run(
         assert first + rest == expected, f"stopped after step {stop}"
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.soak)])
 def test_stateful_dataloader_chained_resumes_with_workers_are_exact(
     store: Store, start: str
 ) -> None:

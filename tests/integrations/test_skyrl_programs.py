@@ -55,7 +55,7 @@ def test_main_sft_is_skyrls_program_with_data_by_from_config(
     assert list(evaluated) == list(trained)
 
 
-@pytest.mark.parametrize("overridden", [False, True])
+@pytest.mark.parametrize("overridden", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_main_base_is_skyrls_program_with_our_prompts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: Path, overridden: bool
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.build.making import TOKENIZER
 from tests.integrations.conftest import EXAMPLES
+from tests.sampling import sampled
 from tests.store.making import make_columns, make_store
 from tokenmill.data.order import FeistelOrder
 from tokenmill.data.view import as_view
@@ -171,7 +172,7 @@ DATED: dict[str, Callable[[Path, str, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", DATED)
+@pytest.mark.parametrize("name", sampled(DATED, 2))
 def test_template_that_prints_the_date_takes_it_from_the_environment(
     name: str, prompts: str, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

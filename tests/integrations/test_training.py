@@ -5,7 +5,7 @@ The loss of every step is that of a loop without batches, padding or collators.
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from tests.integrations.test_trl import settings, stop_at, tiny_model  # noqa: E402
+from tests.sampling import sampled  # noqa: E402
 from tokenmill.integrations.torch import DataLoader, Dataset  # noqa: E402
 
 BATCH, STEPS, STOP, SEED, RATE = 3, 8, 3, 5, 0.05
@@ -108,8 +109,7 @@ def steps(model: Any, optimizer: Any, batches: Any) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", Both._fields)
+@pytest.mark.parametrize(("workers", "kind"), sampled(product((2, 0), Both._fields), 3))
 def test_plain_torch_and_its_resume(
     rows: Both, by_hand: list[float], kind: str, workers: int
 ) -> None:
@@ -148,7 +148,7 @@ def whole_and_resumed(make: Any, out: Path) -> list[list[float]]:
     return [logged(whole), logged(resumed)]
 
 
-@pytest.mark.parametrize("kind", Both._fields)
+@pytest.mark.parametrize("kind", sampled(Both._fields, 2))
 def test_trainer_of_transformers(
     rows: Both, by_hand: list[float], tokenizer: Any, tmp_path: Path, kind: str
 ) -> None:
@@ -168,7 +168,7 @@ def test_trainer_of_transformers(
         assert losses == near(by_hand)
 
 
-@pytest.mark.parametrize("kind", Both._fields)
+@pytest.mark.parametrize("kind", sampled(Both._fields, 2))
 def test_sft_of_trl(
     rows: Both, by_hand: list[float], tokenizer: Any, tmp_path: Path, kind: str
 ) -> None:

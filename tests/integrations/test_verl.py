@@ -67,7 +67,7 @@ def examples(shared: Path) -> tuple[Path, list[dict[str, Any]]]:
 
 
 def real_conversations(shared: Path) -> tuple[Path, list[dict[str, Any]]]:
-    lines = (shared / "corpora" / "smilechat_zh.jsonl").read_text().splitlines()[:40]
+    lines = (shared / "corpora" / "smilechat_zh.jsonl").read_text().splitlines()[:24]
     return shared / "tokenizers" / "qwen2.5", [
         {"messages": json.loads(line)["messages"]} for line in lines
     ]

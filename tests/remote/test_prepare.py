@@ -28,11 +28,11 @@ LOCAL = {**INLINE, "executor": "local", "num_workers": 2}
 
 
 def source(directory: Path, form: str) -> Path:
-    rows = conversations(400)
+    rows = conversations(160)
     if form == "jsonl":
         return write_rows(directory / "chat.jsonl", rows)
     path = directory / "chat.parquet"
-    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=100)
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=40)
     return path
 
 
@@ -41,7 +41,7 @@ def source(directory: Path, form: str) -> Path:
     [
         pytest.param(INLINE, "jsonl", id="inline-jsonl"),
         pytest.param(INLINE, "parquet", id="inline-parquet"),
-        pytest.param(LOCAL, "parquet", id="local-parquet"),
+        pytest.param(LOCAL, "parquet", id="local-parquet", marks=pytest.mark.soak),
         pytest.param(LOCAL, "jsonl", id="local-jsonl", marks=pytest.mark.soak),
     ],
 )

@@ -13,6 +13,7 @@ import pytest
 
 from tests.remote.conftest import Upload
 from tests.remote.servers import RangeServer
+from tests.sampling import sampled
 from tests.sources.make import (
     COLUMNAR_MAKERS,
     Maker,
@@ -35,7 +36,7 @@ ROWS: list[dict[str, Any]] = [
 MAKERS = [jsonl, jsonl_gz, jsonl_zst, json_array_indented, *COLUMNAR_MAKERS]
 
 
-@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", sampled(MAKERS, 2), ids=lambda make: make.__name__)
 def test_remote_rows_equal_local_rows(upload: Upload, tmp_path: Path, make: Maker) -> None:
     rows = ROWS[:300]
     path = make(rows, tmp_path / "here")

@@ -13,6 +13,7 @@ import pytest
 import tokenmill as tm
 from tests.build.making import INLINE, TOKENIZER, conversations, write_rows
 from tests.remote.servers import RangeServer
+from tests.sampling import sampled
 from tokenmill._core import remote
 from tokenmill.errors import SourceError, TokenmillError, UsageError, hide_secrets, shown
 from tokenmill.media import Images, Limits, reference_of, web
@@ -58,7 +59,7 @@ def assert_hidden(call: Callable[[], Any], error: type[Exception] = TokenmillErr
         assert CANARY not in made.render({"sources": "--sources"})
 
 
-@pytest.mark.parametrize("url", FAILING)
+@pytest.mark.parametrize("url", sampled(FAILING, 2))
 def test_failing_url(url: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     assert_hidden(lambda: open_rows(url))

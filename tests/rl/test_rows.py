@@ -24,12 +24,12 @@ from tokenmill.chat import ChatSpec
 def test_rows_of_every_template_are_rollouts(renderer: str) -> None:
     judged = 0
     for number, (name, source) in enumerate({**ALL, **HABITS}.items()):
-        rows = dict(list(ODD.items())[number % 4 :: 4])
+        rows = dict(list(ODD.items())[number % 8 :: 8])
         rows = {case: row for case, row in rows.items() if "long" not in case}
         play = Play(name, source)
         judged += check_rows(play, renderer_of(name, source, renderer), rows)
         assert not play.wrong, "\n".join(play.wrong)
-    assert judged > 200
+    assert judged > 100
 
 
 TALK = [

@@ -65,7 +65,7 @@ def found_in(verdict: Verdict | RowError, fault: Injected) -> bool:
 def test_fault_is_named_by_class_kind_and_turn(name: str) -> None:
     world, judge = appending()
     tried = 0
-    for rng, messages, tools in conversations_for(name, 12):
+    for rng, messages, tools in conversations_for(name, 8):
         if name == "thought_dropped":
             messages[-1]["reasoning_content"] = "larch4 inlet77 because amber9 is not flint12"
         clean = world.sample(messages, tools)
@@ -78,7 +78,7 @@ def test_fault_is_named_by_class_kind_and_turn(name: str) -> None:
         assert found_in(verdict, fault), (fault, verdict)
         size = len(fault.row["token_ids"])
         assert all(note.token is None or note.token < size for note in verdict.notes)
-    assert tried >= 3
+    assert tried >= 2
 
 
 def test_clean_rollouts_are_equal_or_retokenized() -> None:
@@ -272,7 +272,7 @@ def prints_contents(world: World, row: Row) -> bool:
     return all(message["content"] in text for message in row["messages"])
 
 
-@pytest.mark.parametrize(("one_in", "count"), [(9, 2), pytest.param(1, 12, marks=SOAK)])
+@pytest.mark.parametrize(("one_in", "count"), [(18, 2), pytest.param(1, 12, marks=SOAK)])
 def test_released_templates_show_every_fault(shared: Path, one_in: int, count: int) -> None:
     missed: list[Any] = []
     tried = 0

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.programs import python
+from tests.sampling import sampled
 from tests.sources.make import TEXT_MAKERS, as_lines, jsonl, parquet, wait_until_stable
 from tokenmill.errors import SourceChanged, SourceError
 from tokenmill.sources.limits import OPEN_FILES
@@ -26,7 +27,7 @@ def total(rows: Rows) -> int:
     return sum(row["n"] for row in rows) + rows[3]["n"] + sum(r["n"] for r in rows.batch([9, 1]))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", sampled(["fork", "forkserver", "spawn"], 2))
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_view_in_worker_reads_the_same(method: str, tmp_path: Path, own_cache: Path) -> None:
     sources = [jsonl(ROWS, tmp_path / "a")]

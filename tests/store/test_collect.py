@@ -144,7 +144,7 @@ def test_store_removed_by_another_gc_is_left_out_of_a_listing_or_collection(
 
     number, happened = 0, True
     while happened:
-        number += 2 if work == "list" else 5
+        number += 5
         shutil.rmtree(root, ignore_errors=True)
         shutil.copytree(whole, root)
         listed: list[dict[str, Any]] = []

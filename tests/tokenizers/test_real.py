@@ -37,7 +37,7 @@ SIMILAR = ["command-r-plus", "deepseek-v3", "gpt-oss", "mistral-nemo", "qwen2.5"
 OTHERS = ["bert-base-uncased", "gpt-4o-o200k", "smollm2", "t5-small"]  # without golden rows
 
 
-def sampled(names: Sequence[str], *rare: str) -> list[Any]:
+def in_make_test(names: Sequence[str], *rare: str) -> list[Any]:
     soaked = {*SIMILAR, *rare}
     return [pytest.param(name, marks=pytest.mark.soak if name in soaked else ()) for name in names]
 
@@ -82,7 +82,9 @@ def corpus_texts(shared: Path, most: int) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", sampled([*NAMES, *OTHERS], "gpt-4o-o200k", "smollm2"), scope="module"
+    "name",
+    in_make_test([*NAMES, *OTHERS], "gemma3", "gpt-4o-o200k", "llama3.1", "smollm2"),
+    scope="module",
 )
 def test_fastokens_on_real_and_random_texts_equals_reference(name: str, shared: Path) -> None:
     tokenizer = load(shared / "tokenizers" / name / "tokenizer.json")
@@ -96,7 +98,7 @@ def test_fastokens_on_real_and_random_texts_equals_reference(name: str, shared: 
     assert first_difference(fast, HfEngine(tokenizer), texts) is None
 
 
-@pytest.mark.parametrize("name", sampled(NAMES), scope="module")
+@pytest.mark.parametrize("name", in_make_test(NAMES, "gemma3", "llama3.1"), scope="module")
 def test_ids_of_golden_rows_equal_transformers(name: str, shared: Path) -> None:
     from transformers.utils import chat_template_utils as utils
 
@@ -122,7 +124,7 @@ def test_ids_of_golden_rows_equal_transformers(name: str, shared: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sampled(NAMES, "gemma3", "llama3.1"), scope="module")
+@pytest.mark.parametrize("name", in_make_test(NAMES, "gemma3", "llama3.1"), scope="module")
 def test_prepare_real_rows_gives_the_ids_of_transformers(
     name: str, shared: Path, tmp_path: Path
 ) -> None:

@@ -169,12 +169,7 @@ class ArtifactKind:
         return False
 
     def open(self, path: Path, root: Path | None = None) -> Artifact:
-        """Verify the summary of an artifact in the cache ``root``; None is two levels above.
-
-        Raises:
-            CorruptionError: The summary is damaged.
-            CacheError: There is no artifact, or a symbolic link leads out of the cache.
-        """
+        """Verify the summary of an artifact in the cache ``root``; None is two levels above."""
         self._require_inside(path, root)
         return self._opened(path)
 

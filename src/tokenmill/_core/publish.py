@@ -226,8 +226,10 @@ class Staging:
         """Move a staged file over a target, which unlike published data may be overwritten."""
         self.make(target.parent)
         with writing_errors(target):
-            _apply_mode(staged, self.root, directory=False)
+            if self._own_modes:
+                _apply_mode(staged, self.root, directory=False)
             os.replace(staged, target)
+            sync_directory(target.parent)
 
 
 def publish_file(staged: Path, target: Path, *, durable: bool = True) -> bool:
@@ -253,12 +255,6 @@ def publish_file(staged: Path, target: Path, *, durable: bool = True) -> bool:
     if durable:
         sync_directory(target.parent)
     return ours
-
-
-def replace_file(staged: Path, target: Path) -> None:
-    """Atomically replace a file outside the cache; files in a cache are never replaced."""
-    os.replace(staged, target)
-    sync_directory(target.parent)
 
 
 def _rename_without_replacing(staged: Path, target: Path) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, cast, overload
 
 from msgspec import UNSET as _UNSET
 
@@ -23,55 +23,32 @@ Sources = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Iterable[M
 
 UNSET: Any = _UNSET  # default of an argument, so that a recipe's value is kept
 
+P = ParamSpec("P")
 
-@overload
+
+class _Prepare(Protocol[P]):
+    """The type of `prepare`: its own signature, with another result for ``lazy=True``."""
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self,
+        sources: Sources | Recipe | Any = None,
+        tokenizer: Any = UNSET,
+        *,
+        lazy: Literal[True],
+        **options: Any,
+    ) -> SourceRows: ...
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Store: ...
+    def __hash__(self) -> int: ...
+
+
+def _typed(function: Callable[P, Any]) -> _Prepare[P]:
+    return cast("_Prepare[P]", function)
+
+
+@_typed
 def prepare(
-    sources: Sources | Recipe | Any = None,
-    tokenizer: Any = UNSET,
-    *,
-    format: RowFormat = UNSET,
-    columns: Mapping[str, str | None] | None = UNSET,
-    keep_columns: Sequence[str] = UNSET,
-    chat_template: Any = UNSET,
-    chat_template_kwargs: Mapping[str, Any] | None = UNSET,
-    date: str | None = UNSET,
-    processor: Any = UNSET,
-    media_root: str | os.PathLike[str] | None = UNSET,
-    media_urls: bool = UNSET,
-    train_on: Literal[
-        "all_assistant_messages", "last_assistant_message", "completion", "everything"
-    ]
-    | None = UNSET,
-    turn_end: Literal["stop", "turn"] = UNSET,
-    thinking_opener: Literal["prompt", "trained"] = UNSET,
-    expand: Literal["none", "turns", "append"] = UNSET,
-    trailing: Literal["reject", "trim"] = UNSET,
-    append_eos: bool = UNSET,
-    as_chat: bool = UNSET,
-    max_length: int | None = UNSET,
-    overlong: Literal["drop", "truncate"] = UNSET,
-    max_rejected: float | int | str | None = UNSET,
-    num_workers: int | None = UNSET,
-    executor: str | Executor = UNSET,
-    cache_dir: str | os.PathLike[str] | None = UNSET,
-    force_recache: bool = UNSET,
-    disable_cache: bool = UNSET,
-    tokenizer_backend: Literal["auto", "transformers", "file"] = UNSET,
-    trust_remote_code: bool = UNSET,
-    reference: bool = UNSET,
-    name: str | None = UNSET,
-    lazy: Literal[False] = False,
-    progress: Any = None,
-) -> Store: ...
-@overload
-def prepare(
-    sources: Sources | Recipe | Any = None,
-    tokenizer: Any = UNSET,
-    *,
-    lazy: Literal[True],
-    **options: Any,
-) -> SourceRows: ...
-def prepare(  # type: ignore[misc]
     sources: Sources | Recipe | Any = None,
     tokenizer: Any = UNSET,
     *,

@@ -31,12 +31,18 @@ _PANEL_OF_COMMAND = {name: panel for panel, names in COMMANDS.items() for name i
 _PANEL_OF_OPTION = {name: panel for panel, names in OPTIONS.items() for name in names}
 
 
-class Command(TyperCommand):
+class _ShortFlags:
     """Shows flags without ``<bool>`` and their ``--no-`` forms, which would fill two columns."""
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        _shorten_flags(self.get_params(ctx))
-        super().format_help(ctx, formatter)
+    def format_help(self: Any, ctx: Any, formatter: Any) -> None:
+        for parameter in self.get_params(ctx):
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar, parameter.secondary_opts = "", []
+        super().format_help(ctx, formatter)  # type: ignore[misc]
+
+
+class Command(_ShortFlags, TyperCommand):
+    pass
 
 
 class RecipeCommand(Command):
@@ -53,10 +59,8 @@ class RecipeCommand(Command):
         super().format_help(ctx, formatter)
 
 
-class Group(TyperGroup):
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        _shorten_flags(self.get_params(ctx))
-        super().format_help(ctx, formatter)
+class Group(_ShortFlags, TyperGroup):
+    pass
 
 
 class RootGroup(Group):
@@ -71,9 +75,3 @@ class RootGroup(Group):
         for name, command in commands.items():
             command.rich_help_panel = _PANEL_OF_COMMAND[name]
         super().format_help(ctx, formatter)
-
-
-def _shorten_flags(parameters: list[Any]) -> None:
-    for parameter in parameters:
-        if getattr(parameter, "is_flag", False):
-            parameter.metavar, parameter.secondary_opts = "", []

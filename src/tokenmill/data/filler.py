@@ -90,30 +90,21 @@ class Attached:
         pieces = _Pieces(rows, starts, lengths, positions, np.arange(rows.size))
         return self._arrays(pieces, height, (height, width))
 
-    def packed(
-        self,
-        rows: Int64Array,
-        starts: Int64Array,
-        lengths: Int64Array,
-        bounds: Int64Array,
-        length: int,
-    ) -> Batch:
+    def packed(self, rows: Int64Array, starts: Int64Array, batch: Batch) -> Batch:
         """Return arrays in the layout of `fill_packs`."""
-        packs = bounds.size - 1
-        number = np.repeat(np.arange(packs), np.diff(bounds))  # of each piece's pack
-        before = np.concatenate(([0], np.cumsum(lengths)))  # tokens of all packs, without tails
-        positions = number * length + before[:-1] - before[bounds[number]]
-        filled = np.diff(before[bounds]) if packs else np.zeros(1, dtype=np.int64)
-        tails = np.cumsum(filled < length)  # segments of padding up to each pack's end
-        segments = np.arange(rows.size) + np.concatenate(([0], tails))[number]
-        pieces = _Pieces(rows, starts, lengths, positions, segments)
-        return self._arrays(pieces, rows.size + int(tails[-1]), (max(packs, 1), length))
+        segments = batch["seq_idx"].reshape(-1)[batch["cu_seqlens"][:-1]]
+        return self._segmented(rows, starts, batch, "cu_seqlens", np.flatnonzero(segments >= 0))
 
     def padded_packs(
         self, rows: Int64Array, starts: Int64Array, batch: Batch, real: Int64Array
     ) -> Batch:
         """Return arrays in the layout of `fill_padded_packs`; ``real`` sequences have pieces."""
-        positions = batch["cu_seqlens_padded"][real].astype(np.int64)
+        return self._segmented(rows, starts, batch, "cu_seqlens_padded", real)
+
+    def _segmented(
+        self, rows: Int64Array, starts: Int64Array, batch: Batch, bounds: str, real: Int64Array
+    ) -> Batch:
+        positions = batch[bounds][real].astype(np.int64)
         lengths = np.diff(batch["cu_seqlens"])[real].astype(np.int64)
         pieces = _Pieces(rows, starts, lengths, positions, real)
         return self._arrays(pieces, batch["cu_seqlens"].size - 1, batch["input_ids"].shape)
@@ -178,7 +169,7 @@ class Filler:
             bounds = packs.bounds[step.first : step.stop + 1] - begin
             grouped = [pieces[a:b] for a, b in pairwise(bounds.tolist())]
             batch = fill_packs(grouped, self.pack_length, self.pad_token_id)
-            batch |= self.attached.packed(*own, bounds, self.pack_length)
+            batch |= self.attached.packed(own[0], own[1], batch)
         trained = int(batch["loss_mask"].sum(dtype=np.int64))
         for first, stop in ((0, begin), (end, packs.rows.size)):
             trained += int(self.trained(packs, first, stop).sum())

@@ -33,6 +33,7 @@ from tokenmill.build.blocks import (
 )
 from tokenmill.build.executors import wait_for_first_rank_s
 from tokenmill.build.identity import identify_tokenizer
+from tokenmill.build.processor import TokenizerOf
 from tokenmill.build.tasks import Executor
 from tokenmill.data.prompt_rows import PromptMaker, PromptSpec, Shaped, shape_row
 from tokenmill.errors import CacheError, CorruptionError, NonDeterminismError, RowError, UsageError
@@ -88,10 +89,6 @@ class LengthIndex:
     is not a prompt) and ``prompts.json`` (the key document, counts, checksums, and the chat
     template, so that serving needs no tokenizer). Without ``document``, the expected key document
     is that of the directory's name.
-
-    Raises:
-        CorruptionError: It is damaged, or of another document.
-        CacheError: It is missing.
     """
 
     hit = True  # False where this process has built it
@@ -130,11 +127,7 @@ class LengthIndex:
 def publish_lengths(
     root: Path, document: Any, parts: Iterable[Measured], serving: Mapping[str, Any] = _NOT_SERVED
 ) -> Path:
-    """Publish the length index of a document, unless an undamaged one exists; return its path.
-
-    Raises:
-        NonDeterminismError: The existing one has other bytes.
-    """
+    """Publish the length index of a document, unless an equal one exists; return its path."""
     place = root / "rows" / fingerprint.key(document)
     counts: dict[str, int] = {}
     rows = 0
@@ -294,13 +287,8 @@ class LengthRequest:
 
     rows: Rows
     spec: PromptSpec
-    tokenizer: Any
-    tokenizer_backend: Any = "auto"
-    chat_template: Any = None
-    trust_remote_code: bool = False
-    media: ProcessorMedia | None = None
-    encoder: Any = None
-    encoder_kwargs: Any = None
+    choice: TokenizerOf
+    media: ProcessorMedia | None
 
     def shape(self, card: TokenizerFingerprint | None) -> dict[str, Any]:
         """Return everything except the rows that can change a length."""
@@ -351,7 +339,8 @@ def _check_prompt_column(request: LengthRequest) -> None:
 
 
 def _find_or_build(request: LengthRequest, root: Path, executor: Executor) -> LengthIndex:
-    card = None if request.tokenizer is None else identify_tokenizer(request, root, executor)
+    choice = request.choice
+    card = None if choice.tokenizer is None else identify_tokenizer(choice, root, executor)
     shape = request.shape(card)
     blocks, media = request.rows.blocks, request.media
     document = {**shape, "sources": [one for _, one in source_documents(blocks())]}
@@ -365,7 +354,7 @@ def _find_or_build(request: LengthRequest, root: Path, executor: Executor) -> Le
     _check_prompt_column(request)
     serving = _NOT_SERVED
     if card is not None and request.spec.apply_chat_template:
-        template = None if request.encoder is not None else card.template
+        template = None if choice.encoder is not None else card.template
         serving = {"template": template, "special_tokens": card.special_tokens}
     build = _Build(request, root, card, fingerprint.key(shape))
     if media is None:  # else the processor is an object of this process

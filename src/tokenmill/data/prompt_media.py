@@ -142,9 +142,6 @@ class ProcessorMedia:
         """Open the media of a conversation, as arguments of the processor.
 
         ``load`` opens an image; None uses the current block.
-
-        Raises:
-            RowError: They cannot be read.
         """
         assert isinstance(shaped.prompt, list)
         try:
@@ -310,11 +307,7 @@ def _has_only_images(prompt: str | Messages) -> bool:
 
 
 def _images_of(prompt: str | Messages, unnamed_images: list[Any]) -> list[_Image]:
-    """Return the images of a conversation; parts without a value get those of the column.
-
-    Raises:
-        RowError: The numbers of images and parts differ.
-    """
+    """Return the images of a conversation; parts without a value get those of the column."""
     waiting = iter(unnamed_images)
     found = []
     for part in _media_parts(prompt):

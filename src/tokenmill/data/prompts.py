@@ -16,6 +16,7 @@ from tokenmill._core.origin import Origin, nothing_left
 from tokenmill._core.remote import is_remote
 from tokenmill.build.blocks import Source, cache_of, open_sources
 from tokenmill.build.executors import executor_for
+from tokenmill.build.processor import TokenizerOf
 from tokenmill.build.tasks import Executor
 from tokenmill.data.cursor import STATE_VERSION, validate_state
 from tokenmill.data.order import LARGEST, ORDER_VERSION, FeistelOrder, Order, check_seed, unroll
@@ -162,27 +163,12 @@ class PromptDataset(Sequence[Prompt]):
                 (option,), " needs ", ("tokenizer",),
                 ": pass a directory, a tokenizer.json or a hub id",
             )  # fmt: skip
-        request = LengthRequest(
-            rows,
-            self.spec,
-            tokenizer,
-            tokenizer_backend,
-            chat_template,
-            trust_remote_code,
-            self._media,
-            encoder,
-            encoder_kwargs,
+        choice = TokenizerOf(
+            tokenizer, tokenizer_backend, chat_template, trust_remote_code, encoder, encoder_kwargs
         )
-        self._encoder: dict[str, Any] | None = None
-        if encoder is not None:
-            self._encoder = {
-                "source": tokenizer,
-                "backend": tokenizer_backend,
-                "encoder": encoder,
-                "encoder_kwargs": encoder_kwargs,
-                "trust_remote_code": trust_remote_code,
-            }
+        self._encoded_by = None if encoder is None else choice
         with executor_for(settings.executor, num_workers) as workers:
+            request = LengthRequest(rows, self.spec, choice, self._media)
             index = find_lengths(request, cache.root, workers)
         self._open(rows, index, max_length, seed, settings.order)
 
@@ -307,10 +293,17 @@ class PromptDataset(Sequence[Prompt]):
 
     @cached_property
     def _maker(self) -> PromptMaker:
-        if self._encoder is not None:
+        choice = self._encoded_by
+        if choice is not None:
             from tokenmill.tokenizers.loading import load
 
-            loaded = load(**self._encoder)
+            loaded = load(
+                choice.tokenizer,
+                backend=choice.tokenizer_backend,
+                encoder=choice.encoder,
+                encoder_kwargs=choice.encoder_kwargs,
+                trust_remote_code=choice.trust_remote_code,
+            )
             return PromptMaker(self.spec, loaded.template, loaded.special_tokens, loaded)
         return PromptMaker(self.spec, self._index.template, self._index.special_tokens)
 
@@ -426,14 +419,14 @@ class PromptDataset(Sequence[Prompt]):
             "order": self._order_class,
             "processor": self._processor,
             "media_options": self._media_options,
-            "encoder": self._encoder,
+            "encoded_by": self._encoded_by,
             "cursor": (self._epoch, self._position, self._shuffled),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.spec = PromptSpec(**state["spec"])
         self._processor, self._media_options = state["processor"], state["media_options"]
-        self._encoder = state["encoder"]
+        self._encoded_by = state["encoded_by"]
         index = LengthIndex(Path(state["directory"]))
         self._open(state["rows"], index, state["max_length"], state["seed"], state["order"])
         self._epoch, self._position, self._shuffled = state["cursor"]

@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +18,13 @@ from tokenmill.errors import MAX_INT32, RowError, UsageError, check_integer
 from tokenmill.store import Groups, Row, Store, ViewMethods
 from tokenmill.store.by_source import SourceRows, Unit
 from tokenmill.store.columns import row_numbers
+from tokenmill.store.sidecars import RowValues
 
 if TYPE_CHECKING:
     from tokenmill.tokenizers.tokenizer import Tokenizer
 
 Float32Array = npt.NDArray[np.float32]
+T = TypeVar("T")
 Transform = Callable[[Row], Row | Mapping[str, Any]]
 
 
@@ -31,11 +33,7 @@ class View(ViewMethods, Sequence[Row]):
 
     Filters, slices, shuffles and concatenations return views with another index; `map` returns a
     view whose stores pass rows through a function. Views are stateless, and their pickles are
-    smaller than 16 KiB.
-
-    Args:
-        stores: The stores of the index, in its order.
-        row_index: The rows of the view.
+    smaller than 16 KiB. ``stores`` are those of the index, in its order.
     """
 
     def __init__(
@@ -142,20 +140,22 @@ class View(ViewMethods, Sequence[Row]):
             )
         return result
 
+    def collect(
+        self, indices: Int64Array, read: Callable[[Any, Int64Array], Iterable[T]]
+    ) -> list[T]:
+        """Return one value per row; ``read`` takes a store and its row numbers."""
+        values: list[Any] = [None] * indices.size
+        for store, positions, numbers in self.locate(indices):
+            for at, value in zip(positions.tolist(), read(store, numbers), strict=True):
+                values[at] = value
+        return values
+
     def units(self, indices: Int64Array) -> list[Unit]:
         """Return the rows of source rows, or why they are rejected."""
-        units: list[Unit] = [None] * indices.size  # type: ignore[list-item]
-        for store, positions, numbers in self.locate(indices):
-            for at, unit in zip(positions.tolist(), store.read(numbers), strict=True):
-                units[at] = unit
-        return units
+        return self.collect(indices, lambda store, numbers: store.read(numbers))
 
     def rows(self, indices: Int64Array) -> list[Row]:
-        rows: list[Row] = [None] * indices.size  # type: ignore[list-item]
-        for store, positions, numbers in self.locate(indices):
-            for at, row in zip(positions.tolist(), store.batch(numbers.tolist()), strict=True):
-                rows[at] = row
-        return rows
+        return self.collect(indices, lambda store, numbers: store.batch(numbers.tolist()))
 
     # Stored columns.
 
@@ -309,7 +309,7 @@ def concat(parts: Iterable[Store | SourceRows | View]) -> View:
 
 
 @dataclass(frozen=True)
-class ViewSidecar:
+class ViewSidecar(RowValues):
     """Values attached to the rows of a view: one name, producer and unit (row or token)."""
 
     view: View
@@ -320,24 +320,6 @@ class ViewSidecar:
     def __len__(self) -> int:
         return len(self.view)
 
-    @overload
-    def __getitem__(self, index: SupportsIndex) -> float | Float32Array: ...
-    @overload
-    def __getitem__(self, index: slice) -> Float32Array | list[Float32Array]: ...
-    def __getitem__(
-        self, index: SupportsIndex | slice
-    ) -> float | Float32Array | list[Float32Array]:
-        """Like `tokenmill.Sidecar`, by the view's row numbers."""
-        if isinstance(index, slice):
-            return self.batch(range(len(self))[index])
-        result = self.batch([index])[0]
-        return float(result) if self.per == "row" else result
-
-    def batch(self, indices: Iterable[SupportsIndex]) -> Float32Array | list[Float32Array]:
-        """Return one array with a value for each row; per token, one array for each row."""
-        numbers = row_numbers(indices, len(self))
-        return self.of_rows(numbers) if self.per == "row" else self.of_tokens(numbers)
-
     def of_rows(self, indices: Int64Array) -> Float32Array:
         result = np.empty(indices.size, dtype=np.float32)
         for store, positions, numbers in self.view.locate(indices):
@@ -345,12 +327,9 @@ class ViewSidecar:
         return result
 
     def of_tokens(self, indices: Int64Array) -> list[Float32Array]:
-        result: list[Float32Array] = [None] * indices.size  # type: ignore[list-item]
-        for store, positions, numbers in self.view.locate(indices):
-            values = store.sidecar(self.name, self.producer).batch(numbers)
-            for at, value in zip(positions.tolist(), values, strict=True):
-                result[at] = value
-        return result
+        return self.view.collect(
+            indices, lambda store, rows: store.sidecar(self.name, self.producer).batch(rows)
+        )
 
     @property
     def values(self) -> Float32Array:

@@ -11,7 +11,7 @@ import io
 import json
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -141,25 +141,20 @@ class ExportPlan:
                 yield packs.take(np.arange(part.start, part.stop))
 
 
-@dataclass(frozen=True)
-class SplitPlan:
-    """One plan per split, each with its own directory in the target."""
+Plans = Mapping[str, ExportPlan]
+"""The plan of each split, in its own directory; ``""`` is an export without splits."""
 
-    target: Path
-    splits: Mapping[str, ExportPlan]
 
-    def __post_init__(self) -> None:
-        if not self.splits:
-            raise UsageError("No splits: name at least one")
-        for name, plan in self.splits.items():
-            if not name.isidentifier():
-                raise UsageError(f"Split names consist of letters, digits and _, got {name!r}")
-            if plan.format not in TRAINERS or self.target.suffix in SUFFIXES.values():
-                raise UsageError(
-                    "Splits need a directory as ", ("out",), " and ", ("format", *TRAINERS)
-                )
-
-    one_file = False
+def _check_splits(target: Path, plans: Plans) -> None:
+    if not plans:
+        raise UsageError("No splits: name at least one")
+    for name, plan in plans.items():
+        if not name.isidentifier():
+            raise UsageError(f"Split names consist of letters, digits and _, got {name!r}")
+        if plan.format not in TRAINERS or target.suffix in SUFFIXES.values():
+            raise UsageError(
+                "Splits need a directory as ", ("out",), " and ", ("format", *TRAINERS)
+            )
 
 
 def _tokens_of(packs: Packs) -> list[int]:
@@ -260,48 +255,49 @@ def export(
     target = Path(checked_path("out", out))
     if isinstance(data, Mapping):
         check_strings("data", data)
-        return write_plan(
-            SplitPlan(target, {n: plan(part, target / n) for n, part in data.items()})
-        )
-    return write_plan(plan(data, target))
+        plans = {name: plan(part, target / name) for name, part in data.items()}
+        _check_splits(target, plans)
+        return _write(target, plans)
+    return _write(target, {"": plan(data, target)})
 
 
-def write_plan(plan: ExportPlan | SplitPlan) -> Exported:
-    """Write the files of a plan, unless the target has them already."""
-    target = plan.target.absolute()
+def _write(target: Path, plans: Plans) -> Exported:
+    """Write the files of the plans, unless the target has them already."""
+    target = target.absolute()
     if _exists(target):
-        return _compare(plan, target)
+        return _compare(plans, target)
     with writing_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
     with Staging(target.parent, beside=target) as staging:
-        size = count = 0
-        for name, stream in files_of(plan):
-            staged = staging.write(name, stream)
-            size += staged.stat().st_size
-            count += 1
+        paths = [staging.write(name, stream) for name, stream in _files(plans)]
+        exported = _exported(plans, target, paths, found=False)
         with writing_errors(target):
-            if plan.one_file:
-                published = staging.publish(staged, target)
+            if _is_one_file(plans):
+                published = staging.publish(paths[0], target)
             else:
                 published = publish_directory(staging.path, target)
-    if not published:  # Another process was faster.
-        return _compare(plan, target)
-    return Exported(target, _records(plan), size, count, found=False)
+    # If it is not published, another process was faster.
+    return exported if published else _compare(plans, target)
 
 
-def _records(plan: ExportPlan | SplitPlan) -> int:
-    parts = plan.splits.values() if isinstance(plan, SplitPlan) else [plan]
-    return sum(len(part.run) for part in parts)
+def _exported(plans: Plans, target: Path, paths: Collection[Path], *, found: bool) -> Exported:
+    records = sum(len(plan.run) for plan in plans.values())
+    return Exported(target, records, sum(p.stat().st_size for p in paths), len(paths), found)
 
 
-def files_of(plan: ExportPlan | SplitPlan) -> Iterator[tuple[str, Buffers]]:
-    if isinstance(plan, SplitPlan):
-        for split, part in plan.splits.items():
-            for name, stream in files_of(part):
-                yield f"{split}/{name}", stream
-        # `datasets.load_from_disk` reads the names of splits from this file.
-        yield "dataset_dict.json", [json.dumps({"splits": list(plan.splits)}).encode() + b"\n"]
-        return
+def _is_one_file(plans: Plans) -> bool:
+    return "" in plans and plans[""].one_file
+
+
+def _files(plans: Plans) -> Iterator[tuple[str, Buffers]]:
+    for split, plan in plans.items():
+        for name, stream in _files_of(plan):
+            yield f"{split}/{name}" if split else name, stream
+    if "" not in plans:  # `datasets.load_from_disk` reads the names of splits from this file
+        yield "dataset_dict.json", [json.dumps({"splits": list(plans)}).encode() + b"\n"]
+
+
+def _files_of(plan: ExportPlan) -> Iterator[tuple[str, Buffers]]:
     if plan.format == "megatron":
         for name in ("tokens", "loss_mask"):
             yield f"{name}.bin", _megatron_items(plan, name)
@@ -374,21 +370,20 @@ def _exists(target: Path) -> bool:
     return target.exists() or target.is_symlink()
 
 
-def _compare(plan: ExportPlan | SplitPlan, target: Path) -> Exported:
-    """Return the existing export, or raise if it differs from the plan."""
+def _compare(plans: Plans, target: Path) -> Exported:
+    """Return the existing export, or raise if it differs from the plans."""
     paths, same = set(), True
-    for name, stream in files_of(plan):
-        path = target if plan.one_file else target / name
+    for name, stream in _files(plans):
+        path = target if _is_one_file(plans) else target / name
         same = same and _has_bytes(path, stream)
         paths.add(path)
-    if not plan.one_file:
+    if not _is_one_file(plans):
         same = same and paths == {path for path in target.rglob("*") if not path.is_dir()}
     if not same:
         raise UsageError(
             "exists and is not this export. Remove it, or choose another ", ("out",), path=target
         )
-    size = sum(path.stat().st_size for path in paths)
-    return Exported(target, _records(plan), size, len(paths), found=True)
+    return _exported(plans, target, paths, found=True)
 
 
 def _has_bytes(path: Path, stream: Buffers) -> bool:

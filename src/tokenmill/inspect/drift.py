@@ -147,14 +147,8 @@ def check_rollouts(
                 report.findings_left_off += 1
                 continue
             position = first + row
-            report.findings.append(
-                RolloutFinding(
-                    {"class": note["drift"], "kind": note["kind"], "row": position,
-                     "trajectory": trajectory, "turn": note["turn"], "token": note["token"],
-                     "expected": note["expected"], "found": note["found"],
-                     "detail": note["detail"], "origin": origin_of(position)}
-                )
-            )  # fmt: skip
+            where = {"row": position, "trajectory": trajectory, "origin": origin_of(position)}
+            report.findings.append(RolloutFinding({"class": note.pop("drift"), **note, **where}))
         for row, reason, detail in result["rejected_rows"]:
             if len(report.rejected_rows) < MAX_FINDINGS:
                 report.rejected_rows.append((origin_of(first + row), reason, detail))

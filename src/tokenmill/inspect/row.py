@@ -24,8 +24,6 @@ from tokenmill.errors import TokenmillError, UsageError, check_one_of
 from tokenmill.rl.verdict import CLASSES
 from tokenmill.sources.rows import Rows, open_rows
 from tokenmill.store import EXTRA, Media, Sidecar, Store
-from tokenmill.tokenizers.loading import load
-from tokenmill.tokenizers.tokenizer import Tokenizer
 
 MAX_REFERENCE = 200  # characters of an image's reference
 MAX_GROUP_ROWS = 256  # of a recorded group; more rows share a label rather than a prompt
@@ -62,12 +60,8 @@ class RowView:
         }
 
 
-def store_tokenizer(store: Store) -> Tokenizer:
-    return load(str(store.tokenizer_path), backend="file")
-
-
-def view_row(store: Store, number: int, tokenizer: Tokenizer) -> RowView:
-    row = store[number]
+def view_row(store: Store, number: int) -> RowView:
+    row, tokenizer = store[number], store.tokenizer
     ids, mask = row.input_ids.tolist(), row.loss_mask.tolist()
     special = tokenizer.is_special(ids).tolist()
     return RowView(
@@ -290,11 +284,7 @@ def row_weights(store: Store, order: str) -> Float64:
 
 
 def rows_at_address(store: Store, address: str) -> tuple[list[int], list[Rejected]]:
-    """Return rows and rejected rows from the source row at ``file:line`` or ``file#row``.
-
-    Raises:
-        UsageError: The address is malformed, or no row of this store comes from there.
-    """
+    """Return rows and rejected rows from the source row at ``file:line`` or ``file#row``."""
     match = re.fullmatch(r"(.+?)([:#])(\d+)", address, re.DOTALL)
     if match is None:
         message = f" must be file:line, or file#row (rows count from 0), got {address!r}"

@@ -10,31 +10,23 @@ from typing import TYPE_CHECKING
 from tokenmill._core.optional import lazy_exports
 
 if TYPE_CHECKING:
-    from tokenmill.media.images import ImageFacts, Images, Limits
-    from tokenmill.media.probe import ImageExpansion, RowExpansion, Size
-    from tokenmill.media.processor import Expanded, ExpansionMismatch, Processor, Referenced
-    from tokenmill.media.reference import Reference, reference_from_text, reference_of
-
-__all__ = [
-    "Expanded",
-    "ExpansionMismatch",
-    "ImageExpansion",
-    "ImageFacts",
-    "Images",
-    "Limits",
-    "Processor",
-    "Reference",
-    "Referenced",
-    "RowExpansion",
-    "Size",
-    "reference_from_text",
-    "reference_of",
-]
+    from tokenmill.media.images import ImageFacts as ImageFacts
+    from tokenmill.media.images import Images as Images
+    from tokenmill.media.images import Limits as Limits
+    from tokenmill.media.probe import ImageExpansion as ImageExpansion
+    from tokenmill.media.probe import RowExpansion as RowExpansion
+    from tokenmill.media.probe import Size as Size
+    from tokenmill.media.processor import Expanded as Expanded
+    from tokenmill.media.processor import ExpansionMismatch as ExpansionMismatch
+    from tokenmill.media.processor import Processor as Processor
+    from tokenmill.media.reference import Reference as Reference
+    from tokenmill.media.reference import reference_from_text as reference_from_text
+    from tokenmill.media.reference import reference_of as reference_of
 
 __getattr__ = lazy_exports(
     __name__,
     probe="ImageExpansion RowExpansion Size",
     images="Limits ImageFacts Images",
-    processor="ExpansionMismatch Expanded Processor Referenced",
+    processor="ExpansionMismatch Expanded Processor",
     reference="Reference reference_from_text reference_of",
 )

@@ -60,29 +60,25 @@ class _TextCaptured(Exception):
         self.text = text
 
 
-class _CapturingTokenizer:
-    """Replaces the tokenizer, and stops the processor when it is called."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+class _Proxy:
+    def __init__(self, original: Any) -> None:
+        self._original = original
+        self.output: Any = {}  # of the last call
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._tokenizer, name)
+        return getattr(self._original, name)
+
+
+class _CapturingTokenizer(_Proxy):
+    """Stops the processor when it calls its tokenizer."""
 
     def __call__(self, text: Any = None, *args: Any, **kwargs: Any) -> Any:
         raise _TextCaptured(text)
 
 
-class _RecordingImageProcessor:
-    def __init__(self, image_processor: Any) -> None:
-        self._image_processor = image_processor
-        self.output: Any = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._image_processor, name)
-
+class _RecordingImageProcessor(_Proxy):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.output = self._image_processor(*args, **kwargs)
+        self.output = self._original(*args, **kwargs)
         return self.output
 
 

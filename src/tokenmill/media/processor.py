@@ -285,16 +285,7 @@ class Processor:
     def expand(
         self, text: str, sizes: Sequence[Size], expansion: RowExpansion | None = None
     ) -> Expanded:
-        """Replace each image token of a rendered text by the expansion of its image.
-
-        Args:
-            text: The rendered text.
-            sizes: Width and height of each image.
-            expansion: Of `expansion_of`; `expansion_for` by default.
-
-        Raises:
-            RowError: The numbers of image tokens and images differ (``media_mismatch``).
-        """
+        """Replace each image token of a rendered text by its ``expansion`` (`expansion_for`)."""
         between = text.split(self.image_token)
         if len(between) != len(sizes) + 1:
             raise RowError(

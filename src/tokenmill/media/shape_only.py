@@ -94,13 +94,7 @@ def _concatenated(arrays: Any, axis: int = 0, **kwargs: Any) -> ShapeOnlyArray:
 
 
 def _stacked(arrays: Any, axis: int = 0, **kwargs: Any) -> ShapeOnlyArray:
-    arrays = list(arrays)
-    shape = arrays[0].shape
-    if any(array.shape != shape for array in arrays):
-        raise PixelAccess("arrays of different shapes")
-    axis %= len(shape) + 1
-    kind = np.result_type(*(array.dtype for array in arrays))
-    return ShapeOnlyArray((*shape[:axis], len(arrays), *shape[axis:]), kind)
+    return _concatenated([np.expand_dims(array, axis) for array in arrays], axis)
 
 
 def _padded(array: Any, width: Any, *args: Any, **kwargs: Any) -> ShapeOnlyArray:

@@ -18,7 +18,7 @@ from tokenmill._core.fingerprint import canonical, checksum, key
 from tokenmill._core.origin import Origin
 from tokenmill._core.process import RecentValues
 from tokenmill._core.ranged import RemoteFile
-from tokenmill.errors import CacheError, RowError, SourceError
+from tokenmill.errors import RowError, SourceError
 from tokenmill.sources.block import Block, BlockRows, Part, Value, changed
 from tokenmill.sources.bytefile import (
     FileEntry,
@@ -30,7 +30,7 @@ from tokenmill.sources.bytefile import (
     digest_of,
 )
 from tokenmill.sources.discover import Found
-from tokenmill.sources.index import IndexCache, is_forbidden
+from tokenmill.sources.index import IndexCache, in_writable
 from tokenmill.sources.limits import INDEX_FORMAT, MAX_DECODED
 from tokenmill.sources.tables import (
     DecodedRows,
@@ -167,11 +167,8 @@ class ColumnReader:
         self._digest = content_digest(file, entry.kind)
         self._is_stable = entry.is_stable or is_stable(file)
         if self._is_stable:
-            try:
-                self._index_cache.write_note(name, {"digest": self._digest})
-            except CacheError as error:
-                if not is_forbidden(error):
-                    raise
+            note = {"digest": self._digest}
+            in_writable(self._index_cache, lambda cache: cache.write_note(name, note))
         return self._digest
 
     def source_file(self) -> FileEntry:

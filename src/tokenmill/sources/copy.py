@@ -177,9 +177,7 @@ class CopyFile:
 def decompressed(file: SourceBytes, compression: str) -> Iterator[bytes]:
     """Yield the content of a .gz or .zst file; members and frames are concatenated.
 
-    Raises:
-        SourceError: The file is truncated, damaged, followed by other data or over a limit. The
-            error has the byte offset in the compressed file.
+    A `SourceError` has the byte offset in the compressed file.
     """
     total = 0
     for consumed, piece in _pieces(file, compression):
@@ -260,9 +258,6 @@ def array_lines(pieces: Iterable[bytes], path: str) -> Iterator[bytes]:
     are equivalent in JSON. So a row has the offset and length of its element. Brackets are counted,
     not matched: ``{"a": 1]`` is an element and becomes a bad row. An empty element becomes a bad
     row too, and makes the content one byte longer.
-
-    Raises:
-        SourceError: The array is truncated or followed by text, or an element is over the limit.
     """
 
     def refused(message: str, offset: int) -> SourceError:

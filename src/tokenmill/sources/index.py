@@ -12,10 +12,10 @@ import mmap
 import os
 import struct
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -30,6 +30,7 @@ from tokenmill.errors import CacheError, CorruptionError
 from tokenmill.sources.limits import INDEX_FORMAT, STARTS_PER_PAGE
 
 Integers = npt.NDArray[np.int64]
+T = TypeVar("T")
 _FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
 _NOTE = ArtifactKind("note", "note.json")
 _KIND = ArtifactKind("row index", "index.json", ("table.bin", "starts.bin"))
@@ -85,10 +86,15 @@ def existing_private_index_cache() -> IndexCache | None:
     return private_index_cache() if has_process_directory() else None
 
 
-def is_forbidden(error: CacheError) -> bool:
-    """Whether this user may not write the cache, as opposed to a full or broken disk."""
-    cause = error.__cause__
-    return isinstance(cause, OSError) and cause.errno in _FORBIDDEN
+def in_writable(cache: IndexCache, write: Callable[[IndexCache], T]) -> T:
+    """Write to a cache, or to a private one if this user may not write the cache."""
+    try:
+        return write(cache)
+    except CacheError as error:
+        cause = error.__cause__
+        if not (isinstance(cause, OSError) and cause.errno in _FORBIDDEN):
+            raise
+    return write(private_index_cache())
 
 
 class BlockEntry(NamedTuple):

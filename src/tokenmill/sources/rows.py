@@ -25,16 +25,15 @@ from tokenmill._core.origin import Origin
 from tokenmill._core.paths import cache_root, checked_path, require_inside
 from tokenmill._core.ranged import RemoteFile
 from tokenmill._core.remote import is_remote
-from tokenmill.errors import CacheError, RowError, SourceError, SourceMissing, UsageError
+from tokenmill.errors import RowError, SourceError, SourceMissing, UsageError
 from tokenmill.sources.block import Block, Part
 from tokenmill.sources.bytefile import FileEntry, LocalFile, SourceBytes
 from tokenmill.sources.discover import Found, discover, parse_address
 from tokenmill.sources.index import (
     IndexCache,
     existing_private_index_cache,
+    in_writable,
     index_key,
-    is_forbidden,
-    private_index_cache,
     write_index,
 )
 from tokenmill.sources.limits import EMBEDDED_BYTES, INDEX_FORMAT, KIB, MAX_ARRAY_GAP, MIB
@@ -150,13 +149,7 @@ def describe(
             entry = None if cache is None else _cached_entry(found, file, cache)
             if entry is not None and cache is not None:
                 return entry, cache
-    try:
-        return _read(found, file, index_cache, force_recache), index_cache
-    except CacheError as error:
-        if not is_forbidden(error):
-            raise
-    cache = private_index_cache()
-    return _read(found, file, cache, force_recache), cache
+    return in_writable(index_cache, lambda to: (_read(found, file, to, force_recache), to))
 
 
 def _opened(found: Found, *, again: bool) -> LocalFile | RemoteFile:
@@ -321,12 +314,7 @@ class Concatenation:
         if len(data) <= EMBEDDED_BYTES:
             return _embedded, (data,)
         name = _list_key(data)
-        try:
-            root = _publish(self._index_cache, name, data)
-        except CacheError as error:
-            if not is_forbidden(error):
-                raise
-            root = _publish(private_index_cache(), name, data)
+        root = in_writable(self._index_cache, lambda cache: _publish(cache, name, data))
         return _published, (str(root), name)
 
     def at(self, position: int) -> tuple[Reader, int]:
@@ -453,11 +441,7 @@ class Rows(Sequence[dict[str, Any]]):
         return self._at(index)[0]
 
     def batch(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Return rows in the given order; neighbouring rows are read together.
-
-        Raises:
-            RowError: A row is bad; the first error is raised.
-        """
+        """Return rows in the given order, read together; raise the first `RowError`."""
         values = self._values(indices)
         for value in values:
             if isinstance(value, RowError):
@@ -507,11 +491,7 @@ class Rows(Sequence[dict[str, Any]]):
         return [reader.source_file() for reader in self._whole.readers]
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the blocks of the view; the first and last are cut to its rows.
-
-        Raises:
-            UsageError: The view has a step.
-        """
+        """Yield the blocks of the view; the first and last are cut to its rows."""
         if self._positions.step != 1:
             raise UsageError("a view with a step has no blocks; use a contiguous slice")
         for _, part in self._whole.runs(self._positions.start, self._positions.stop):

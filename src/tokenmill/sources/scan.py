@@ -66,10 +66,7 @@ class Cutter:
     ) -> list[int]:
         """Return which of the next lines start a block.
 
-        Args:
-            starts: Offset of each line, ascending.
-            stops: Offset after each line's terminator.
-            first_qualified: Returns the first of the lines ``lo:hi`` that qualifies, else -1.
+        ``first_qualified`` returns the first of the lines ``lo:hi`` that qualifies, else -1.
         """
         cuts: list[int] = []
         count, next_line = len(starts), 0

@@ -18,13 +18,10 @@ import socket
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from tokenmill._core.publish import Staging, sync_directory, writing_errors
 from tokenmill.errors import IN_MEMORY_DIRECTORY, TokenmillError, UsageError, public_path
@@ -104,7 +101,7 @@ def collect(
     unused = {f"stores/{key}" for key in expired}
     for directory in _directories(layout.slices):
         keys = {path.name.partition(".")[0] for path in _entries(directory)}
-        unused |= {f"slices/{key}" for key in keys - needed.in_directory(directory.name)}
+        unused |= {f"slices/{key}" for key in keys - needed}
     unused |= set(_unused_sidecars(layout, expired))
     unused |= set(_unused_sources(layout, expired, now - grace_s))
     unused |= {f"staging/{path.name}" for path in _dead_staging(root)}
@@ -137,30 +134,15 @@ def _expired_stores(
     return named
 
 
-class _Needed:
-    """Slice keys as arrays of 20 bytes each; one directory at a time is made a set of names."""
-
-    def __init__(self, keys: NDArray[np.uint8]) -> None:
-        self._keys = keys[np.argsort(keys[:, 0], kind="stable")]
-        self._bounds = np.searchsorted(self._keys[:, 0], np.arange(257))
-
-    def in_directory(self, name: str) -> set[str]:
-        try:
-            number = bytes.fromhex(name)[0]
-        except (ValueError, IndexError):
-            return set()
-        keys = self._keys[self._bounds[number] : self._bounds[number + 1]]
-        return {key.tobytes().hex() for key in keys}
-
-
-def _needed_slices(layout: CacheLayout, expired: set[str]) -> _Needed:
+def _needed_slices(layout: CacheLayout, expired: set[str]) -> set[str]:
     stores = [path for path in _directories(layout.stores) if path.name not in expired]
     # An unreadable table stops the collection, because that store's slices are unknown.
-    keys = []
+    keys: set[str] = set()
     for path in stores:
         with _unless_removed(path):
-            keys.append(load_table(ByteFile(path / TABLE, mapped=False))["key"].copy())
-    return _Needed(np.concatenate([np.empty((0, 20), np.uint8), *keys]))
+            table = load_table(ByteFile(path / TABLE, mapped=False))
+            keys.update(key.tobytes().hex() for key in table["key"])
+    return keys
 
 
 def _unused_sidecars(layout: CacheLayout, expired: set[str]) -> Iterator[str]:
@@ -221,11 +203,7 @@ def _hide_slices(layout: CacheLayout, due: list[str], expired: set[str]) -> set[
             # `suppress` is inside, so that a missing file is not translated to an error first.
             with writing_errors(layout.slices), contextlib.suppress(FileNotFoundError):
                 os.rename(layout.slice(key).record, staging.path / key)
-        needed: set[str] = set()
-        if keys:
-            of_stores = _needed_slices(layout, expired)
-            for digits, group in groupby(sorted(keys), key=lambda key: key[:2]):
-                needed |= of_stores.in_directory(digits).intersection(group)
+        needed = _needed_slices(layout, expired).intersection(keys) if keys else set()
         for key in needed:
             if (staging.path / key).exists():
                 staging.publish(staging.path / key, layout.slice(key).record)

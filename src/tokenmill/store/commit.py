@@ -101,12 +101,7 @@ def commit_store(
 ) -> StoreLayout:
     """Publish a store of published slices; return it, or an equal one that was there before.
 
-    Args:
-        cache: The cache that contains the slices.
-        document: The key document; its fingerprint is the store's key.
-        placements: Every slice of the plan, in order.
-        tokenizer: For the manifest: identity, pad and eos ids.
-        proof: Content of ``proof.json``.
+    ``placements`` are all slices in order; ``tokenizer`` has the identity, pad and eos ids.
     """
     store = cache.store(fingerprint_key(document))
     with writing_errors(store.directory), Staging(cache.root) as staging:

@@ -82,20 +82,17 @@ class RemoteStore(Store):
 
     @property
     def tokenizer_path(self) -> Path:
-        cache = CacheLayout(self.remote.blocks.root)
-        target = cache.tokenizer(self.manifest["tokenizer"]["identity"])
-        return _fetch_model(self.remote, "tokenizer", target)
+        return _fetch_model(self.remote, "tokenizer", self.manifest["tokenizer"]["identity"])
 
     @property
     def processor_path(self) -> Path | None:
-        if not self.processor_key:
-            return None
-        target = CacheLayout(self.remote.blocks.root).processor(self.processor_key)
-        return _fetch_model(self.remote, "processor", target)
+        key = self.processor_key
+        return _fetch_model(self.remote, "processor", key) if key else None
 
 
-def _fetch_model(store: RemotePath, kind: str, target: Path) -> Path:
+def _fetch_model(store: RemotePath, kind: str, key: str) -> Path:
     """Return the local copy of a tokenizer or processor; fetch it if needed."""
+    target: Path = getattr(CacheLayout(store.blocks.root), kind)(key)
     if target.is_dir():
         return target
     listing = store / CONTENTS

@@ -182,7 +182,28 @@ class RowStarts:
         return first + int(np.searchsorted(ends, token, side="right"))
 
 
-class Sidecar:
+class RowValues:
+    """Access to the values of ``of_rows`` or ``of_tokens`` by row number."""
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> float | Float32: ...
+    @overload
+    def __getitem__(self, index: slice) -> Float32 | list[Float32]: ...
+    def __getitem__(self: Any, index: SupportsIndex | slice) -> Any:
+        """Return the value of a row, or the values of its tokens; for a slice, see `batch`."""
+        if isinstance(index, slice):
+            return self.batch(range(len(self))[index])
+        (found,) = self.batch([index])
+        return float(found) if self.per == "row" else found
+
+    def batch(self: Any, indices: Iterable[SupportsIndex]) -> Float32 | list[Float32]:
+        """Return one array with a value for each row; per token, one array for each row."""
+        read = self.of_rows if self.per == "row" else self.of_tokens
+        values: Float32 | list[Float32] = read(row_numbers(indices, len(self)))
+        return values
+
+
+class Sidecar(RowValues):
     """Numbers attached to the rows of a store.
 
     Attributes:
@@ -222,22 +243,7 @@ class Sidecar:
     def __len__(self) -> int:
         return self.record.rows
 
-    @overload
-    def __getitem__(self, index: SupportsIndex) -> float | Float32: ...
-    @overload
-    def __getitem__(self, index: slice) -> Float32 | list[Float32]: ...
-    def __getitem__(self, index: SupportsIndex | slice) -> float | Float32 | list[Float32]:
-        """Return the value of a row, or the values of its tokens; for a slice, see `batch`."""
-        if isinstance(index, slice):
-            return self.batch(range(len(self))[index])
-        found = self.batch([index])[0]
-        return float(found) if self.per == "row" else found
-
-    def batch(self, indices: Iterable[SupportsIndex]) -> Float32 | list[Float32]:
-        """Return one array with a value for each row; per token, one array for each row."""
-        rows = row_numbers(indices, len(self))
-        if self.per == "row":
-            return self._of_rows(rows)
+    def of_tokens(self, rows: Int64) -> list[Float32]:
         lengths = self._store.lengths
         return [self.read(self._starts.start(row), int(lengths[row])) for row in rows.tolist()]
 
@@ -249,7 +255,7 @@ class Sidecar:
     def check_all(self) -> int:
         return self._file.check_all()
 
-    def _of_rows(self, rows: Int64) -> Float32:
+    def of_rows(self, rows: Int64) -> Float32:
         if self._mapped is None:
             found = [self.read(row, 1)[0] for row in rows.tolist()]
             return np.asarray(found, dtype=np.float32)

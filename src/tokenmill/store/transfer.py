@@ -501,11 +501,7 @@ def pull(
 
 
 def copy_from(
-    source: str | os.PathLike[str],
-    *,
-    out: str | os.PathLike[str] | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-    embed_media: bool = False,
+    source: Any, *, out: Any = None, cache_dir: Any = None, embed_media: bool = False
 ) -> TransferResult:
     """Like `pull`, but return the counts of the copy."""
     cache = CacheLayout(cache_root(cache_dir))

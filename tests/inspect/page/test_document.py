@@ -19,7 +19,7 @@ from tests.cli.harness import QUICK, Shell
 from tests.inspect.page.conftest import ATTACK, Made
 from tokenmill.errors import UsageError
 from tokenmill.inspect.page.document import compressed, make_page, overview, page, write_page
-from tokenmill.inspect.row import RowFacts, store_tokenizer
+from tokenmill.inspect.row import RowFacts
 from tokenmill.store import Store
 
 
@@ -46,7 +46,7 @@ def data_of(page: bytes) -> dict[str, Any]:
 
 
 def test_page_contains_every_row_of_the_store(store: Store, page_file: Path) -> None:
-    data, tokenizer = data_of(page_file.read_bytes()), store_tokenizer(store)
+    data, tokenizer = data_of(page_file.read_bytes()), store.tokenizer
     assert sorted(row["row"] for row in data["rows"]) == list(range(len(store)))
     for found in data["rows"]:
         row = store[found["row"]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from tests.inspect.page.conftest import own_page_and_server
 from tests.inspect.page.test_document import data_of, decompressed
 from tokenmill.inspect.page.document import embed, make_page, select_rows
 from tokenmill.inspect.page.serve import Viewer
-from tokenmill.inspect.row import RowFacts, store_tokenizer
+from tokenmill.inspect.row import RowFacts
 from tokenmill.store import Group, Store
 
 PAIR, KTO, RANKED = 0, 1, 2  # numbers of groups
@@ -36,7 +35,6 @@ def store(directory: Path) -> Store:
     return tm.prepare(sources, str(TOKENIZER), cache_dir=directory / "cache", **INLINE)
 
 
-tokenizer_of = functools.cache(store_tokenizer)
 directory, page_file, _ = own_page_and_server("groups")
 
 
@@ -93,7 +91,7 @@ def test_groups_are_never_split(
 ) -> None:
     facts = RowFacts(store)
     wanted, _ = select_rows(facts, count=count, seed=3, **choice)
-    rows, blocks = embed(facts, tokenizer_of(store), wanted, most)
+    rows, blocks = embed(facts, wanted, most)
     assert rows == wanted[: len(rows)].tolist()
     assert len(rows) == len(set(rows))
     at = 0

@@ -11,7 +11,6 @@ from typing import Any
 from tests.inspect.page.browsing import Visit, go_to, tokens, wait_for_status, wait_for_title
 from tests.inspect.page.conftest import ATTACK, STEERING
 from tokenmill.inspect.rejected import HINTS, rejected_by_file
-from tokenmill.inspect.row import store_tokenizer
 from tokenmill.store import Store
 
 # Contrast of an element's text with what lies behind it, as WCAG counts it.
@@ -94,7 +93,7 @@ def test_token_shows_id_and_bytes_for_pointer_and_keyboard(
     page = visit(on_disk)
     go_to(page, 2)
     ids = store[2].input_ids.tolist()
-    pieces = store_tokenizer(store).pieces(ids)
+    pieces = store.tokenizer.pieces(ids)
 
     def tip() -> list[str]:
         page.wait_for_selector("#tip:not([hidden])")

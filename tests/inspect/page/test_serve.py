@@ -21,7 +21,7 @@ from tests.inspect.page.conftest import ATTACK, Made
 from tokenmill.build.calls import run_recipe
 from tokenmill.errors import UsageError
 from tokenmill.inspect.page.serve import Query, RowFinder, StoreComparison, Viewer, align, listen
-from tokenmill.inspect.row import RowFacts, store_tokenizer
+from tokenmill.inspect.row import RowFacts
 from tokenmill.store import Store
 
 
@@ -98,7 +98,7 @@ def test_rows_equal_those_of_the_store(client: Client, made: Made) -> None:
         assert found["ids"] == row.input_ids.tolist()
         assert found["turns"] == [list(turn) for turn in row.turns]
         pieces = [bytes.fromhex(found["table"][str(n)][0]) for n in found["ids"]]
-        assert pieces == store_tokenizer(made.store).pieces(found["ids"])
+        assert pieces == made.store.tokenizer.pieces(found["ids"])
         raw = client.request("raw", number=number)
         assert len(raw["text"].encode()) == row.origin.length
 
@@ -118,13 +118,13 @@ def test_invalid_request_is_a_usage_error(client: Client) -> None:
 
 
 def matches(store: Store, text: str) -> list[int]:
-    tokenizer = store_tokenizer(store)
+    tokenizer = store.tokenizer
     whole = (b"".join(tokenizer.pieces(row.input_ids)).decode("utf-8", "replace") for row in store)
     return [n for n, row in enumerate(whole) if text.lower() in row.lower()]
 
 
 def test_filters_equal_a_check_of_every_row(store: Store) -> None:
-    finder = RowFinder(RowFacts(store), store_tokenizer(store))
+    finder = RowFinder(RowFacts(store))
     lengths, shares = store.lengths, store.trained / store.lengths
     cases: list[tuple[dict[str, str], Any]] = [
         ({}, lambda n: True),
@@ -148,7 +148,7 @@ def test_filters_equal_a_check_of_every_row(store: Store) -> None:
 
 
 def test_search_is_bounded_and_can_be_continued(store: Store) -> None:
-    finder = RowFinder(RowFacts(store), store_tokenizer(store), scanned_tokens=5000)
+    finder = RowFinder(RowFacts(store), scanned_tokens=5000)
     found: list[int] = []
     start, requests = 0, 0
     while start < len(store):
@@ -165,13 +165,13 @@ def test_search_is_bounded_and_can_be_continued(store: Store) -> None:
               {"order": "best"}, {"order": "drift"}, {"order": "highest:x"}, {"text": "x" * 2000},
               {"start": "1e3"}], ids=str)  # fmt: skip
 def test_invalid_query_is_a_usage_error(store: Store, query: dict[str, str]) -> None:
-    finder = RowFinder(RowFacts(store), store_tokenizer(store))
+    finder = RowFinder(RowFacts(store))
     with pytest.raises(UsageError):
         finder.find(Query.parse(query))
 
 
 def test_comparison_distinguishes_mask_and_text(made: Made, client: Client) -> None:
-    comparison = StoreComparison(made.store, made.other, store_tokenizer(made.store))
+    comparison = StoreComparison(made.store, made.other)
     survey = comparison.survey
     assert survey["ids"] == survey["missing"] == 0
     assert survey["only_theirs"] == 1, "the trailing user turn that is trimmed there"
@@ -194,7 +194,7 @@ def test_comparison_distinguishes_mask_and_text(made: Made, client: Client) -> N
 
 
 def test_equal_rows_are_partners_in_order(made: Made) -> None:
-    comparison = StoreComparison(made.store, made.other, store_tokenizer(made.store))
+    comparison = StoreComparison(made.store, made.other)
     partners = [comparison.partner(number) for number in range(len(made.store))]
     rows = [partner[0] for partner in partners if partner is not None]
     assert len(rows) == len(set(rows)) == len(made.store), "dirty.jsonl holds one row twice"
@@ -209,7 +209,7 @@ def test_edited_row_is_compared_by_its_origin(made: Made, tmp_path: Path) -> Non
     lines[3] = lines[3].replace("tides", "great tides")
     edited.write_text("".join(lines), "utf-8")
     other = run_recipe(str(edited), str(TOKENIZER), cache_dir=tmp_path / "cache", **INLINE).store
-    comparison = StoreComparison(made.store, other, store_tokenizer(made.store))
+    comparison = StoreComparison(made.store, other)
     answer = comparison.row(3)
     changed = answer["changed"]
     assert (answer["by"], changed["text"], changed["ids"]) == ("origin", True, True)

@@ -291,7 +291,7 @@ def demo(output: Output, flags: Flags, *, files: str | None = None) -> None:
     from tokenmill.build.calls import run_recipe
     from tokenmill.cli.commands.inspect import show_row
     from tokenmill.cli.commands.stats import show_stats
-    from tokenmill.inspect.row import store_tokenizer, view_row
+    from tokenmill.inspect.row import view_row
     from tokenmill.inspect.stats import store_stats
 
     examples = Path(str(resources.files("tokenmill") / "examples"))
@@ -319,7 +319,7 @@ def demo(output: Output, flags: Flags, *, files: str | None = None) -> None:
         show_stats(output.stdout, store_stats(second.store))
         number = _row_to_show(second.store)
         step(4, f"tokenmill inspect STORE --row {number}   (green is trained)")
-        show_row(output, view_row(second.store, number, store_tokenizer(second.store)))
+        show_row(output, view_row(second.store, number))
     step(5, "stop half way through the batches, then resume from the saved state")
     state = _check_resume(second.store)
     output.message(f"state: {state}")

@@ -175,10 +175,9 @@ def _host() -> str:
 
 
 def _show_rows(output: Output, store: Store, numbers: list[int], values: str | None = None) -> None:
-    from tokenmill.inspect.row import store_tokenizer, view_row
+    from tokenmill.inspect.row import view_row
 
-    tokenizer = store_tokenizer(store)
-    views = [view_row(store, number, tokenizer) for number in numbers]
+    views = [view_row(store, number) for number in numbers]
     per_token = sorted(name for name, it in views[0].sidecars.items() if isinstance(it, list))
     if values is not None and values not in per_token:
         attached = ", ".join(per_token) or "none"
@@ -212,11 +211,11 @@ def _rows_of_group(store: Store, number: int) -> tuple[int, list[int]]:
 
 def _show_group(output: Output, store: Store, number: int) -> None:
     """Print the common prompt of a group, then its answers side by side."""
-    from tokenmill.inspect.row import store_tokenizer, view_row
+    from tokenmill.inspect.row import view_row
 
     number, rows = _rows_of_group(store, number)
-    group, tokenizer = store.groups[number], store_tokenizer(store)
-    views = [view_row(store, row, tokenizer) for row in rows]
+    group = store.groups[number]
+    views = [view_row(store, row) for row in rows]
     document = {
         "group": number,
         "labels": group.labels,

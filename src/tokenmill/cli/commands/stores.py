@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
+from tokenmill._core.paths import cache_root
 from tokenmill.cli.app import app, require_command
 from tokenmill.cli.help import Group
 from tokenmill.cli.options import (
@@ -264,7 +265,7 @@ def list_cache(output: Output, flags: Flags) -> None:
     """List the stores in the cache and its size."""
     from tokenmill.store.collect import survey
 
-    root = _root(flags)
+    root = cache_root(flags.get("cache_dir"))
     document = survey(root)
     output.result(document, lambda: _show_cache(output, root, document))
 
@@ -334,7 +335,7 @@ def gc(
     from tokenmill.store.layout import is_key
     from tokenmill.store.named import find_store
 
-    root = _root(flags)
+    root = cache_root(flags.get("cache_dir"))
     collected = collect(
         root,
         grace_s=_seconds("grace", grace),
@@ -351,12 +352,6 @@ def gc(
         output.message(f"{len(marked):,} {would}marked; run gc again after {grace} to remove them")
 
     output.result(document, show)
-
-
-def _root(flags: Flags) -> Path:
-    from tokenmill._core.paths import default_cache_dir
-
-    return Path(flags.get("cache_dir") or default_cache_dir())
 
 
 def _seconds(name: str, text: str) -> float:

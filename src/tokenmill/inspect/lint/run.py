@@ -133,37 +133,20 @@ def _tasks(rows: Rows, chosen: Choice) -> Iterator[BlockTask]:
 
 
 class RowOrigins:
-    """The origins of rows, by position among all rows.
-
-    The origin of a row in a columnar file comes from its block: opening one row would copy the
-    whole file.
-    """
+    """The origins of rows, by position among all rows; rows of columnar files have length 0."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        self._columnar: dict[int, str] = {}  # file → its path
-        self.counts: list[int] = []  # rows of every block
-        files, first_rows = [], []
-        for block in rows.blocks():
-            self.counts.append(block.rows)
-            files.append(block.file)
-            first_rows.append(block.first_row)
-            if block.kind in COLUMNAR:
-                self._columnar[block.file] = block.path
-        self._files = np.array(files, np.int32)
-        self._first_rows = np.array(first_rows, np.int64)
-        self._starts = np.concatenate(([0], np.cumsum(self.counts, dtype=np.int64)))
+        self.counts = [block.rows for block in rows.blocks()]
+        self._starts = [0, *accumulate(self.counts)]
 
     def start(self, block: int) -> int:
-        return int(self._starts[block])
+        return self._starts[block]
 
     def origin(self, position: int) -> Origin:
-        block = int(np.searchsorted(self._starts, position, side="right")) - 1
-        path = self._columnar.get(int(self._files[block]))
-        if path is None:
-            return self._rows.origin(position)
-        row = int(self._first_rows[block]) + position - self.start(block)
-        return Origin(path, row, None, None, 0)
+        origin = self._rows.origin(position, {})  # does not read a row of a columnar file
+        is_columnar = self._rows.file_of(position).entry.kind in COLUMNAR
+        return origin._replace(length=0) if is_columnar else origin
 
     def shown(self, position: int) -> str:
         value = self._rows.batch([position])[0]

@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenmill._core.publish import Staging, replace_file, writing_errors
+from tokenmill._core.publish import Staging, writing_errors
 from tokenmill.data.packs import Pack
 from tokenmill.data.view import as_view
 from tokenmill.errors import SourceChanged, TokenmillError, UsageError
@@ -44,7 +44,6 @@ from tokenmill.inspect.row import (
     media_document,
     no_excerpt,
     rows_by_rule,
-    store_tokenizer,
 )
 from tokenmill.inspect.stats import (
     PACK_SEED,
@@ -100,12 +99,7 @@ def _hash(text: str) -> str:
 
 
 def page(about: dict[str, Any], *, rows: dict[str, Any] | None = None) -> bytes:
-    """Return the HTML of the page.
-
-    Args:
-        about: ``overview``, ``selection`` (a sentence) and optionally ``compare``.
-        rows: Compressed ``blocks`` and ``images``; None if a server has the rows.
-    """
+    """Return the HTML of the page; ``rows`` has compressed blocks, or is None for a server."""
     frame, style, program = client()
     parts = {
         "TITLE": html.escape(f"{about['overview']['name']} · tokenmill inspect"),
@@ -131,22 +125,19 @@ def make_page(
     store: Store,
     target: Path,
     *,
-    rule: str | None = None,
-    rows: Sequence[int] | None = None,
-    count: int | None = None,
-    seed: int = 0,
     cache_dir: str | None = None,
     fetch: bool = False,  # read remote sources for the text of rejected rows
     max_bytes: int = PAGE_BYTES,
+    **selection: Any,  # arguments of `select_rows`
 ) -> dict[str, Any]:
     """Write the page of a store, or of some of its rows; return what ``inspect --json`` prints."""
     facts = RowFacts(store)
     excerpts = SourceExcerpts(store, cache_dir, fetch=fetch)
     about: dict[str, Any] = {"overview": overview(facts, excerpts)}
     left = max_bytes - len(page(about, rows={})) - SENTENCE_BYTES
-    selected, how = select_rows(facts, rule=rule, rows=rows, count=count, seed=seed)
+    selected, how = select_rows(facts, **selection)
     for_rows = left - int(MEDIA_SHARE * left) if store.has_media else left
-    embedded, blocks = embed(facts, store_tokenizer(store), selected, for_rows)
+    embedded, blocks = embed(facts, selected, for_rows)
     about["selection"] = _sentence(facts, len(embedded), how)
     left = max_bytes - len(page(about, rows={"blocks": blocks})) - SENTENCE_BYTES
     images = compressed(thumbnails(store, embedded, left))
@@ -215,9 +206,7 @@ def _group_ends(store: Store, rows: Int64) -> Int64:
     return ends
 
 
-def embed(
-    facts: RowFacts, tokenizer: Tokenizer, selected: Int64, max_bytes: int
-) -> tuple[list[int], list[str]]:
+def embed(facts: RowFacts, selected: Int64, max_bytes: int) -> tuple[list[int], list[str]]:
     """Compress as many complete groups as fit into blocks of rows, each with its new pieces."""
     groups = np.split(selected, _group_ends(facts.store, selected)[:-1]) if len(selected) else []
     embedded: list[int] = []
@@ -226,9 +215,9 @@ def embed(
     at, size = 0, BLOCK_GROUPS
     while at < len(groups):
         numbers = np.concatenate(groups[at : at + size]).tolist()
-        rows = [row_document(facts, number, tokenizer) for number in numbers]
+        rows = [row_document(facts, number) for number in numbers]
         new = set().union(*(row["ids"] for row in rows)) - known
-        block = compressed({"rows": rows, "table": piece_table(tokenizer, new)})
+        block = compressed({"rows": rows, "table": piece_table(facts.store, new)})
         if len(block) + 3 <= max_bytes:  # quotes and a comma
             max_bytes -= len(block) + 3
             blocks.append(block)
@@ -268,7 +257,7 @@ def write_page(target: Path, content: bytes) -> None:
                 message = " would overwrite a file that is not a tokenmill page; choose another"
                 raise UsageError(("html",), message, path=target)
         with Staging(target.parent, beside=target) as staging:
-            replace_file(staging.write(target.name, content), target)
+            staging.replace(staging.write(target.name, content), target)
 
 
 # The overview: everything on the page except rows. Its size is bounded.
@@ -485,26 +474,26 @@ MAX_THUMBNAILS = 800  # in one page; each costs milliseconds of decoding
 THUMBNAIL_OVERHEAD = 120  # bytes of an entry beside the image
 
 
-def row_summary(facts: RowFacts, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
+def row_summary(facts: RowFacts, number: int) -> dict[str, Any]:
     row = facts.store[number]
     return {
         "row": number,
         "length": len(row),
         "trained": int(row.loss_mask.sum()),
         "address": str(row.origin),
-        "preview": preview(row, tokenizer),
+        "preview": preview(row, facts.store.tokenizer),
         "group": group_document(facts, number),
         "drift": facts.drift_of(number),
         "numbers": facts.numbers_of(number),
     }
 
 
-def row_document(facts: RowFacts, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
+def row_document(facts: RowFacts, number: int) -> dict[str, Any]:
     """Return a whole row; the bytes of its tokens are in a `piece_table`."""
     row = facts.store[number]
     is_rollout = facts.drift is not None
     return {
-        **row_summary(facts, number, tokenizer),
+        **row_summary(facts, number),
         "origin": row.origin._asdict(),
         "part": row.part,
         "turns": row.turns,
@@ -517,8 +506,8 @@ def row_document(facts: RowFacts, number: int, tokenizer: Tokenizer) -> dict[str
     }
 
 
-def piece_table(tokenizer: Tokenizer, ids: Iterable[int]) -> dict[str, tuple[str, int]]:
-    used = sorted(set(ids))
+def piece_table(store: Store, ids: Iterable[int]) -> dict[str, tuple[str, int]]:
+    used, tokenizer = sorted(set(ids)), store.tokenizer
     special = tokenizer.is_special(used).tolist()
     return {
         str(token): (piece.hex(), int(control))
@@ -526,9 +515,9 @@ def piece_table(tokenizer: Tokenizer, ids: Iterable[int]) -> dict[str, tuple[str
     }
 
 
-def row_with_pieces(facts: RowFacts, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
-    row = row_document(facts, number, tokenizer)
-    return {**row, "table": piece_table(tokenizer, row["ids"])}
+def row_with_pieces(facts: RowFacts, number: int) -> dict[str, Any]:
+    row = row_document(facts, number)
+    return {**row, "table": piece_table(facts.store, row["ids"])}
 
 
 def group_document(facts: RowFacts, number: int) -> dict[str, Any] | None:

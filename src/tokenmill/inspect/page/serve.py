@@ -41,11 +41,9 @@ from tokenmill.inspect.row import (
     SourceExcerpts,
     row_weights,
     rows_of_source_row,
-    store_tokenizer,
 )
 from tokenmill.store import Store
 from tokenmill.store.where import Where
-from tokenmill.tokenizers.tokenizer import Tokenizer
 
 HOST = "127.0.0.1"
 TOKEN_BYTES = 24
@@ -96,17 +94,19 @@ def parse_integer(params: Mapping[str, str], name: str, default: int | None = No
     return int(text)
 
 
+def _page_of(params: Mapping[str, str]) -> tuple[int, int]:
+    return parse_integer(params, "first", 0), min(parse_integer(params, "count", 50), MAX_ROWS)
+
+
 class RowFinder:
     def __init__(
         self,
         facts: RowFacts,
-        tokenizer: Tokenizer,
         changed: Callable[[], list[int]] = list,  # rows that changed, in a comparison
         scanned_tokens: int = SCANNED_TOKENS,  # limit of one search for text
     ) -> None:
         self._facts = facts
         self._store = facts.store
-        self._tokenizer = tokenizer
         self._changed = changed
         self._scanned_tokens = scanned_tokens
         self.find = lru_cache(CACHED_QUERIES)(self._find)
@@ -168,7 +168,7 @@ class RowFinder:
         return len(self._store)
 
     def _text(self, ids: NDArray[np.int32]) -> str:
-        table = self._tokenizer.table
+        table = self._store.tokenizer.table
         if len(ids) and int(ids.max()) < len(table):
             data = bytes(table.joined(ids)[1])
         else:
@@ -201,14 +201,12 @@ class StoreComparison:
     same tokenizer, else by the bytes of tokens.
     """
 
-    def __init__(self, ours: Store, theirs: Store, tokenizer: Tokenizer) -> None:
+    def __init__(self, ours: Store, theirs: Store) -> None:
         self.ours = ours
         self.theirs = theirs
         self._our_facts, self._their_facts = RowFacts(ours), RowFacts(theirs)
-        self._tokenizer = tokenizer
         identities = {store.manifest["tokenizer"]["identity"] for store in (ours, theirs)}
         self._one_tokenizer = len(identities) == 1
-        self._their_tokenizer = tokenizer if self._one_tokenizer else store_tokenizer(theirs)
 
     @cached_property
     def _contents(self) -> tuple[_RowsByDigest, _RowsByDigest]:
@@ -233,17 +231,17 @@ class StoreComparison:
         return None
 
     def row(self, number: int) -> dict[str, Any]:
-        ours = row_with_pieces(self._our_facts, number, self._tokenizer)
+        ours = row_with_pieces(self._our_facts, number)
         partner = self.partner(number)
         if partner is None:
             note = "the other store has no row from this source row"
             return {"ours": ours, "theirs": None, "note": note}
         place, by = partner
-        theirs = row_with_pieces(self._their_facts, place, self._their_tokenizer)
+        theirs = row_with_pieces(self._their_facts, place)
         mine, other = self.ours[number], self.theirs[place]
         our_ids, their_ids = ours["ids"], theirs["ids"]
-        our_pieces = self._tokenizer.pieces(our_ids)
-        their_pieces = self._their_tokenizer.pieces(their_ids)
+        our_pieces = self.ours.tokenizer.pieces(our_ids)
+        their_pieces = self.theirs.tokenizer.pieces(their_ids)
         if self._one_tokenizer:
             steps, aligned = align(our_ids, their_ids)
         else:
@@ -347,13 +345,10 @@ class Viewer:
         fetch: bool = False,  # read remote sources for the text of rejected rows
     ) -> None:
         self.store = store
-        self.tokenizer = store_tokenizer(store)
         self._excerpts = SourceExcerpts(store, cache_dir, fetch=fetch)
         self._facts = RowFacts(store)
-        self._finder = RowFinder(
-            self._facts, self.tokenizer, lambda: self._compared_stores.survey["rows"]
-        )
-        self.comparison = None if other is None else StoreComparison(store, other, self.tokenizer)
+        self._finder = RowFinder(self._facts, lambda: self._compared_stores.survey["rows"])
+        self.comparison = None if other is None else StoreComparison(store, other)
 
     @cached_property
     def page(self) -> bytes:
@@ -366,10 +361,7 @@ class Viewer:
         )
 
     def rows(self, params: Mapping[str, str]) -> dict[str, Any]:
-        first, count = (
-            parse_integer(params, "first", 0),
-            min(parse_integer(params, "count", 50), MAX_ROWS),
-        )
+        first, count = _page_of(params)
         rows, searched = self._finder.find(Query.parse(params))
         shown = rows[first : first + count].tolist()
         return {
@@ -377,7 +369,7 @@ class Viewer:
             "searched": searched,
             "of": len(self.store),
             "first": first,
-            "rows": [row_summary(self._facts, number, self.tokenizer) for number in shown],
+            "rows": [row_summary(self._facts, number) for number in shown],
         }
 
     def place(self, params: Mapping[str, str]) -> dict[str, Any]:
@@ -386,7 +378,7 @@ class Viewer:
         return {"place": int(found[0]) if len(found) else -1}
 
     def row(self, params: Mapping[str, str]) -> dict[str, Any]:
-        return row_with_pieces(self._facts, self._row_number(params), self.tokenizer)
+        return row_with_pieces(self._facts, self._row_number(params))
 
     def image(self, params: Mapping[str, str]) -> dict[str, str]:
         media = self.store[self._row_number(params)].media
@@ -399,10 +391,7 @@ class Viewer:
         return self._excerpts.excerpt(self.store[self._row_number(params)].origin, RAW_BYTES)
 
     def rejected(self, params: Mapping[str, str]) -> dict[str, Any]:
-        first, count = (
-            parse_integer(params, "first", 0),
-            min(parse_integer(params, "count", 50), MAX_ROWS),
-        )
+        first, count = _page_of(params)
         reason = params.get("reason")
         rows = enumerate(self.store.rejected_rows())
         matching = (row for row in rows if not reason or row[1][1] == reason)
