@@ -386,15 +386,15 @@ def test_fast_engine_is_loaded_later_and_not_used_in_forked_processes(
     lazy._options["engine"] = "auto"  # as for a large file
     numbers = np.arange(len(lazy))
     lazy.read(numbers)
-    assert lazy._opened[0][1] == "hf"
+    assert list(lazy._pipelines) == ["hf"]
     monkeypatch.setattr("tokenmill.build.lazy.SMALL_JOB_BYTES", 0)
     assert_same_units(Both(lazy, data.finished))
-    assert lazy._opened[0][1] == "auto"
+    assert lazy._pipeline() is lazy._pipelines["auto"]
     child = os.fork()
     if not child:
         with contextlib.suppress(BaseException):
             assert_same_units(Both(lazy, data.finished))
-            assert lazy._opened[0][1] == "hf"
+            assert lazy._pipeline() is lazy._pipelines["hf"]
             os._exit(7)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import UNSET as _UNSET
 
@@ -17,61 +17,13 @@ if TYPE_CHECKING:
     from tokenmill.build.outcome import Prepared, Unfinished
     from tokenmill.build.tasks import Executor
     from tokenmill.store import Store
-    from tokenmill.store.by_source import SourceRows
 
 Sources = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Iterable[Mapping[str, Any]]
 
 UNSET: Any = _UNSET  # default of an argument, so that a recipe's value is kept
 
 
-@overload
 def prepare(
-    sources: Sources | Recipe | Any = None,
-    tokenizer: Any = UNSET,
-    *,
-    format: RowFormat = UNSET,
-    columns: Mapping[str, str | None] | None = UNSET,
-    keep_columns: Sequence[str] = UNSET,
-    chat_template: Any = UNSET,
-    chat_template_kwargs: Mapping[str, Any] | None = UNSET,
-    date: str | None = UNSET,
-    processor: Any = UNSET,
-    media_root: str | os.PathLike[str] | None = UNSET,
-    media_urls: bool = UNSET,
-    train_on: Literal[
-        "all_assistant_messages", "last_assistant_message", "completion", "everything"
-    ]
-    | None = UNSET,
-    turn_end: Literal["stop", "turn"] = UNSET,
-    thinking_opener: Literal["prompt", "trained"] = UNSET,
-    expand: Literal["none", "turns", "append"] = UNSET,
-    trailing: Literal["reject", "trim"] = UNSET,
-    append_eos: bool = UNSET,
-    as_chat: bool = UNSET,
-    max_length: int | None = UNSET,
-    overlong: Literal["drop", "truncate"] = UNSET,
-    max_rejected: float | int | str | None = UNSET,
-    num_workers: int | None = UNSET,
-    executor: str | Executor = UNSET,
-    cache_dir: str | os.PathLike[str] | None = UNSET,
-    force_recache: bool = UNSET,
-    disable_cache: bool = UNSET,
-    tokenizer_backend: Literal["auto", "transformers", "file"] = UNSET,
-    trust_remote_code: bool = UNSET,
-    reference: bool = UNSET,
-    name: str | None = UNSET,
-    lazy: Literal[False] = False,
-    progress: Any = None,
-) -> Store: ...
-@overload
-def prepare(
-    sources: Sources | Recipe | Any = None,
-    tokenizer: Any = UNSET,
-    *,
-    lazy: Literal[True],
-    **options: Any,
-) -> SourceRows: ...
-def prepare(  # type: ignore[misc]
     sources: Sources | Recipe | Any = None,
     tokenizer: Any = UNSET,
     *,
@@ -110,7 +62,7 @@ def prepare(  # type: ignore[misc]
     name: str | None = UNSET,
     lazy: bool = False,
     progress: Any = None,
-) -> Any:
+) -> Store:
     """Tokenize rows, compute loss masks and return the store; open it if it exists already.
 
     An argument that is not given has the value of the recipe, or the default of `Recipe` and
@@ -173,8 +125,8 @@ def prepare(  # type: ignore[misc]
             same.
         name: Name for the store, which `open_store` and commands accept. A name that is in use
             moves to this store.
-        lazy: Only index the files now, and tokenize rows when they are requested. Returns source
-            rows by number instead of a store: see docs/guides/train-at-once.md.
+        lazy: Only index the files now, and tokenize rows when they are requested. The store is then
+            a `SourceRows`, without what needs all rows: see docs/guides/train-at-once.md.
         progress: True, False, or a callable. Default: show progress on a terminal.
     """
     given = {name: value for name, value in locals().items() if value is not UNSET}
@@ -182,7 +134,8 @@ def prepare(  # type: ignore[misc]
         from tokenmill.build.lazy import open_lazily
 
         del given["progress"]
-        return open_lazily(*resolve_call(given.pop("sources"), given.pop("tokenizer", None), given))
+        recipe, options = resolve_call(given.pop("sources"), given.pop("tokenizer", None), given)
+        return open_lazily(recipe, options)  # type: ignore[return-value]
     return run_recipe(**given).store
 
 

@@ -29,12 +29,12 @@ from tokenmill.build.blocks import BlockJob, cache_of
 from tokenmill.build.executors import executor_for
 from tokenmill.build.plan import Limit
 from tokenmill.build.recipe import Recipe, RunOptions, serialize
-from tokenmill.build.run import media_options, missing_slices, plan, require_tokenizer
+from tokenmill.build.run import find_store, media_options, plan, require_tokenizer
 from tokenmill.errors import RowError, UsageError
 from tokenmill.sources.block import BlockRows
 from tokenmill.sources.parse import parse_many
 from tokenmill.sources.rows import Rows
-from tokenmill.store import CacheLayout, Media, Row, Store
+from tokenmill.store import CacheLayout, Media, Row
 from tokenmill.store.by_source import (
     SourceRows,
     StoreBySource,
@@ -67,11 +67,9 @@ def open_lazily(recipe: Recipe, options: RunOptions) -> SourceRows:
     with executor_for(options.executor, options.num_workers) as executor:
         planned = plan(recipe, options, executor, cache, hash_images=False)
         # With images the key needs their digests, and thus a scan of all rows.
-        has_key = planned.processor is None and not options.force_recache
-        if has_key and cache.store(planned.key).manifest.exists():
-            store = Store(cache.store(planned.key).directory, paths=planned.paths)
-            if not any(missing_slices(cache, store)):
-                return StoreBySource(store, limit)
+        store = None if planned.processor else find_store(planned, cache, options)
+        if store is not None:
+            return StoreBySource(store, limit)
         planned.check_columns()
         require_tokenizer(planned, cache, executor)
         setup = BlockJob(executor, cache.root, planned.card, reference=options.reference).setup(
@@ -109,10 +107,8 @@ class LazyRows(SourceRows):
             self.processor_key = media["processor"]["key"]
             self.processor_path = cache.processor(self.processor_key)
             self.media_root, self.media_urls = media["root"], media["urls"]
-        self._limit = None if options["limit"] is None else Limit(*options["limit"])
         self._lock = ProcessLock()
-        self._tokenizer: Tokenizer | None = None
-        self._opened: tuple[Any, Pipeline] | None = None  # with the process, and the engine's name
+        self._pipelines: dict[str, Pipeline] = {}  # by the name of the engine
         self._process, self._bytes_read = os.getpid(), 0
         self.kind = kind
         self.kind = kind or probe_kind(self)  # also loads the pipeline before a process is forked
@@ -159,10 +155,11 @@ class LazyRows(SourceRows):
         return BlockRows(raw, values, unknown, unknown, unknown, columns)
 
     def _units(self, columns: SliceColumns, numbers: list[int]) -> list[Unit]:
-        if self._limit is not None and columns.longest > self._limit.max_length:
+        limit = self._options["limit"] and Limit(*self._options["limit"])
+        if limit and columns.longest > limit.max_length:
             from tokenmill.build.limit import limit_columns
 
-            columns = limit_columns(columns, self._limit)
+            columns = limit_columns(columns, limit)
         batch = TokenizedRows(self, columns, numbers)
         units: list[Any] = [[] for _ in numbers]
         for number, row in enumerate(columns.row.tolist()):
@@ -180,22 +177,26 @@ class LazyRows(SourceRows):
         return units
 
     def _pipeline(self) -> Pipeline:
-        process, options, engine = os.getpid(), self._options, "hf"
+        options, engine = self._options, "hf"
         # The reference encodes this much while fastokens would load.
-        is_main = process == self._process and multiprocessing.parent_process() is None
+        is_main = os.getpid() == self._process and multiprocessing.parent_process() is None
         if is_main and self._bytes_read > SMALL_JOB_BYTES:
             engine = options["engine"]
-        if self._opened is None or self._opened[0] != (process, engine):
+        if engine not in self._pipelines:
             from tokenmill.build.pipeline import pipeline_of
             from tokenmill.build.slices import expander_of
             from tokenmill.tokenizers.cache import load_copy
 
-            tokenizer = self._tokenizer or load_copy(Path(options["tokenizer"]), options["card"])
-            expander = expander_of(options, tokenizer, hashed=False)
-            recipe = Recipe(**options["recipe"])
-            pipeline = pipeline_of(recipe, tokenizer, engine, options["renderer"], expander)
-            self._tokenizer, self._opened = tokenizer, ((process, engine), pipeline)
-        return self._opened[1]
+            loaded = [pipeline.tokenizer for pipeline in self._pipelines.values()]
+            tokenizer = (loaded or [load_copy(Path(options["tokenizer"]), options["card"])])[0]
+            self._pipelines[engine] = pipeline_of(
+                Recipe(**options["recipe"]),
+                tokenizer,
+                engine,
+                options["renderer"],
+                expander_of(options, tokenizer, hashed=False),
+            )
+        return self._pipelines[engine]
 
     def origin_of(self, number: int) -> Origin:
         return self._rows.origin(number)

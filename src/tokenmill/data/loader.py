@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 from tokenmill._core.process import at_end
 from tokenmill.data.batch_media import MEDIA, MediaFiller, Pixels
 from tokenmill.data.by_source import (
-    REJECTIONS,
+    REJECTED,
     RankPacks,
-    RejectionCounter,
+    Rejections,
     SourceFiller,
     check_options,
 )
@@ -185,7 +185,10 @@ class Loader:
             )
         if draws is not None:
             self.filler = SourceFiller(draws, self.filler, indices, pack is not None)
-        self.rejections = RejectionCounter(view)
+        limits = [getattr(store, "max_rejected", None) for store in view.stores]
+        self.rejections = Rejections(
+            min((limit for limit in limits if limit is not None), default=None)
+        )
         self.cursor = Cursor()
         self.first_epoch = 0  # `repeat` counts epochs from here
 
@@ -363,8 +366,8 @@ class LoaderIterator(Iterator[Any]):
             self._items = None
             raise
         self._cursor = self._loader.cursor = cursor
-        if isinstance(batch, dict) and (found := batch.pop(REJECTIONS, None)) is not None:
-            self._loader.rejections.count(found)
+        if isinstance(batch, dict) and (found := batch.pop(REJECTED, None)) is not None:
+            self._loader.rejections.count(*found)
         return batch
 
     def close(self) -> None:

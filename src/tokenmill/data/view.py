@@ -144,18 +144,20 @@ class View(ViewMethods, Sequence[Row]):
 
     def units(self, indices: Int64Array) -> list[Unit]:
         """Return the rows of source rows, or why they are rejected."""
-        units: list[Unit] = [None] * indices.size  # type: ignore[list-item]
-        for store, positions, numbers in self.locate(indices):
-            for at, unit in zip(positions.tolist(), store.read(numbers), strict=True):
-                units[at] = unit
-        return units
+        return self.collect(indices, lambda store, numbers: store.read(numbers))
 
     def rows(self, indices: Int64Array) -> list[Row]:
-        rows: list[Row] = [None] * indices.size  # type: ignore[list-item]
+        return self.collect(indices, lambda store, numbers: store.batch(numbers.tolist()))
+
+    def collect(
+        self, indices: Int64Array, read: Callable[[Any, Int64Array], Iterable[Any]]
+    ) -> list[Any]:
+        """Return one value per row; ``read`` returns those of some rows of a store."""
+        values: list[Any] = [None] * indices.size
         for store, positions, numbers in self.locate(indices):
-            for at, row in zip(positions.tolist(), store.batch(numbers.tolist()), strict=True):
-                rows[at] = row
-        return rows
+            for at, value in zip(positions.tolist(), read(store, numbers), strict=True):
+                values[at] = value
+        return values
 
     # Stored columns.
 
@@ -345,12 +347,9 @@ class ViewSidecar:
         return result
 
     def of_tokens(self, indices: Int64Array) -> list[Float32Array]:
-        result: list[Float32Array] = [None] * indices.size  # type: ignore[list-item]
-        for store, positions, numbers in self.view.locate(indices):
-            values = store.sidecar(self.name, self.producer).batch(numbers)
-            for at, value in zip(positions.tolist(), values, strict=True):
-                result[at] = value
-        return result
+        return self.view.collect(
+            indices, lambda store, rows: store.sidecar(self.name, self.producer).batch(rows)
+        )
 
     @property
     def values(self) -> Float32Array:
