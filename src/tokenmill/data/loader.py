@@ -113,8 +113,6 @@ class Loader:
         check_one_of("layout", layout, LAYOUTS)
         if group_by_length and not shuffle:
             raise UsageError("group_by_length=True requires shuffle=True")
-        if isinstance(data, str | os.PathLike):
-            raise UsageError(f"data must be a store; write tm.Loader(tm.open_store({data!r}))")
         check_one_of("padding_side", padding_side, ("right", "left"))
         pad_to_multiple_of = check_multiple(pad_to_multiple_of)
         if pack is not None:
