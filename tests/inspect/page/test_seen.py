@@ -10,7 +10,8 @@ from typing import Any
 
 from tests.inspect.page.browsing import Visit, go_to, tokens, wait_for_status, wait_for_title
 from tests.inspect.page.conftest import ATTACK, STEERING
-from tokenmill.inspect.rejected import HINTS, rejected_by_file
+from tokenmill.inspect.lint.rules import RULES
+from tokenmill.inspect.rejected import rejected_by_file
 from tokenmill.inspect.row import store_tokenizer
 from tokenmill.store import Store
 
@@ -196,6 +197,9 @@ def test_narrow_screen_needs_no_sideways_scrolling(visit: Visit, on_disk: str) -
         page.click(f"#tab-{name}")
         page.wait_for_timeout(50)
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, name
+        right = "all => all.map(one => one.getBoundingClientRect().right)"
+        assert max(page.eval_on_selector_all(f"#panel-{name} p", right), default=0) <= 360, name
+        assert max(page.eval_on_selector_all(f"#panel-{name} code", right), default=0) <= 360, name
 
 
 def test_tapped_row_scrolls_into_view_on_a_phone_and_no_tab_is_cut(
@@ -230,7 +234,7 @@ def test_rejected_rows_are_grouped_by_reason_and_file_with_advice(
     page.click("#tab-rejected")
     text = page.inner_text(".reasons")
     for reason, files in rejected_by_file(store).items():
-        assert f"{store.rejected[reason]} {reason}: {HINTS[reason]}" in text
+        assert f"{store.rejected[reason]} {reason}: {RULES[reason].hint}" in text
         for file in files:
             assert f"{file.count} of {file.source_rows} rejected" in text
 
