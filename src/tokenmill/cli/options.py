@@ -64,6 +64,7 @@ MEDIA = (RUN_OPTIONS["media_root"], RUN_OPTIONS["media_urls"])
 REFERENCE = (RUN_OPTIONS["reference"],)
 
 METAVARS = {
+    "name": "NAME",
     "also": "COLUMN", "cache_dir": "DIR", "chat_template": "FILE", "columns": "ROLE=COLUMN",
     "compare": "STORE", "config": "FILE", "date": "DATE", "encoder": "FILE:NAME", "files": "DIR",
     "html": "FILE",
