@@ -68,13 +68,7 @@ MAX_REBUILDS = 8  # corrupt slices rebuilt in one run; more suggest a broken dis
 log = logging.getLogger("tokenmill.build")  # by default it prints on stderr
 
 
-def run(recipe: Recipe, options: RunOptions, *, progress: Any = None) -> Prepared:
-    outcome = run_partition(recipe, options, progress=progress)
-    assert isinstance(outcome, Prepared)
-    return outcome
-
-
-def run_partition(
+def run(
     recipe: Recipe,
     options: RunOptions,
     partition: Partition = ALL,

@@ -67,7 +67,7 @@ def prepare(
         part: Build only this part of the slices; for builds on many machines.
         rejected: Write the rejected rows here, as JSONL with reason, place and turn.
     """
-    from tokenmill.build.calls import run_part, run_recipe
+    from tokenmill.build.calls import run_recipe
     from tokenmill.build.outcome import Unfinished
 
     arguments = recipe_arguments(flags)
@@ -85,7 +85,7 @@ def prepare(
     arguments |= {"progress": output.progress, "raise_for_rejections": False}
     part_summary: dict[str, Any] = {}
     with redirect_stdout(sys.stderr):  # Ray prints on stdout, which is for the result.
-        outcome = run_recipe(**arguments) if part is None else run_part(**arguments, part=part)
+        outcome = run_recipe(**arguments, part=part)
     if part is not None:
         missing = getattr(outcome, "missing", 0)
         part_summary = {"part": part, "complete": not missing, "slices_missing": missing}

@@ -35,6 +35,7 @@ from tokenmill.errors import (
     SourceMissing,
     StateError,
     UsageError,
+    check_integer,
     check_one_of,
     check_positive,
 )
@@ -165,8 +166,7 @@ class Sampler(torch_data.Sampler[int]):  # type: ignore[misc]
         return self._current
 
     def set_epoch(self, epoch: int) -> None:
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-            raise UsageError(f"epoch must be a non-negative integer, got {epoch!r}")
+        epoch = check_integer("epoch", epoch, 0)
         self._next, self._current, self._loaded = epoch * self.num_samples, None, None
 
     def begin_next_pass_at(self, position: int) -> None:
