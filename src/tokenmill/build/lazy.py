@@ -54,8 +54,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tokenmill.build")
 
-_TOKEN_BYTES = 4  # of text, about
-
 
 def open_lazily(recipe: Recipe, options: RunOptions) -> SourceRows:
     """Index the sources and return their rows; from the finished store if the cache has it."""
@@ -172,9 +170,9 @@ class LazyRows(SourceRows):
 
     def _pipeline(self) -> Pipeline:
         options, engine = self._options, "hf"
-        # The reference encodes a small job while fastokens would load.
+        # The reference encodes a small job, at 4 bytes per token, while fastokens would load.
         is_main = os.getpid() == self._process and multiprocessing.parent_process() is None
-        if is_main and self._tokens * _TOKEN_BYTES > SMALL_JOB_BYTES:
+        if is_main and 4 * self._tokens > SMALL_JOB_BYTES:
             engine = options["engine"]
         if engine not in self._pipelines:
             from tokenmill.build.pipeline import pipeline_of
