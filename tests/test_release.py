@@ -78,6 +78,20 @@ def test_every_core_dependency_has_one_lower_and_no_upper_bound() -> None:
         ]
 
 
+def test_tested_pythons_are_those_of_the_classifiers() -> None:
+    listed = " ".join(SETTINGS["project"]["classifiers"])
+    versions = re.findall(r"Python :: (3\.\d+)", listed)
+    makefile = (PROJECT / "Makefile").read_text(encoding="utf-8")
+    assert (
+        re.findall(r"python(3\.\d+)", makefile.partition("PYTHONS :=")[2].split("\n")[0])
+        == versions
+    )
+    assert SETTINGS["project"]["requires-python"] == f">={versions[0]}"
+    least = f"sys.version_info < (3, {versions[0].partition('.')[2]})"
+    for path in ("Makefile", "scripts/lowest.py"):
+        assert least in (PROJECT / path).read_text(encoding="utf-8"), path
+
+
 @pytest.mark.parametrize("requirement", ["numpy", "numpy<3", "numpy>=1,<3", "numpy==1.26"])
 def test_dependency_without_a_single_lower_bound_is_refused(requirement: str) -> None:
     with pytest.raises(SystemExit, match="exactly one lower bound: numpy"):

@@ -38,6 +38,8 @@ BROKEN = {0: (), 1: (7,), 30: (0, 3, 6, 9, 12, 15, 22)}  # lines that are not JS
 class Tokenizer:
     """Words as tokens; the template prints roles and contents."""
 
+    name_or_path = "words"
+
     def apply_chat_template(self, messages: Any, tools: Any = None, **_: Any) -> str:
         printed = "".join(f"<{turn['role']}>{turn['content']}" for turn in messages)
         return f"{json.dumps(tools) if tools else ''}{printed}<assistant>"

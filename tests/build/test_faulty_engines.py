@@ -15,7 +15,7 @@ from tests.build.making import INLINE, TOKENIZER, conversations, files_of, small
 from tests.programs import python
 from tokenmill.build import blocks
 from tokenmill.build import run as build_run
-from tokenmill.build.calls import run_part, run_recipe
+from tokenmill.build.calls import run_recipe
 from tokenmill.build.outcome import Prepared
 from tokenmill.errors import CorruptionError
 from tokenmill.store import Store
@@ -190,7 +190,7 @@ def test_parts_replace_their_own_slices(
     monkeypatch.setenv(VARIABLE, Fault("encode", audited="amber", after=2).to_environment())
     monkeypatch.setattr(build_run, "BUILD", ENTRY)
     given = {"cache_dir": tmp_path / "cache", **INLINE}
-    outcomes = [run_part(source, str(TOKENIZER), part=f"{n}/3", **given) for n in (1, 2, 3)]
+    outcomes = [run_recipe(source, str(TOKENIZER), part=f"{n}/3", **given) for n in (1, 2, 3)]
     assert [outcome.build_stats.slices_replaced for outcome in outcomes] == [2, 2, 2]
     assert published(tmp_path / "cache") == honest
 

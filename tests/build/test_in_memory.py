@@ -58,7 +58,7 @@ def test_rows_in_memory_give_the_store_of_their_file(form: str, tmp_path: Path) 
     [file] = (cache / IN_MEMORY_DIRECTORY).iterdir()
     assert written(cache) == ROWS
     assert str(store[3].origin) == "in-memory data#3"
-    again = prepare(ROWS, keep_columns=["id"], cache_dir=cache)
+    again = prepare(FORMS[form](ROWS), keep_columns=["id"], cache_dir=cache)
     assert again.path == store.path
     assert list((cache / IN_MEMORY_DIRECTORY).iterdir()) == [file]
 

@@ -55,7 +55,8 @@ SPEEDS: dict[str, tuple[dict[str, int], list[Step], float, tuple[Any, Any, Any]]
 def test_speed_and_time_left_are_those_of_the_last_half_minute(name: str) -> None:
     totals, steps, after, expected = SPEEDS[name]
     clock = Clock()
-    progress = Progress(clock=clock, **totals)
+    progress = Progress(clock=clock)
+    progress.phase("", **totals)
     for pause, rows, size, found in steps:
         clock.now += pause
         progress.add(rows=rows, size=size, is_hit=found)
@@ -72,7 +73,8 @@ STEP = st.tuples(st.floats(0, 100), st.integers(0, 10**6), st.integers(0, 10**9)
 @given(st.lists(STEP, max_size=150))
 def test_everything_is_counted_in_bounded_memory(steps: list[Step]) -> None:
     clock = Clock()
-    progress = Progress(total_size=sum(size for _, _, size, _ in steps), clock=clock)
+    progress = Progress(clock=clock)
+    progress.phase("", total_size=sum(size for _, _, size, _ in steps))
     for pause, rows, size, found in steps:
         clock.now += pause
         progress.add(rows=rows, size=size, is_hit=found)
@@ -99,7 +101,8 @@ def test_description_says_what_is_known_and_rounds_before_it_splits() -> None:
 @pytest.mark.parametrize(("seconds", "lines"), [(0.12, 3), (0.01, 0)], ids=["12 s", "1 s"])
 def test_lines_come_every_few_seconds_and_at_the_end(seconds: float, lines: int) -> None:
     stream, clock = io.StringIO(), Clock()
-    with open_progress(True, total_size=100, stream=stream, clock=clock) as shown:
+    with open_progress(True, stream=stream, clock=clock) as shown:
+        shown.phase("", total_size=100)
         for _ in range(100):
             clock.now += seconds
             shown.add(rows=1, size=1)
@@ -112,7 +115,8 @@ def test_function_is_called_with_the_final_numbers_even_after_an_error() -> None
     seen: list[Snapshot] = []
 
     def work() -> None:
-        with open_progress(seen.append, total_size=10, total_rows=7) as shown:
+        with open_progress(seen.append) as shown:
+            shown.phase("", total_size=10, total_rows=7)
             shown.add(rows=3, size=5)
             raise KeyError
 
@@ -136,7 +140,8 @@ def test_reporter_is_chosen_by_wish_and_terminal(
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
     clock = Clock()
-    with open_progress(progress, total_size=100, stream=stream, clock=clock) as counted:
+    with open_progress(progress, stream=stream, clock=clock) as counted:
+        counted.phase("", total_size=100)
         clock.now += 10
         counted.add(rows=5, size=50)
     assert ("50%, 5 rows" in stream.getvalue()) is shown

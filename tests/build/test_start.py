@@ -24,7 +24,7 @@ import tokenmill as tm
 from tests.build.making import TOKENIZER, conversations, small_cuts, write_rows
 from tests.programs import PROJECT, environment
 from tokenmill.build import blocks, executors
-from tokenmill.build.calls import explain_recipe, run_part
+from tokenmill.build.calls import explain_recipe, run_recipe
 from tokenmill.build.tasks import Done, InlineExecutor, Setup, Task
 from tokenmill.data.prompts import PromptSettings, open_prompts
 from tokenmill.errors import TokenizerError, TokenmillError
@@ -273,7 +273,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Watched]:
 
 VERBS: dict[str, Callable[..., Any]] = {
     "prepare": tm.prepare,
-    "part": partial(run_part, part="1/2"),
+    "part": partial(run_recipe, part="1/2"),
     "why": explain_recipe,
     "lint": tm.lint,
     "prompts": lambda path, executor, **options: open_prompts(

@@ -31,7 +31,7 @@ def test_summary_counts_rejected_rows_by_reason_and_file(shell: Shell, sources: 
     lines = [line.strip() for line in answer.err.splitlines()]
     assert lines[0].startswith("5 rows, ")
     assert lines[1] == "5 of 10 rows rejected (50.0%):"
-    assert lines[2] == "4  trailing_user  --trailing trim keeps such rows without their last turn"
+    assert lines[2] == "4  trailing_user  --trailing trim drops the last turn and keeps the row"
     assert lines[3] == f"{every}: 3 of 3 rejected"
     assert lines[4].startswith(f"{every}:1: turn 2: the conversation ends with a user turn")
     assert lines[5] == f"{some}: 1 of 7 rejected"

@@ -134,7 +134,7 @@ CORPORA: dict[str, dict[str, Any]] = {
 def test_stream_of_every_corpus_is_that_of_the_store(
     shared: Path, tmp_path: Path, name: str
 ) -> None:
-    lines = (shared / "corpora" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()[:24]
+    lines = (shared / "corpora" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()[:16]
     template = str(shared / "tokenizers" / "qwen3" / "chat_template.jinja")
     for share in SHARES:
         source = write_rows(tmp_path / f"{share}.jsonl", with_broken(lines, share))
@@ -255,7 +255,9 @@ def test_world_sizes_change_on_resume(data: Both) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*", "ignore:.*worker processes.*")
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["rows", "packed"])
+@pytest.mark.parametrize(
+    ("data", "name"), [*((share, "rows") for share in SHARES), (30, "packed")], indirect=["data"]
+)
 def test_workers_do_not_change_an_epoch(data: Both, name: str) -> None:
     torch = pytest.importorskip("tokenmill.integrations.torch")
     options = {"batch_size": 8, **LOADERS[name]}
@@ -291,6 +293,7 @@ def test_checksums_of_whole_epochs(data: Both, request: pytest.FixtureRequest) -
     assert " ".join(epochs) == GOLDEN[share]
 
 
+@pytest.mark.parametrize("data", [30], indirect=True)
 def test_prefetching_thread_serves_the_same(data: Both) -> None:
     assert served(tm.Loader(data.lazy, 6, prefetch=3), 9) == served(tm.Loader(data.lazy, 6), 9)
 
@@ -379,6 +382,7 @@ def test_pickles_are_small_and_serve_the_same(data: Both) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*")
+@pytest.mark.parametrize("data", [30], indirect=True)
 def test_fast_engine_is_loaded_later_and_not_used_in_forked_processes(
     data: Both, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,15 +390,15 @@ def test_fast_engine_is_loaded_later_and_not_used_in_forked_processes(
     lazy._options["engine"] = "auto"  # as for a large file
     numbers = np.arange(len(lazy))
     lazy.read(numbers)
-    assert lazy._opened[0][1] == "hf"
+    assert list(lazy._pipelines) == ["hf"]
     monkeypatch.setattr("tokenmill.build.lazy.SMALL_JOB_BYTES", 0)
     assert_same_units(Both(lazy, data.finished))
-    assert lazy._opened[0][1] == "auto"
+    assert lazy._pipeline() is lazy._pipelines["auto"]
     child = os.fork()
     if not child:
         with contextlib.suppress(BaseException):
             assert_same_units(Both(lazy, data.finished))
-            assert lazy._opened[0][1] == "hf"
+            assert lazy._pipeline() is lazy._pipelines["hf"]
             os._exit(7)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

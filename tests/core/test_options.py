@@ -13,7 +13,7 @@ import tokenmill as tm
 from tests.build.making import TOKENIZER
 from tokenmill._core import fingerprint
 from tokenmill._core.options import Options, declared
-from tokenmill.build.calls import UNSET, run_part
+from tokenmill.build.calls import UNSET, run_recipe
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.build.tasks import Executor
 from tokenmill.chat import ChatSpec
@@ -100,7 +100,7 @@ def test_prepare_refuses_other_names_as_python_does() -> None:
     ):
         tm.prepare("a", "t", overlogn="drop")  # type: ignore[call-arg]
     with pytest.raises(UsageError, match=r"overlogn \(did you mean overlong\?\)"):
-        run_part("a", "t", part="1/1", overlogn="drop")
+        run_recipe("a", "t", part="1/1", overlogn="drop")
 
 
 EVERYTHING: dict[str, Any] = {

@@ -27,7 +27,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> tm.Store:
 
 CALLS: dict[str, tuple[Callable[[tm.Store], Any], str]] = {
     "path": (lambda store: tm.Loader("data"),  # type: ignore[arg-type]
-             r"write tm\.Loader\(tm\.open_store\('data'\)\)"),
+             r"expected a store, got a path; write tm\.open_store\('data'\)"),
     "concat": (lambda store: tm.concat([store, "data"]),  # type: ignore[list-item]
                r"write tm\.open_store\('data'\)"),
     "pack": (lambda store: tm.Loader(store, pack=4096),  # type: ignore[arg-type]

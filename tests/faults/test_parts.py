@@ -14,7 +14,7 @@ import tokenmill as tm
 from tests.faults.conftest import Clean
 from tests.faults.tools import EVERY, Zygote, fault
 from tests.faults.world import TOKENIZER, committed, image, prepare_arguments
-from tokenmill.build.calls import run_part
+from tokenmill.build.calls import run_recipe
 from tokenmill.build.plan import Partition
 from tokenmill.errors import SourceError, UsageError
 
@@ -115,7 +115,7 @@ def test_last_part_rebuilds_a_slice_of_another_part(
 
 def test_python_gets_the_store_from_the_last_part_only(clean: Clean, tmp_path: Path) -> None:
     def part(value: object, **more: object) -> tm.Store | None:
-        outcome = run_part(
+        outcome = run_recipe(
             [clean.sources], TOKENIZER, part=value, tokenizer_backend="file", executor="inline",
             cache_dir=tmp_path, progress=False, **more,
         )  # type: ignore[arg-type] # fmt: skip

@@ -90,7 +90,11 @@ def test_validation_rows_are_held_out_by_content(conversations: Store) -> None:
     ("path", "fields", "match"),
     [
         (CHAT, {}, r"\+data\.train\.tokenizer"),
-        (CHAT, {"tokenizer": "t", "max_lenght": 9}, "Unknown settings of a dataset: max_lenght"),
+        (
+            CHAT,
+            {"tokenizer": "t", "max_lenght": 9},
+            "of a dataset: max_lenght .did you",
+        ),
         (CHAT, {"tokenizer": "t", "prompt_file": "p.txt"}, "prompt_file is not supported"),
         (CHAT, {"tokenizer": "t", "system_prompt_file": "p.txt"}, "system_prompt_file is not"),
         (None, {"tokenizer": "t", "turn_end": "stop"}, "Remove tokenizer, turn_end"),

@@ -62,7 +62,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Both:
     return both(tmp_path_factory.mktemp("pairs"), lines)
 
 
-def chosen_rows(data: StoreBySource) -> list[list[int]]:
+def chosen_rows(data: Any) -> list[list[int]]:
     batches = tm.Loader(data, BATCH, seed=SEED, indices=True).repeat()
     return [batch["indices"].tolist() for batch in islice(batches, STEPS)]
 
@@ -75,22 +75,23 @@ def sum_of_losses(model: Any, ids: Any, mask: Any) -> Any:
     return -sum(scores[place - 1, ids[place]] for place in places), len(places)
 
 
-@pytest.fixture(scope="module")
-def by_hand(rows: Both) -> list[float]:
+def losses_by_hand(data: Any) -> list[float]:
     model = tiny_model()
     optimizer = torch.optim.SGD(model.parameters(), RATE)
     losses = []
-    for numbers in chosen_rows(rows.prepared):
-        parts = [
-            sum_of_losses(model, row.input_ids, row.loss_mask)
-            for row in rows.prepared.batch(numbers)
-        ]
+    for numbers in chosen_rows(data):
+        parts = [sum_of_losses(model, row.input_ids, row.loss_mask) for row in data.batch(numbers)]
         loss = sum(part for part, _ in parts) / sum(count for _, count in parts)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(float(loss))
     return losses
+
+
+@pytest.fixture(scope="module")
+def by_hand(rows: Both) -> list[float]:
+    return losses_by_hand(rows.prepared)
 
 
 def near(losses: list[float]) -> Any:
@@ -254,6 +255,67 @@ def test_datasets_of_torch_and_verl(rows: Both, tokenizer: Any, tmp_path: Path) 
     write_rows(Path(source), mixed)
     with pytest.raises(UsageError, match=r"lazy=true needs one value .* the rows have 2"):
         dataset(lazy=True, cache_dir=str(tmp_path / "third"))
+
+
+def of_verl() -> tuple[Any, Any]:
+    """Return verl's collator and loss; without verl, stand-ins of the same form."""
+    try:
+        from verl.utils.dataset.dataset_utils import SFTTensorCollator
+        from verl.workers.utils.losses import sft_loss
+    except ImportError:
+        nested = torch.nested.as_nested_tensor
+
+        def collate(items: list[Any]) -> dict[str, Any]:
+            return {n: nested([item[n] for item in items], layout=torch.jagged) for n in items[0]}
+
+        def loss_of(config: Any, output: Any, data: Any) -> tuple[Any, dict[str, Any]]:
+            mask = torch.roll(data["loss_mask"].values(), shifts=-1, dims=0)
+            scores = output["log_probs"].values()
+            return -(scores * mask).sum() / data["batch_num_tokens"] * data["dp_size"], {}
+
+        return collate, loss_of
+    return SFTTensorCollator("no_padding"), sft_loss
+
+
+@pytest.mark.parametrize("kind", Both._fields)
+def test_datasets_of_verl_and_their_resume(rows: Both, tokenizer: Any, kind: str) -> None:
+    """As verl's SFT trainer reads them; the forward pass of single rows replaces its engine."""
+    verl = pytest.importorskip("tokenmill.integrations.verl")
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    collate, loss_of = of_verl()
+    source = rows.prepared.store.sources[0]
+    cache = Path(source).parent / f"verl-{kind}"
+    ours = {"cache_dir": str(cache), "num_workers": 0, "seed": SEED, "epochs": 3,
+            "lazy": kind == "lazy", "undo_shuffle": True}  # fmt: skip
+    config = {"pad_mode": "no_padding", "max_length": 400, "tokenmill": ours}
+    model = tiny_model()
+    optimizer = torch.optim.SGD(model.parameters(), RATE)
+    losses: list[float] = []
+    state = None
+    for count in (STOP, STEPS - STOP):
+        dataset = verl.SFTDataset([source], tokenizer, config)
+        loader = stateful.StatefulDataLoader(
+            dataset, BATCH, collate_fn=collate, drop_last=True, num_workers=2 * (kind == "lazy"),
+            sampler=torch.utils.data.DistributedSampler(dataset, 1, 0, drop_last=True),
+        )  # fmt: skip
+        if state is not None:
+            loader.load_state_dict(state)
+        for batch in islice(loader, count):
+            ids, mask = batch["input_ids"], batch["loss_mask"]
+            scores = [model(input_ids=row[None]).logits[0].log_softmax(-1) for row in ids.unbind()]
+            chosen = torch.cat(scores).gather(1, torch.roll(ids.values(), -1)[:, None])[:, 0]
+            output = {"log_probs": torch.nested.nested_tensor_from_jagged(chosen, ids.offsets())}
+            counted = {"dp_size": 1, "batch_num_tokens": mask.values().sum()}
+            loss, _ = loss_of(None, output, {"loss_mask": mask, **counted})
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss))
+            state = loader.state_dict()
+    stated = {**INLINE, "tokenizer": str(TOKENIZER), "turn_end": "turn", "trailing": "trim"}
+    store = tm.prepare(source, cache_dir=cache, **stated)
+    assert losses == near(losses_by_hand(store.by_source() if kind == "lazy" else store))
+    assert len(losses) == STEPS
 
 
 def test_weights_are_refused_where_the_trainer_ignores_them(tmp_path: Path) -> None:

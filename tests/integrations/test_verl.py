@@ -194,7 +194,7 @@ def test_sft_undo_shuffle_serves_our_order_through_verls_sampler(
     [
         ({"pad_mode": "left_right"}, "pad_mode"),
         ({"truncation": "middle"}, "truncation"),
-        ({"tokenmill": {"sed": 1}}, "Unknown settings under data.tokenmill: sed"),
+        ({"tokenmill": {"sed": 1}}, "unknown settings under data.tokenmill: sed"),
         ({"tokenmill": {"order": "random"}}, "order"),
         ({"tokenmill": {"epochs": 0}}, "epochs"),
     ],

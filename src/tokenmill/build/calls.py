@@ -14,7 +14,6 @@ from tokenmill.chat.spec import RowFormat
 from tokenmill.errors import UsageError
 
 if TYPE_CHECKING:
-    from tokenmill.build.outcome import Prepared, Unfinished
     from tokenmill.build.tasks import Executor
     from tokenmill.store import Store
     from tokenmill.store.by_source import SourceRows
@@ -159,7 +158,8 @@ def prepare(
         from tokenmill.build.lazy import open_lazily
 
         del given["progress"]
-        return open_lazily(*resolve_call(given.pop("sources"), given.pop("tokenizer", None), given))
+        recipe, options = resolve_call(given.pop("sources"), given.pop("tokenizer", None), given)
+        return open_lazily(recipe, options)
     return run_recipe(**given).store
 
 
@@ -167,41 +167,24 @@ def run_recipe(
     sources: Any,
     tokenizer: Any = None,
     *,
+    part: str | tuple[int, int] | None = None,
     progress: Any = None,
     raise_for_rejections: bool = True,
     **given: Any,
-) -> Prepared:
-    """Run `prepare` and return the store with a summary of the run."""
-    from tokenmill.build.run import run
+) -> Any:
+    """Run `prepare`; return a `Prepared`, the store with a summary of the run.
 
-    recipe, options = resolve_call(sources, tokenizer, given)
-    prepared = run(recipe, options, progress=progress)
-    if raise_for_rejections:
-        prepared.raise_for_rejections()
-    return prepared
-
-
-def run_part(
-    sources: Any,
-    tokenizer: Any = None,
-    *,
-    part: str | tuple[int, int],
-    progress: Any = None,
-    raise_for_rejections: bool = True,
-    **given: Any,
-) -> Prepared | Unfinished:
-    """Build a part of the slices, like ``"3/8"``; commit the store if no slice is missing then.
-
-    Machines that share a cache directory run this with different parts (Slurm arrays, ssh). Parts
-    may overlap, run in any order, fail and run again.
+    Machines that share a cache directory build one ``part`` of the slices each, like ``"3/8"``
+    (Slurm arrays, ssh). The last one commits the store, the others return `Unfinished`. Parts may
+    overlap, run in any order, fail and run again.
     """
     from tokenmill.build.outcome import Prepared
-    from tokenmill.build.plan import Partition
-    from tokenmill.build.run import run_partition
+    from tokenmill.build.plan import ALL, Partition
+    from tokenmill.build.run import run
 
-    partition = Partition.of(part)
+    partition = ALL if part is None else Partition.of(part)
     recipe, options = resolve_call(sources, tokenizer, given)
-    outcome = run_partition(recipe, options, partition, progress=progress)
+    outcome = run(recipe, options, partition, progress=progress)
     if raise_for_rejections and isinstance(outcome, Prepared):
         outcome.raise_for_rejections()
     return outcome

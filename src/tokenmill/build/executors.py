@@ -332,8 +332,8 @@ def default_workers() -> int:
 def wait_for_first_rank_s(executor: Executor) -> float:
     """Return for how long this rank waits for new results of the first rank of its machine.
 
-    The first rank loads the tokenizer once and uses all cores. Ranks with a stated number of workers
-    do not wait.
+    The first rank loads the tokenizer once and uses all cores. Ranks with a stated number of
+    workers do not wait.
     """
     is_default = isinstance(executor, LocalExecutor) and not executor.has_fixed_size
     return STALLED_S if is_default and _launcher_number("LOCAL_RANK") else 0.0

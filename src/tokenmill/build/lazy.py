@@ -12,8 +12,8 @@ import multiprocessing
 import os
 import zlib
 from collections import defaultdict
-from collections.abc import Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -29,12 +29,11 @@ from tokenmill.build.blocks import BlockJob, cache_of
 from tokenmill.build.executors import executor_for
 from tokenmill.build.plan import Limit
 from tokenmill.build.recipe import Recipe, RunOptions, serialize
-from tokenmill.build.run import media_options, missing_slices, plan, require_tokenizer
+from tokenmill.build.run import find_store, media_options, plan, require_tokenizer
 from tokenmill.errors import RowError, UsageError
 from tokenmill.sources.block import BlockRows
-from tokenmill.sources.parse import parse_many
 from tokenmill.sources.rows import Rows
-from tokenmill.store import CacheLayout, Media, Row, Store
+from tokenmill.store import CacheLayout, Media, Row
 from tokenmill.store.by_source import (
     SourceRows,
     StoreBySource,
@@ -67,11 +66,9 @@ def open_lazily(recipe: Recipe, options: RunOptions) -> SourceRows:
     with executor_for(options.executor, options.num_workers) as executor:
         planned = plan(recipe, options, executor, cache, hash_images=False)
         # With images the key needs their digests, and thus a scan of all rows.
-        has_key = planned.processor is None and not options.force_recache
-        if has_key and cache.store(planned.key).manifest.exists():
-            store = Store(cache.store(planned.key).directory, paths=planned.paths)
-            if not any(missing_slices(cache, store)):
-                return StoreBySource(store, limit)
+        store = None if planned.processor else find_store(planned, cache, options)
+        if store is not None:
+            return StoreBySource(store, limit)
         planned.check_columns()
         require_tokenizer(planned, cache, executor)
         setup = BlockJob(executor, cache.root, planned.card, reference=options.reference).setup(
@@ -80,7 +77,7 @@ def open_lazily(recipe: Recipe, options: RunOptions) -> SourceRows:
             recipe=serialize(recipe),
             limit=planned.limit,
             media=media_options(recipe, options, planned.processor),
-            document={name: part for name, part in planned.document.items() if name != "images"},
+            document=planned.document,
             ids=planned.tokenizer,
             store=planned.key,
         )
@@ -109,11 +106,9 @@ class LazyRows(SourceRows):
             self.processor_key = media["processor"]["key"]
             self.processor_path = cache.processor(self.processor_key)
             self.media_root, self.media_urls = media["root"], media["urls"]
-        self._limit = None if options["limit"] is None else Limit(*options["limit"])
         self._lock = ProcessLock()
-        self._tokenizer: Tokenizer | None = None
-        self._opened: tuple[Any, Pipeline] | None = None  # with the process, and the engine's name
-        self._process, self._bytes_read = os.getpid(), 0
+        self._pipelines: dict[str, Pipeline] = {}  # by the name of the engine
+        self._process, self._tokens = os.getpid(), 0
         self.kind = kind
         self.kind = kind or probe_kind(self)  # also loads the pipeline before a process is forked
         self._describe(options["document"], options["ids"])
@@ -134,39 +129,33 @@ class LazyRows(SourceRows):
                 # Images of a row are relative to its file.
                 by_file[self._rows.file_of(number) if pipeline.expander else None].append(number)
             for file, own in by_file.items():
-                rows = self._block_rows(own, () if file is None else file.columns)
+                unknown = np.full(len(own), -1, np.int64)
+                raw = [b"%d" % number for number in own]  # its digest chooses rows to audit
+                columns = () if file is None else file.columns
+                values = self._rows.values(own)
+                rows = BlockRows(raw, values, unknown, unknown, unknown, columns)
                 if file is not None:
                     pipeline.begin(file.entry, rows, "")
-                columns, notes = pipeline.run(rows)
+                made, notes = pipeline.run(rows)
+                self._tokens += len(made.ids)
                 pipeline.audit_sparsely()  # later calls are small, too
                 if any(of_stage.get("mismatches") for of_stage in notes.values()):
                     log.warning("a fast path differed from its reference, which is used from now")
-                units.update(zip(own, self._units(columns, own), strict=True))
+                units.update(zip(own, self._units(made, own), strict=True))
         return [units[number] for number in numbers.tolist()]
 
-    def _block_rows(self, numbers: list[int], columns: Sequence[str]) -> BlockRows:
-        raw: list[bytes] = []
-        errors: dict[int, RowError] = {}
-        for at, number in enumerate(numbers):
-            try:
-                raw.append(self._rows.raw(number))
-            except RowError as error:  # over a limit
-                raw.append(b"")
-                errors[at] = error
-        self._bytes_read += sum(map(len, raw))
-        values = [errors.get(at, value) for at, value in enumerate(parse_many(raw))]
-        unknown = np.full(len(raw), -1, np.int64)
-        return BlockRows(raw, values, unknown, unknown, unknown, columns)
-
     def _units(self, columns: SliceColumns, numbers: list[int]) -> list[Unit]:
-        if self._limit is not None and columns.longest > self._limit.max_length:
+        limit = self._options["limit"] and Limit(*self._options["limit"])
+        if limit and columns.longest > limit.max_length:
             from tokenmill.build.limit import limit_columns
 
-            columns = limit_columns(columns, self._limit)
-        batch = TokenizedRows(self, columns, numbers)
+            columns = limit_columns(columns, limit)
+        batch: Any = TokenizedRows(self, columns, numbers)
         units: list[Any] = [[] for _ in numbers]
-        for number, row in enumerate(columns.row.tolist()):
-            units[row].append(batch.row(number))
+        bounds = pairwise(columns.starts.tolist())
+        for number, (row, own) in enumerate(zip(columns.row.tolist(), bounds, strict=True)):
+            ids, mask = columns.ids[slice(*own)], columns.mask[slice(*own)]
+            units[row].append(Row(batch, 0, number, ids, mask))
         for bad in columns.rejected:
             location = self.origin_of(numbers[bad.row]).location
             units[bad.row] = RowError(bad.detail, reason=bad.reason, **location)
@@ -180,22 +169,26 @@ class LazyRows(SourceRows):
         return units
 
     def _pipeline(self) -> Pipeline:
-        process, options, engine = os.getpid(), self._options, "hf"
-        # The reference encodes this much while fastokens would load.
-        is_main = process == self._process and multiprocessing.parent_process() is None
-        if is_main and self._bytes_read > SMALL_JOB_BYTES:
+        options, engine = self._options, "hf"
+        # The reference encodes a small job, at 4 bytes per token, while fastokens would load.
+        is_main = os.getpid() == self._process and multiprocessing.parent_process() is None
+        if is_main and 4 * self._tokens > SMALL_JOB_BYTES:
             engine = options["engine"]
-        if self._opened is None or self._opened[0] != (process, engine):
+        if engine not in self._pipelines:
             from tokenmill.build.pipeline import pipeline_of
             from tokenmill.build.slices import expander_of
             from tokenmill.tokenizers.cache import load_copy
 
-            tokenizer = self._tokenizer or load_copy(Path(options["tokenizer"]), options["card"])
-            expander = expander_of(options, tokenizer, hashed=False)
-            recipe = Recipe(**options["recipe"])
-            pipeline = pipeline_of(recipe, tokenizer, engine, options["renderer"], expander)
-            self._tokenizer, self._opened = tokenizer, ((process, engine), pipeline)
-        return self._opened[1]
+            loaded = [pipeline.tokenizer for pipeline in self._pipelines.values()]
+            tokenizer = (loaded or [load_copy(Path(options["tokenizer"]), options["card"])])[0]
+            self._pipelines[engine] = pipeline_of(
+                Recipe(**options["recipe"]),
+                tokenizer,
+                engine,
+                options["renderer"],
+                expander_of(options, tokenizer, hashed=False),
+            )
+        return self._pipelines[engine]
 
     def origin_of(self, number: int) -> Origin:
         return self._rows.origin(number)
@@ -226,14 +219,6 @@ class TokenizedRows:
         self._numbers = numbers  # of the source rows
         self.record = SimpleNamespace(has_media=columns.media is not None)
 
-    def row(self, number: int) -> Row:
-        own = self._own("starts", number)
-        ids, mask = self._columns.ids[own], self._columns.mask[own]
-        return Row(self, 0, number, ids, mask)  # type: ignore[arg-type]
-
-    def _own(self, starts: str, number: int) -> slice:
-        return slice(*getattr(self._columns, starts)[number : number + 2].tolist())
-
     def slice_at(self, at: int) -> TokenizedRows:
         return self
 
@@ -254,7 +239,8 @@ class TokenizedRows:
         return getattr(columns.groups if name in GROUP_COLUMNS else columns, name)
 
     def turns(self, number: int) -> list[tuple[str, int, int]]:
-        columns, own = self._columns, self._own("turn_starts", number)
+        columns = self._columns
+        own = slice(*columns.turn_starts[number : number + 2].tolist())
         ends = columns.turn_ends[own].tolist()
         names = (columns.roles[role] for role in columns.turn_roles[own].tolist())
         return list(zip(names, [0, *ends][: len(ends)], ends, strict=True))

@@ -189,6 +189,9 @@ def installed_versions(libraries: Iterable[str]) -> dict[str, str]:
     return {name: version for name, version in versions.items() if version is not None}
 
 
+TOTALS = ("source_rows", "rows_in", "rejected", "tokens", "trained_tokens", "slices")
+
+
 @dataclass
 class Prepared:
     store: Store
@@ -216,13 +219,8 @@ class Prepared:
             "path": str(self.path),
             "key": self.store.key,
             "hit": self.hit,
-            "source_rows": totals["source_rows"],
-            "rows_in": totals["rows_in"],
             "rows_out": units_out(totals),
-            "rejected": totals["rejected"],
-            "tokens": totals["tokens"],
-            "trained_tokens": totals["trained_tokens"],
-            "slices": totals["slices"],
+            **{name: totals[name] for name in TOTALS},
             "slices_built": self.build_stats.slices_built,
             "slices_derived": self.build_stats.slices_derived,
             "seconds": round(self.seconds, 3),

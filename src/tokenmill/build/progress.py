@@ -83,15 +83,12 @@ class Progress:
         self,
         show: Show | None = None,
         every_s: float = SHOW_EVERY_S,
-        *,
-        total_rows: int | None = None,
-        total_size: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._show = show
         self._every_s = every_s
-        self._total_rows = total_rows
-        self._total_size = total_size
+        self._total_rows: int | None = None
+        self._total_size: int | None = None
         self._clock = clock
         self._phase = ""
         self._shown = clock()
@@ -205,8 +202,6 @@ def _terminal_bar(stream: TextIO) -> Iterator[Show]:
 def open_progress(
     progress: bool | Show | None = None,
     *,
-    total_rows: int | None = None,
-    total_size: int | None = None,
     stream: TextIO | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Progress]:
@@ -232,8 +227,7 @@ def open_progress(
                 show = opened.enter_context(_terminal_bar(stream))
             elif progress:
                 show, every_s = functools.partial(_print_line, stream), LINE_EVERY_S
-        totals = {"total_rows": total_rows, "total_size": total_size}
-        yield opened.enter_context(Progress(show, every_s, clock=clock, **totals))
+        yield opened.enter_context(Progress(show, every_s, clock))
 
 
 def _print_line(stream: TextIO, snapshot: Snapshot) -> None:

@@ -317,7 +317,7 @@ def from_rollouts(
     if pairs is None:
         return chosen
     path = _write_pairs(chosen, cache.root)
-    paired = run_recipe(path, tokenizer, progress=progress, **options).store
+    paired: Store = run_recipe(path, tokenizer, progress=progress, **options).store
     attach_recorded(paired, open_sources(path, cache), format)
     return paired
 

@@ -68,13 +68,7 @@ MAX_REBUILDS = 8  # corrupt slices rebuilt in one run; more suggest a broken dis
 log = logging.getLogger("tokenmill.build")  # by default it prints on stderr
 
 
-def run(recipe: Recipe, options: RunOptions, *, progress: Any = None) -> Prepared:
-    outcome = run_partition(recipe, options, progress=progress)
-    assert isinstance(outcome, Prepared)
-    return outcome
-
-
-def run_partition(
+def run(
     recipe: Recipe,
     options: RunOptions,
     partition: Partition = ALL,
@@ -95,16 +89,7 @@ def run_partition(
         planned = plan(recipe, options, executor, cache, shown)
         shown.phase("checking the cache")
         build_stats = BuildStats(slices=planned.slices)
-        media = {"media_root": options.media_root, "media_urls": options.media_urls}
-
-        def open_store() -> Store:
-            return Store(cache.store(planned.key).directory, paths=planned.paths, **media)  # type: ignore[arg-type]
-
-        store = None
-        if cache.store(planned.key).manifest.exists() and not options.force_recache:
-            store = open_store()
-            if any(missing_slices(cache, store)):
-                store = None
+        store = find_store(planned, cache, options)
         hit = store is not None
         if store is None:
             _require_reachable(planned, executor)
@@ -122,11 +107,28 @@ def run_partition(
                 return Unfinished(
                     partition, planned.key, planned.rows, missing, build_stats, seconds
                 )
-            store = open_store()
+            store = _open_store(planned, cache, options)
     if options.name is not None:
         write_name(cache.root, options.name, planned.key)
     store.private_directory = private  # removed together with the store object
     return Prepared(store, hit, build_stats, time.perf_counter() - start, options)
+
+
+def find_store(planned: Plan, cache: CacheLayout, options: RunOptions) -> Store | None:
+    """Return the store of a plan if the cache has it, with all slices."""
+    if options.force_recache or not cache.store(planned.key).manifest.exists():
+        return None
+    store = _open_store(planned, cache, options)
+    return None if any(missing_slices(cache, store)) else store
+
+
+def _open_store(planned: Plan, cache: CacheLayout, options: RunOptions) -> Store:
+    return Store(
+        cache.store(planned.key).directory,
+        paths=planned.paths,
+        media_root=options.media_root,
+        media_urls=options.media_urls,
+    )
 
 
 def plan(

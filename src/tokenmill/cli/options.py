@@ -66,7 +66,7 @@ REFERENCE = (RUN_OPTIONS["reference"],)
 METAVARS = {
     "also": "COLUMN", "cache_dir": "DIR", "chat_template": "FILE", "columns": "ROLE=COLUMN",
     "compare": "STORE", "config": "FILE", "date": "DATE", "encoder": "FILE:NAME", "files": "DIR",
-    "html": "FILE",
+    "html": "FILE", "name": "NAME",
     "ignore": "RULE", "keep_columns": "COLUMN", "length": "TOKENS", "max_length": "TOKENS",
     "max_rejected": "N|SHARE", "media_root": "DIR", "mix": "RECIPE", "only": "RULE",
     "origin": "FILE:LINE", "out": "PATH", "pack": "LENGTH", "part": "I/N", "processor": "MODEL",

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from tokenmill.data.batch_media import MediaFiller
 from tokenmill.data.fill import Batch
-from tokenmill.data.filler import WEIGHT_SUM, WEIGHTS, Attached, Filler, LossWeights
+from tokenmill.data.filler import WEIGHT_SUM, Attached, Filler
 from tokenmill.data.group_batches import group_kind
 from tokenmill.data.index import Whole
 from tokenmill.data.order import (
@@ -35,61 +35,47 @@ from tokenmill.store import Row
 from tokenmill.store.by_source import needs_store
 
 MAX_DRAWS = 64  # replacements of a rejected row
-REJECTIONS = "rejections"  # of a batch, until it is handed out
+REJECTED = "rejected"  # what a batch replaced, until it is handed out
 MAX_SHOWN = 5  # rejected rows per reason
 _SHARE_FROM = 100  # rows read before a share of rejected rows is compared with its limit
 _READ = 1024  # rows of a packing window in memory at once
 
+Rejected = list[tuple[str, str, str]]
+"""Source, reason and message of rejected rows."""
 
-@dataclass
+
 class Rejections:
-    """Counts of rejected rows, and the first ones, by source and reason."""
+    """Counts the rejected rows of a loader, and warns once if they exceed a limit."""
 
-    read: int = 0  # rows, also accepted ones
-    rows: int = 0
-    by_source: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    def __init__(self, limit: float | int | None = None) -> None:
+        self.by_source: dict[str, dict[str, dict[str, Any]]] = {}  # by source and reason
+        self._limit = limit
+        self._read = self._rows = 0
 
-    def add(self, source: str, reason: str, rows: int, messages: Iterable[str]) -> None:
-        counts = self.by_source.setdefault(source, {}).setdefault(reason, {"rows": 0, "first": []})
-        counts["rows"] += rows
-        counts["first"] = list(dict.fromkeys([*counts["first"], *messages]))[:MAX_SHOWN]
-        self.rows += rows
-
-    def merge(self, other: Rejections) -> None:
-        self.read += other.read
-        for source, reasons in other.by_source.items():
-            for reason, counts in reasons.items():
-                self.add(source, reason, counts["rows"], counts["first"])
-
-    def exceed(self, limit: float | int | None) -> bool:
-        if isinstance(limit, float):
-            limit *= max(self.read, _SHARE_FROM)
-        return limit is not None and self.rows > limit
+    def count(self, accepted: int, rejected: Rejected) -> None:
+        self._read += accepted + len(rejected)
+        self._rows += len(rejected)
+        for source, reason, message in rejected:
+            reasons = self.by_source.setdefault(source, {})
+            counts = reasons.setdefault(reason, {"rows": 0, "first": []})
+            counts["rows"] += 1
+            if len(counts["first"]) < MAX_SHOWN and message not in counts["first"]:
+                counts["first"].append(message)
+        limit, is_share = self._limit, isinstance(self._limit, float)
+        read = max(self._read, _SHARE_FROM) if is_share else 1
+        if limit is not None and self._rows > limit * read:
+            self._limit = None
+            allowed = f"{limit:.0%}" if is_share else limit
+            message = f"{self}; more than the allowed {allowed}; they are replaced"
+            warnings.warn(message, stacklevel=4)
 
     def __str__(self) -> str:
         reasons = [pair for counts in self.by_source.values() for pair in counts.items()]
         listed = ", ".join(f"{counts['rows']:,} {reason}" for reason, counts in reasons)
         return (
-            f"{self.rows:,} of {self.read:,} rows read ({self.rows / self.read:.1%}) were rejected "
-            f"({listed}); the first: {reasons[0][1]['first'][0]}"
+            f"{self._rows:,} of {self._read:,} rows read ({self._rows / self._read:.1%}) were "
+            f"rejected ({listed}); the first: {reasons[0][1]['first'][0]}"
         )
-
-
-class RejectionCounter(Rejections):
-    """Counts the rejections of a loader, and warns once above `max_rejected` of its data."""
-
-    def __init__(self, view: View) -> None:
-        super().__init__()
-        limits = [getattr(store, "max_rejected", None) for store in view.stores]
-        self._limit = min((limit for limit in limits if limit is not None), default=None)
-
-    def count(self, found: Rejections) -> None:
-        self.merge(found)
-        if self.exceed(self._limit):
-            allowed = f"{self._limit:.0%}" if isinstance(self._limit, float) else self._limit
-            message = f"{self}; more than the allowed {allowed}; they are replaced"
-            self._limit = None
-            warnings.warn(message, stacklevel=4)
 
 
 @dataclass(frozen=True)
@@ -101,26 +87,28 @@ class Draws:
     seed: int
     sources: dict[str, int]  # rows of each source of a mixture, in the order of the view
 
-    def read(self, positions: Int64Array) -> tuple[Int64Array, list[list[Row]], Rejections]:
+    def read(self, positions: Int64Array) -> tuple[Int64Array, list[list[Row]], Rejected]:
         """Return row numbers, the rows of each, and the rejected candidates."""
         numbers = unroll(self.order, positions)
         units: list[Any] = [None] * numbers.size
-        found, waiting = Rejections(), list(range(numbers.size))
+        rejected: Rejected = []
+        waiting = list(range(numbers.size))
         ends, names = np.cumsum(list(self.sources.values())), list(self.sources)
         for draw in range(MAX_DRAWS + 1):
             for at, unit in zip(waiting, self.view.units(numbers[waiting]), strict=True):
                 units[at] = unit
-            found.read += len(waiting)
             waiting = [at for at in waiting if isinstance(units[at], RowError)]
             if not waiting:
-                return numbers, units, found
+                return numbers, units, rejected
             for at in waiting:
                 source = int(np.searchsorted(ends, numbers[at], side="right"))
-                found.add(names[source], units[at].reason, 1, [str(units[at])])
+                rejected.append((names[source], units[at].reason, str(units[at])))
                 epoch, position = divmod(int(positions[at]), self.order.rows)
                 key = derive_key(PURPOSE_REPLACEMENT, self.seed, epoch, position, draw)
                 size = self.sources[names[source]]
                 numbers[at] = int(ends[source]) - size + key % size
+        found = Rejections()
+        found.count(numbers.size - len(waiting), rejected)
         raise SourceError(f"{MAX_DRAWS} rows drawn for a rejected one were rejected, too; {found}")
 
     def plain_rows(self, positions: Int64Array) -> list[list[Row]]:
@@ -148,29 +136,6 @@ class Positions(Order):
         return (positions + epoch * self.rows) * self._ranks + self._rank
 
 
-@dataclass(frozen=True)
-class PositionSamples(Samples):
-    """Positions as units; their lengths are known when they are read."""
-
-    draws: Draws | None = None
-
-    def as_packs(self, units: Int64Array) -> Packs:
-        unknown = np.zeros_like(units)
-        return Packs(units, unknown, unknown, np.arange(units.size + 1))
-
-    def expand(self, packs: Packs) -> Packs:
-        return packs
-
-    def lengths_at(self, units: Int64Array) -> Int64Array:
-        assert self.draws is not None
-        lengths = [
-            sum(map(len, unit))
-            for first in range(0, units.size, _READ)
-            for unit in self.draws.read(units[first : first + _READ])[1]
-        ]
-        return np.asarray(lengths, dtype=np.int64)
-
-
 class RankPacks(PackSamples):
     """Packs of the positions of one rank, without end and without epochs.
 
@@ -183,8 +148,16 @@ class RankPacks(PackSamples):
         if draws.view.has_media and pack.oversize in ("truncate", "split"):
             raise needs_store(f"packs of images with oversize={pack.oversize!r}")
         order = Positions(LARGEST // ranks, rank, ranks)
-        units = PositionSamples(draws.view, draws=draws)
-        super().__init__(order, units, pack, 1, seed)
+        super().__init__(order, Samples(draws.view), pack, 1, seed)
+        self._draws = draws
+
+    def lengths_at(self, units: Int64Array) -> Int64Array:
+        lengths = [
+            sum(map(len, unit))
+            for first in range(0, units.size, _READ)
+            for unit in self._draws.read(units[first : first + _READ])[1]
+        ]
+        return np.asarray(lengths, dtype=np.int64)
 
     def count(self, epoch: int) -> int:
         raise needs_store("number of packs")
@@ -230,9 +203,7 @@ class SourceFiller:
         packs = step.packs
         own = slice(int(packs.bounds[step.first]), int(packs.bounds[step.stop]))
         positions, inverse = np.unique(packs.rows[own], return_inverse=True)  # of split rows
-        if not self.packed:
-            positions, inverse = packs.rows[own], np.arange(own.stop - own.start)
-        numbers, units, rejections = self.draws.read(positions)
+        numbers, units, rejected = self.draws.read(positions)
         rows: Any = BatchRows(units, self.draws.view)
         view = View([rows], Whole(rows))
         held = Samples(view, view.has_groups).as_packs(inverse)
@@ -245,13 +216,12 @@ class SourceFiller:
         if self.indices:
             sizes = [len(units[number]) for number in inverse.tolist()]
             batch["indices"] = np.repeat(numbers[inverse], sizes)
-        return batch | {REJECTIONS: rejections}
+        return batch | {REJECTED: (len(units), rejected)}
 
 
 def _with_view(filler: Any, view: View) -> Any:
     if isinstance(filler, Filler):
-        weights = LossWeights(view, WEIGHTS, "the data", "token")
-        return replace(filler, view=view, attached=Attached((weights,)))
+        return replace(filler, view=view, attached=Attached.of(view, ()))
     inner = _with_view(filler.filler, view)
     if isinstance(filler, MediaFiller):
         return replace(filler, filler=inner, view=view)

@@ -6,6 +6,7 @@ it, and continue from there after the loader was moved.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -17,9 +18,9 @@ from typing import Any, TypeVar
 from tokenmill._core.process import at_end
 from tokenmill.data.batch_media import MEDIA, MediaFiller, Pixels
 from tokenmill.data.by_source import (
-    REJECTIONS,
+    REJECTED,
     RankPacks,
-    RejectionCounter,
+    Rejections,
     SourceFiller,
     check_options,
 )
@@ -44,6 +45,7 @@ from tokenmill.store import Store
 from tokenmill.store.by_source import SourceRows
 
 T = TypeVar("T")
+_Ready = queue.Queue[tuple[T | None, BaseException | None]]  # an item, or the end
 
 BatchFiller = Filler | GroupFiller | MicroFiller | MediaFiller | SourceFiller
 
@@ -113,8 +115,6 @@ class Loader:
         check_one_of("layout", layout, LAYOUTS)
         if group_by_length and not shuffle:
             raise UsageError("group_by_length=True requires shuffle=True")
-        if isinstance(data, str | os.PathLike):
-            raise UsageError(f"data must be a store; write tm.Loader(tm.open_store({data!r}))")
         check_one_of("padding_side", padding_side, ("right", "left"))
         pad_to_multiple_of = check_multiple(pad_to_multiple_of)
         if pack is not None:
@@ -185,7 +185,10 @@ class Loader:
             )
         if draws is not None:
             self.filler = SourceFiller(draws, self.filler, indices, pack is not None)
-        self.rejections = RejectionCounter(view)
+        limits = [getattr(store, "max_rejected", None) for store in view.stores]
+        self.rejections = Rejections(
+            min((limit for limit in limits if limit is not None), default=None)
+        )
         self.cursor = Cursor()
         self.first_epoch = 0  # `repeat` counts epochs from here
 
@@ -363,8 +366,8 @@ class LoaderIterator(Iterator[Any]):
             self._items = None
             raise
         self._cursor = self._loader.cursor = cursor
-        if isinstance(batch, dict) and (found := batch.pop(REJECTIONS, None)) is not None:
-            self._loader.rejections.count(found)
+        if isinstance(batch, dict) and (found := batch.pop(REJECTED, None)) is not None:
+            self._loader.rejections.count(*found)
         return batch
 
     def close(self) -> None:
@@ -376,13 +379,6 @@ class LoaderIterator(Iterator[Any]):
 _POLL_S = 0.1  # how often a waiting thread checks whether its prefetcher is closed
 
 
-class _End:
-    """The last item of the queue: the end of the iterator, or its error."""
-
-    def __init__(self, error: BaseException | None) -> None:
-        self.error = error
-
-
 class Prefetcher(Iterator[T]):
     """Runs an iterator in a daemon thread, with at most ``depth`` items ready.
 
@@ -391,44 +387,39 @@ class Prefetcher(Iterator[T]):
     """
 
     def __init__(self, items: Iterator[T], depth: int) -> None:
-        self._ready: queue.Queue[T | _End] = queue.Queue(depth)
+        self._ready: _Ready[T] = queue.Queue(depth)
         self._closed = threading.Event()
-        self._ended: _End | None = None
+        self._end: BaseException | None = None  # StopIteration, or the iterator's error
         at_end(self, self._closed.set)
         args = items, self._ready, self._closed
         threading.Thread(target=_run, args=args, name="tokenmill-prefetch", daemon=True).start()
 
     def __next__(self) -> T:
-        item: T | _End = self._ended if self._ended is not None else self._ready.get()
-        if not isinstance(item, _End):
-            return item
-        self._ended = item
-        if item.error is not None:
-            raise item.error
-        raise StopIteration
+        if self._end is None:
+            item, self._end = self._ready.get()
+        if self._end is not None:
+            raise self._end
+        return item  # type: ignore[return-value]
 
     def close(self) -> None:
         self._closed.set()
 
 
-def _run(items: Iterator[T], ready: queue.Queue[T | _End], closed: threading.Event) -> None:
-    def put(item: T | _End) -> bool:
+def _run(items: Iterator[T], ready: _Ready[T], closed: threading.Event) -> None:
+    def put(item: T | None, end: BaseException | None = None) -> bool:
         while not closed.is_set():
-            try:
-                ready.put(item, timeout=_POLL_S)
-            except queue.Full:
-                continue
-            return True
+            with contextlib.suppress(queue.Full):
+                ready.put((item, end), timeout=_POLL_S)
+                return True
         return False
 
     try:
         for item in items:
             if not put(item):
                 return
+        put(None, StopIteration())
     except BaseException as error:
-        put(_End(error))
-    else:
-        put(_End(None))
+        put(None, error)
 
 
 # Options of a loader.

@@ -70,6 +70,8 @@ class Samples:
         return units, np.arange(units.size + 1, dtype=np.int64)
 
     def _row_lengths(self, rows: Int64Array) -> Int64Array:
+        if self.view.is_by_source:
+            return np.zeros_like(rows)  # known when the rows are read
         lengths = self.view.lengths_at(rows)
         return lengths if self.tokens_in_pack is None else self.tokens_in_pack(lengths)
 
@@ -140,12 +142,15 @@ class PackSamples:
         self.packed = Recent(self._shuffled_window)
         self._counts = Recent(lambda epoch: sum(self.window_counts(epoch)))
 
+    def lengths_at(self, units: Int64Array) -> Int64Array:
+        return self._units.lengths_at(units)
+
     def _pack_window(self, epoch: int, window: int) -> Packs:
         start = window * self._pack.window
         stop = min(start + self._pack.window, self._order.rows)
         units = self._order.indices(epoch, np.arange(start, stop, dtype=np.int64))
         shares = None if self._max_patches is None else self._shares
-        lengths = self._units.lengths_at(units)
+        lengths = self.lengths_at(units)
         return pack_window(units, lengths, self._pack, self._ranks, shares)
 
     def _shares(self, units: Int64Array) -> Int64Array:

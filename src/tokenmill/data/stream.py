@@ -10,7 +10,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from tokenmill.data.by_source import Draws, Positions, PositionSamples, RankPacks, check_options
+from tokenmill.data.by_source import Draws, Positions, RankPacks, check_options
 from tokenmill.data.cursor import Cursor, StreamSpec
 from tokenmill.data.fill import Piece
 from tokenmill.data.filler import read_pieces
@@ -87,8 +87,7 @@ class Stream:
             if self.mixture is not None:
                 sources = dict(zip(self.mixture.names, self.mixture.sizes(), strict=True))
             self.draws = draws = Draws(self.view, self.order, self.seed, sources)
-            positions = Positions(self.order.rows)
-            self.samples = RowSamples(positions, PositionSamples(self.view, draws=draws))
+            self.samples = RowSamples(Positions(self.order.rows), self.units)
             if pack is not None:
                 shuffle_seed = None if order == "sequential" else self.seed
                 self.samples = RankPacks(draws, pack, rank, ranks, shuffle_seed)
@@ -200,8 +199,8 @@ class Stream:
         Rows of completed windows are a prefix of each source's order, so their number is enough.
         Rows of an incomplete window (packs, or rows grouped by length) are listed.
         """
-        if self.draws is not None:
-            return self._source_rows_served(cursor)
+        if isinstance(self.samples, RankPacks):
+            return {"data": {"rows": cursor.window * self.samples.window}}  # of this rank
         started: list[Int64Array] = []  # units served from incomplete windows
         position, order = cursor.position, self.order
         if isinstance(self.samples, PackSamples):
@@ -231,21 +230,12 @@ class Stream:
             begin += units.count
         return result
 
-    def _source_rows_served(self, cursor: Cursor) -> dict[str, dict[str, int]]:
-        """Return rows and complete passes; tokens of other ranks' rows are unknown."""
-        assert self.draws is not None
-        if isinstance(self.samples, RankPacks):
-            return {"data": {"rows": cursor.window * self.samples.window}}  # of this rank
-        counts = [cursor.epoch * self.order.rows + cursor.position]
-        if isinstance(self.order, MixedOrder):
-            counts = self.order.schedule.served(cursor.epoch, cursor.position)
-        pairs = zip(self.draws.sources.items(), counts, strict=True)
-        return {name: {"rows": rows, "passes": rows // size} for (name, size), rows in pairs}
-
 
 def _served_by(before: int, order: Order, units: Samples, extra: Int64Array) -> dict[str, int]:
     """Count the first ``before`` positions of a source's order, and ``extra`` units."""
     passes, rest = divmod(before, order.rows)
+    if units.view.is_by_source:  # tokens are unknown
+        return {"rows": before, "passes": passes}
     tokens, trained = int(units.tokens_at(extra).sum()), int(units.trained_at(extra).sum())
     if passes:
         tokens += passes * units.view.total("lengths")
@@ -377,7 +367,7 @@ class RunIndex:
         return Packs.join(parts).take(back)
 
     def pieces(self, indices: Iterable[SupportsIndex]) -> list[list[Piece]]:
-        if self._stream.draws is not None:
+        if self._ends is None:
             return [[(row.input_ids, row.loss_mask) for row in own] for own in self.groups(indices)]
         packs = self.packs(indices)
         pieces = self.read(packs)

@@ -113,7 +113,8 @@ def check_rollouts(
         job = BlockJob(executor, cache.root, card, reference=options.reference)
         size = size_of(starmap(BlockTask, enumerate(rows.blocks())))
         setup = job.setup(ENTRY, size, recipe=serialize(recipe), format=format)
-        with open_progress(progress, total_rows=len(rows)) as shown:
+        with open_progress(progress) as shown:
+            shown.phase("checking", total_rows=len(rows))
 
             def take(task: BlockTask, result: dict[str, Any]) -> None:
                 nonlocal finding_count

@@ -18,20 +18,6 @@ from tokenmill.errors import public_path
 from tokenmill.inspect.row import SourceExcerpts
 from tokenmill.store import Store
 
-HINTS = {
-    "bad_json": "each line must be one JSON object in UTF-8",
-    "bad_shape": "name the columns (--format, --column messages=NAME) or fix the row",
-    "bad_media": "check the image, --media-root and --media-urls; images need --processor",
-    "media_mismatch": "a row needs one image for each <image> or image part",
-    "bad_group": "answers to compare must have text and differ; labels must be true or false",
-    "template_error": "the chat template raised an error for this conversation",
-    "template_drops_content": "the template does not print this content; use one that does",
-    "mask_unproven": "no proof of which text is the assistant's; see docs/reference/errors.md",
-    "trailing_user": "--trailing trim keeps such rows without their last turn",
-    "no_trained_tokens": "check --train-on, and the roles and weights of the messages",
-    "overlong": "--overlong truncate keeps the first --max-length tokens",
-    "limit": "the row exceeds a limit on size, nesting or rendering cost",
-}
 _TURN = re.compile(r"\bturn (\d+)\b")
 _MAX_ROW_BYTES = 16 << 20  # of a row that is written to the file
 

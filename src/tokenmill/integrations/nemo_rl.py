@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from tokenmill._core.optional import optional
-from tokenmill.build.recipe import Recipe, RunOptions
+from tokenmill._core.options import check_names
+from tokenmill.build.recipe import Recipe
 from tokenmill.data.group_batches import group_kind
 from tokenmill.data.mixture import Mixture
 from tokenmill.data.order import Int64Array
@@ -28,7 +29,6 @@ from tokenmill.integrations.trainers import (
     ItemRows,
     Items,
     RowDataset,
-    check_names,
     is_store,
     prepared,
     stated_date,
@@ -198,11 +198,8 @@ class SFTDataset:
             )
         else:
             stated = {"turn_end": "turn", **recipe, "date": recipe.get("date") or stated_date()}
-            store = prepared(
-                Recipe(sources=(path,), tokenizer=tokenizer, **stated),
-                RunOptions(cache_dir=cache_dir, num_workers=num_workers),
-                flag="++data.train.date",
-            )
+            where = {"cache_dir": cache_dir, "num_workers": num_workers}
+            store = prepared(tokenizer, "++data.train.date", sources=path, **stated, **where)
         view = as_view(store)
         self.task_name = TASK
         self.val_dataset = None
@@ -230,5 +227,5 @@ def _recipe_options(options: Mapping[str, Any]) -> dict[str, Any]:
     for name in sorted(PROMPT_FILES):
         if options.get(name) is not None:
             raise UsageError(f"{name} is not supported. Put its text into the rows.")
-    check_names(options, RECIPE_KEYS | TRAINER_KEYS | PROMPT_FILES, "of a dataset")
+    check_names(options, RECIPE_KEYS | TRAINER_KEYS | PROMPT_FILES, "settings of a dataset")
     return {name: value for name, value in options.items() if name in RECIPE_KEYS}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import abc
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +28,6 @@ from tokenmill.sources.index import IndexCache
 from tokenmill.sources.rows import Rows
 from tokenmill.store import Row, Store, StoreLayout
 from tokenmill.store.columns import row_numbers
-
-if TYPE_CHECKING:
-    from tokenmill.build.recipe import Recipe, RunOptions
 
 DATE = "TOKENMILL_DATE"
 Array = npt.NDArray[Any]
@@ -266,13 +263,6 @@ def require_max_length(view: View, limit: int | None, name: str, advice: str) ->
     return view
 
 
-def check_names(given: Iterable[str], known: Collection[str], where: str) -> None:
-    """Raise if a config contains settings that would be ignored."""
-    unknown = sorted(set(given) - set(known))
-    if unknown:
-        raise UsageError(f"Unknown settings {where}: {', '.join(unknown)}.")
-
-
 # Stores
 
 
@@ -280,13 +270,13 @@ def is_store(path: str | os.PathLike[str]) -> bool:
     return StoreLayout(Path(path)).manifest.is_file()
 
 
-def prepared(recipe: Recipe, options: RunOptions, *, progress: Any = None, flag: str = "") -> Store:
-    from tokenmill.build.run import run
+def prepared(tokenizer: Any, flag: str = "", **arguments: Any) -> Store:
+    """Call `tokenmill.prepare`; ``flag`` is the trainer's setting of the date."""
+    from tokenmill.build.calls import prepare
 
-    with date_named(recipe.tokenizer, flag):
-        found = run(recipe, options, progress=progress)
-    found.raise_for_rejections()
-    return found.store
+    with date_named(tokenizer, flag):
+        store: Store = prepare(tokenizer=tokenizer, **arguments)
+    return store
 
 
 def cached_scan(

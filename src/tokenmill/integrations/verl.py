@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from tokenmill._core.optional import optional
-from tokenmill.build.lazy import open_lazily
-from tokenmill.build.recipe import Recipe, RunOptions
+from tokenmill._core.options import check_names
 from tokenmill.chat.calls import IMAGE_PARTS
 from tokenmill.chat.spec import IMAGE_COLUMNS
 from tokenmill.data.order import ORDERS, Int64Array
@@ -34,7 +33,6 @@ from tokenmill.integrations.trainers import (
     Items,
     RowDataset,
     cached_scan,
-    check_names,
     date_named,
     image_features,
     is_store,
@@ -58,7 +56,8 @@ Thinking = bool | None  # a row's value; None is the config's default
 DATE_FLAG = "+data.tokenmill.date"
 PAD_MODES = ("right", "no_padding")
 TRUNCATIONS = ("error", "left", "right")
-RECIPE_SETTINGS = ("date", "train_on", "turn_end", "thinking_opener", "trailing")
+SETTINGS_OF_PREPARE = ("date", "train_on", "turn_end", "thinking_opener", "trailing", "num_workers",
+                       "cache_dir", "media_root", "lazy")  # fmt: skip
 NO_VIDEOS = "use verl's own dataset for videos"
 QWEN_VL_AXES = 4  # positions of text, time, height and width; in text they are the same
 GRID = "image_grid_thw"
@@ -94,7 +93,8 @@ class Settings:
     @classmethod
     def of(cls, config: Config, files: list[str]) -> Settings:
         stated = dict(config.get("tokenmill") or {})
-        check_names(stated, [field.name for field in fields(cls)], "under data.tokenmill")
+        names = [field.name for field in fields(cls)]
+        check_names(stated, names, "settings under data.tokenmill")
         if stated.get("seed") is None:
             stated["seed"] = 42 if config.get("seed") is None else config["seed"]
         stated["date"] = stated.get("date") or stated_date()
@@ -326,11 +326,6 @@ class _Preparing:
             refused[images] = f"the column of images must be called {' or '.join(IMAGE_COLUMNS)}"
         default = self.config.get("enable_thinking_default")
         values, has_images = _scan_columns(files, column, images, refused, settings.cache_dir)
-        options = RunOptions(
-            num_workers=settings.num_workers,
-            cache_dir=settings.cache_dir,
-            media_root=settings.media_root,
-        )
         if settings.lazy and len(values) > 1:
             raise UsageError(
                 f"data.tokenmill.lazy=true needs one value in the column {column!r}, but the rows"
@@ -344,41 +339,37 @@ class _Preparing:
             if thinking is not None:
                 variables["enable_thinking"] = bool(thinking)
             keep_columns = () if len(values) == 1 else (str(column),)
-            recipe = self._recipe(files, variables, keep_columns, has_images=has_images)
-            if settings.lazy:
-                with date_named(recipe.tokenizer, DATE_FLAG):
-                    return as_view(open_lazily(recipe, options))
-            stores[value] = prepared(recipe, options, flag=DATE_FLAG)
+            arguments = self._arguments(files, variables, keep_columns, has_images=has_images)
+            stores[value] = prepared(self.tokenizer, DATE_FLAG, **arguments)
         if len(stores) == 1:
             return as_view(*stores.values())
         return concat(stores.values()).select(_own_rows(stores, str(column)))
 
-    def _recipe(
+    def _arguments(
         self,
         files: list[str],
         variables: Config,
         keep_columns: tuple[str, ...],
         *,
         has_images: bool,
-    ) -> Recipe:
+    ) -> Config:
         config, settings = self.config, self.settings
         key = config.get("messages_key")
         # verl renders with the processor's template if it has one.
         template = getattr(self.processor, "chat_template", None)
-        return Recipe(
-            sources=tuple(files),
-            tokenizer=self.tokenizer,
-            tokenizer_backend="transformers",
-            processor=self.processor if has_images else None,
-            columns={"tools": config.get("tools_key") or "tools"}
+        return {
+            "sources": files,
+            "tokenizer_backend": "transformers",
+            "processor": self.processor if has_images else None,
+            "columns": {"tools": config.get("tools_key") or "tools"}
             | ({"messages": key} if key not in (None, "messages") else {}),
-            chat_template=template if isinstance(template, str) else None,
-            chat_template_kwargs=variables,
-            **{name: getattr(settings, name) for name in RECIPE_SETTINGS},
-            max_length=self.limit,
-            overlong="truncate",
-            keep_columns=keep_columns,
-        )
+            "chat_template": template if isinstance(template, str) else None,
+            "chat_template_kwargs": variables,
+            **{name: getattr(settings, name) for name in SETTINGS_OF_PREPARE},
+            "max_length": self.limit,
+            "overlong": "truncate",
+            "keep_columns": keep_columns,
+        }
 
 
 def _own_rows(stores: Mapping[Thinking, Store], column: str) -> Int64Array:

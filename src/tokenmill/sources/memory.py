@@ -10,7 +10,7 @@ import io
 import itertools
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ def as_addresses(sources: Any, root: Path) -> Any:
         raise UsageError(f"a {kind} is not a source: pass one of its values ({names})")
     rows = _table_rows(sources)
     if rows is not None:
-        return [_write(rows, root)]
+        return [_write(rows, root, drop_nulls=True)]
     if not isinstance(sources, Iterable):
         return sources
     items = iter(sources)
@@ -49,36 +49,27 @@ def as_addresses(sources: Any, root: Path) -> Any:
     addresses = []
     for one in () if first is None else itertools.chain([first], items):
         rows = _table_rows(one)
-        addresses.append(one if rows is None else _write(rows, root))
+        addresses.append(one if rows is None else _write(rows, root, drop_nulls=True))
     return addresses
 
 
-def _table_rows(data: Any) -> Iterator[Any] | None:
-    """Return the rows of a table as dicts without null members, None for other objects."""
+def _table_rows(data: Any) -> Iterable[Any] | None:
+    """Return the rows of a table as dicts, None for other objects."""
     library = type(data).__module__.partition(".")[0]
     if library == "datasets" and hasattr(data, "with_format"):
         if hasattr(data, "num_rows"):  # not streamed: stored images are not decoded
             batches = data.with_format("arrow").iter(_BATCH)
-            return (_without_nulls(row) for batch in batches for row in batch.to_pylist())
-        return map(_without_nulls, data)
+            return (row for batch in batches for row in batch.to_pylist())
+        return data  # type: ignore[no-any-return]
     if library == "polars" and hasattr(data, "lazy"):
-        return map(_without_nulls, data.iter_rows(named=True))
+        return data.iter_rows(named=True)  # type: ignore[no-any-return]
     if library == "pandas" and hasattr(data, "iloc"):
         starts = range(0, len(data), _BATCH)
         records = (data.iloc[at : at + _BATCH].to_dict("records") for at in starts)
-        return map(_without_nulls, itertools.chain.from_iterable(records))
+        return itertools.chain.from_iterable(records)
     if library == "pyarrow" and hasattr(data, "to_batches"):
-        return (_without_nulls(row) for batch in data.to_batches() for row in batch.to_pylist())
+        return (row for batch in data.to_batches() for row in batch.to_pylist())
     return None
-
-
-def _without_nulls(value: Any) -> Any:
-    """Drop null members at every level, as for Parquet: Arrow adds them to ragged records."""
-    if isinstance(value, Mapping):
-        return {name: _without_nulls(one) for name, one in value.items() if not _is_null(one)}
-    if type(value).__name__ == "ndarray":
-        value = value.tolist()
-    return [_without_nulls(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _is_null(value: Any) -> bool:
@@ -87,14 +78,15 @@ def _is_null(value: Any) -> bool:
     return value is None or type(value).__name__ in ("NAType", "NaTType")
 
 
-def _write(rows: Iterable[Any], root: Path) -> str:
+def _write(rows: Iterable[Any], root: Path, *, drop_nulls: bool = False) -> str:
+    """Write rows to a file; drop null members of tables, since Arrow adds them, as for Parquet."""
     hasher = hashlib.blake2b(digest_size=20)
     row = -1
     with Staging(root) as staging:
         with NewFile(staging.path / "rows") as file:
             for row, value in enumerate(rows):
                 try:
-                    line = _encode(_plain(value)) + b"\n"
+                    line = _encode(_plain(value, drop_nulls)) + b"\n"
                 except (TypeError, ValueError, OverflowError, RecursionError) as error:
                     raise UsageError(f"no JSON form: {error}", path=IN_MEMORY, row=row) from error
                 if not isinstance(value, Mapping):
@@ -109,7 +101,7 @@ def _write(rows: Iterable[Any], root: Path) -> str:
     return str(target)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, drop_nulls: bool = False) -> Any:
     """Return a value in its JSON form: NaN becomes null, bytes and images base64."""
     if value is None or isinstance(value, str | bool | int):
         return value
@@ -117,9 +109,10 @@ def _plain(value: Any) -> Any:
         for name in value:
             if not isinstance(name, str):
                 raise TypeError(f"the name {name!r} is not a string")
-        return {name: _plain(one) for name, one in value.items()}
+        kept = ((name, one) for name, one in value.items() if not (drop_nulls and _is_null(one)))
+        return {name: _plain(one, drop_nulls) for name, one in kept}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(one, drop_nulls) for one in value]
     if isinstance(value, float):
         if math.isinf(value):
             raise ValueError(f"{value} is not a JSON number")
@@ -135,7 +128,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, decimal.Decimal):
         return str(value)
     if type(value).__module__ == "numpy":
-        return _plain(value.tolist())
+        return _plain(value.tolist(), drop_nulls)
     if type(value).__module__.partition(".")[0] == "PIL":
         buffer = io.BytesIO()
         value.save(buffer, "PNG")

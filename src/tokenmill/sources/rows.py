@@ -442,13 +442,14 @@ class Rows(Sequence[dict[str, Any]]):
 
     def batch(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return rows in the given order, read together; raise the first `RowError`."""
-        values = self._values(indices)
+        values = self.values(indices)
         for value in values:
             if isinstance(value, RowError):
                 raise value
         return values  # type: ignore[return-value]
 
-    def _values(self, indices: Sequence[int]) -> list[dict[str, Any] | RowError]:
+    def values(self, indices: Sequence[int]) -> list[dict[str, Any] | RowError]:
+        """Return the row, or why it is bad, for each index."""
         if self._only is not None:
             try:
                 return self._only.values([self._positions[n] + self._shift for n in indices])
@@ -471,7 +472,7 @@ class Rows(Sequence[dict[str, Any]]):
         if self._positions.step != 1:
             for first in range(0, len(self), _BATCH):
                 indices = range(first, min(first + _BATCH, len(self)))
-                yield from zip(indices, self._values(indices), strict=True)
+                yield from zip(indices, self.values(indices), strict=True)
             return
         begin = self._positions.start
         for position, part in self._whole.runs(begin, self._positions.stop):

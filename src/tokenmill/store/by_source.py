@@ -81,7 +81,10 @@ class SourceRows(ViewMethods, Sequence[Any]):
         return self.batch([index])[0]
 
     def batch(self, indices: Iterable[SupportsIndex]) -> list[Any]:
-        units = accepted(self.read(row_numbers(indices, len(self))))
+        units: list[Any] = self.read(row_numbers(indices, len(self)))
+        for unit in units:
+            if isinstance(unit, RowError):
+                raise unit
         return [unit[0] if len(unit) == 1 else Group(tuple(unit)) for unit in units]
 
     @property
@@ -94,14 +97,6 @@ class SourceRows(ViewMethods, Sequence[Any]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self):,} source rows, {self.key[:12]})"
-
-
-def accepted(units: list[Unit]) -> list[list[Row]]:
-    """Return the units; raise the first rejection."""
-    for unit in units:
-        if isinstance(unit, RowError):
-            raise unit
-    return units  # type: ignore[return-value]
 
 
 def kind_of(rows: list[Row]) -> str:
@@ -126,15 +121,12 @@ def probe_kind(data: SourceRows) -> str:
 
 def require_one_unit(expand: str, rows: str) -> None:
     """Raise `UsageError` if one source row may give several independent rows."""
-    for name, value, refused in (
-        ("expand", expand, expand != "none"),
-        ("format", rows, rows.startswith("rollouts")),
-    ):
-        if refused:
-            raise UsageError(
-                (name, value),
-                f" may make several rows of one source row, which is one sample here; {REMEDY}",
-            )
+    name, value = ("format", rows) if expand == "none" else ("expand", expand)
+    if expand != "none" or rows.startswith("rollouts"):
+        raise UsageError(
+            (name, value),
+            f" may make several rows of one source row, which is one sample here; {REMEDY}",
+        )
 
 
 class StoreBySource(SourceRows):
@@ -151,9 +143,8 @@ class StoreBySource(SourceRows):
             raise UsageError(
                 f"by_source() needs rows of one kind, the store has {found}", path=store.path
             )
-        self.store, self.max_rejected, self.kind, self.path = (
-            store, max_rejected, kinds[0], store.path,
-        )  # fmt: skip
+        self.store, self.path = store, store.path
+        self.max_rejected, self.kind = max_rejected, kinds[0]
         rows = (read_record(store.layout.slice(key))[0].source_rows for key in store.slice_keys())
         self._starts = np.cumsum([0, *rows], dtype=np.int64)
         self._describe(document, store.manifest["tokenizer"])

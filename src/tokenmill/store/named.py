@@ -91,7 +91,7 @@ def find_store(text: str | os.PathLike[str], cache_dir: str | os.PathLike[str] |
 def _read(path: Path) -> str:
     """Return the key in a file; an empty string if there is none."""
     try:
-        key = path.read_text(encoding="ascii")
+        key = path.read_bytes().decode()
     except (OSError, ValueError):
         return ""
     return key if is_key(key) else ""

@@ -123,7 +123,7 @@ def read_counts(files: SliceFiles, expected: str | None = None) -> SliceCounts:
     run_starts = values(f"{MASK_RUNS}.offsets")
     weight_starts = values(f"{WEIGHT_RUNS}.offsets") if record.has_weights else 0 * run_starts
     groups = np.arange(1, rows + 1) if record.groups is None else _group_ends(values("part"))
-    columns = {
+    columns: dict[str, NDArray[Any]] = {
         names.LENGTHS: values("length"),
         names.TRAINED: values("trained"),
         names.MASK_RUNS: values(f"{MASK_RUNS}.values"),

@@ -262,7 +262,7 @@ def _calculate(function: Callable[[Any, Any], Any], left: Any, right: Any) -> An
         return function(left, right)
     # `+ 0` makes integers of booleans, which numpy would add with a logical or.
     result = function(left + 0, right + 0)
-    if result.dtype.kind != "i":
+    if result.dtype.kind not in "iO":  # numpy 1 makes objects of large integers
         return result
     as_float = function(*(np.asarray(side, np.float64) for side in (left, right)))
     if not np.isfinite(as_float).all():  # divided by 0

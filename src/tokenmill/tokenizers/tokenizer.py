@@ -238,7 +238,8 @@ class Tokenizer:
     def is_special(self, ids: Iterable[int]) -> np.ndarray:
         numbers = np.asarray(list(ids), dtype=np.int64)
         inside = (numbers >= 0) & (numbers < len(self.table))
-        return inside & self.table.is_special[np.where(inside, numbers, 0)]
+        special: np.ndarray = inside & self.table.is_special[np.where(inside, numbers, 0)]
+        return special
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = {

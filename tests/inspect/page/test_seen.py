@@ -10,7 +10,8 @@ from typing import Any
 
 from tests.inspect.page.browsing import Visit, go_to, tokens, wait_for_status, wait_for_title
 from tests.inspect.page.conftest import ATTACK, STEERING
-from tokenmill.inspect.rejected import HINTS, rejected_by_file
+from tokenmill.inspect.lint.rules import RULES
+from tokenmill.inspect.rejected import rejected_by_file
 from tokenmill.store import Store
 
 # Contrast of an element's text with what lies behind it, as WCAG counts it.
@@ -195,6 +196,9 @@ def test_narrow_screen_needs_no_sideways_scrolling(visit: Visit, on_disk: str) -
         page.click(f"#tab-{name}")
         page.wait_for_timeout(50)
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, name
+        right = "all => all.map(one => one.getBoundingClientRect().right)"
+        assert max(page.eval_on_selector_all(f"#panel-{name} p", right), default=0) <= 360, name
+        assert max(page.eval_on_selector_all(f"#panel-{name} code", right), default=0) <= 360, name
 
 
 def test_tapped_row_scrolls_into_view_on_a_phone_and_no_tab_is_cut(
@@ -214,7 +218,9 @@ def test_tapped_row_scrolls_into_view_on_a_phone_and_no_tab_is_cut(
 
 def test_list_shows_the_line_even_of_a_file_with_a_long_name(visit: Visit, on_disk: str) -> None:
     page = visit(on_disk)
-    for item in page.query_selector_all("#list .item:has(.line)")[:5]:
+    items = page.query_selector_all("#list .item")[:5]
+    assert len(items) == 5
+    for item in items:
         line, place = item.query_selector(".line"), item.query_selector(".where")
         assert re.fullmatch(r":\d+", line.inner_text())
         assert place.inner_text().endswith(line.inner_text())
@@ -229,7 +235,7 @@ def test_rejected_rows_are_grouped_by_reason_and_file_with_advice(
     page.click("#tab-rejected")
     text = page.inner_text(".reasons")
     for reason, files in rejected_by_file(store).items():
-        assert f"{store.rejected[reason]} {reason}: {HINTS[reason]}" in text
+        assert f"{store.rejected[reason]} {reason}: {RULES[reason].hint}" in text
         for file in files:
             assert f"{file.count} of {file.source_rows} rejected" in text
 

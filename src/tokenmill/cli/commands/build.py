@@ -67,7 +67,7 @@ def prepare(
         part: Build only this part of the slices; for builds on many machines.
         rejected: Write the rejected rows here, as JSONL with reason, place and turn.
     """
-    from tokenmill.build.calls import run_part, run_recipe
+    from tokenmill.build.calls import run_recipe
     from tokenmill.build.outcome import Unfinished
 
     arguments = recipe_arguments(flags)
@@ -85,7 +85,7 @@ def prepare(
     arguments |= {"progress": output.progress, "raise_for_rejections": False}
     part_summary: dict[str, Any] = {}
     with redirect_stdout(sys.stderr):  # Ray prints on stdout, which is for the result.
-        outcome = run_recipe(**arguments) if part is None else run_part(**arguments, part=part)
+        outcome = run_recipe(**arguments, part=part)
     if part is not None:
         missing = getattr(outcome, "missing", 0)
         part_summary = {"part": part, "complete": not missing, "slices_missing": missing}
@@ -138,7 +138,8 @@ def _slice_counts(summary: dict[str, Any]) -> str:
 
 
 def _report_rejected(output: Output, prepared: Prepared) -> None:
-    from tokenmill.inspect.rejected import HINTS, rejected_by_file
+    from tokenmill.inspect.lint.rules import RULES
+    from tokenmill.inspect.rejected import rejected_by_file
 
     summary = prepared.summary()
     rejected, rows_in = summary["rejected"], summary["rows_in"]
@@ -152,7 +153,7 @@ def _report_rejected(output: Output, prepared: Prepared) -> None:
     indent = f"{'':{count_width + name_width + 6}}"
     for reason, files in rejected_by_file(prepared.store).items():
         head = f"  {rejected[reason]:>{count_width},}  {reason:<{name_width}}  "
-        output.message((head, "yellow"), HINTS.get(reason, ""))
+        output.message((head, "yellow"), RULES[reason].hint)
         for file in files[:MAX_FILES]:
             output.message(f"{indent}{file.path}: {file.count:,} of {file.source_rows:,} rejected")
             output.message((f"{indent}{file.first}: {one_line(file.detail)}", "dim"))

@@ -6,6 +6,7 @@ Trained text is green, or in ``⟦ ⟧`` without colours (a pipe, ``NO_COLOR``).
 
 from __future__ import annotations
 
+import socket
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -159,19 +160,10 @@ def _serve(output: Output, viewer: Viewer, port: int) -> None:
             # Only the address goes to stdout, so that a script can pass it to a browser.
             typer.echo(url)
             output.message("Open this address in a browser of this machine. Ctrl-C stops it.")
-            output.message(f"From another machine: ssh -L {bound}:127.0.0.1:{bound} {_host()}")
+            host = socket.gethostname()
+            output.message(f"From another machine: ssh -L {bound}:127.0.0.1:{bound} {host}")
 
     serve(viewer, port, ready)
-
-
-def _host() -> str:
-    import getpass
-    import socket
-
-    try:
-        return f"{getpass.getuser()}@{socket.gethostname()}"
-    except (OSError, KeyError, ImportError):  # a user without a name
-        return socket.gethostname()
 
 
 def _show_rows(output: Output, store: Store, numbers: list[int], values: str | None = None) -> None:

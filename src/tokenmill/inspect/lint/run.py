@@ -101,7 +101,8 @@ def lint(
             media=media_options(recipe, options, processor),
             sources=[one if "://" in one else os.path.abspath(one) for one in recipe.sources],
         )
-        with open_progress(progress, total_rows=ranks[-1]) as shown:
+        with open_progress(progress) as shown:
+            shown.phase("checking", total_rows=ranks[-1])
             results = _Results(rules, places, ranks)
 
             def take(task: BlockTask, result: dict[str, Any]) -> None:

@@ -30,7 +30,8 @@ from tokenmill._core.publish import Staging, writing_errors
 from tokenmill.data.packs import Pack
 from tokenmill.data.view import as_view
 from tokenmill.errors import SourceChanged, TokenmillError, UsageError
-from tokenmill.inspect.rejected import HINTS, rejected_by_file
+from tokenmill.inspect.lint.rules import RULES
+from tokenmill.inspect.rejected import rejected_by_file
 from tokenmill.inspect.row import (
     UNCHECKED,
     Int64,
@@ -436,7 +437,7 @@ def rejected_document(store: Store, excerpts: SourceExcerpts | None) -> dict[str
         {
             "reason": reason,
             "count": store.rejected[reason],
-            "hint": HINTS.get(reason, ""),
+            "hint": RULES[reason].hint,
             "files": [
                 {"path": file.path, "count": file.count, "rows": file.source_rows}
                 for file in files[:MAX_REJECTED_FILES]

@@ -161,7 +161,7 @@ class RowFinder:
         for row in np.flatnonzero(kept).tolist():
             if scanned > self._scanned_tokens:
                 kept[row:] = False
-                return row
+                return int(row)
             ids = self._store[row].input_ids
             scanned += len(ids)
             kept[row] = query.text in self._text(ids).lower()

@@ -25,7 +25,6 @@ import numpy as np
 
 from tokenmill._core.fingerprint import checksum64
 from tokenmill._core.origin import nothing_left
-from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.data.order import FeistelOrder
 from tokenmill.data.prompt_rows import Prompt
 from tokenmill.data.prompts import PromptDataset, PromptSettings, open_prompts
@@ -452,7 +451,7 @@ def open_sft_store(args: Any) -> Store:
         return open_store(stated)
     flags = Flags(args)
     turn_end: Any = os.environ.get(TURN_END) or "turn"  # as the frameworks
-    recipe = Recipe(
+    return prepared(
         sources=flags.prompt_data,
         columns={"messages": flags.input_key or "messages", "tools": flags.tool_key or "tools"},
         chat_template_kwargs=flags.chat_template_kwargs,
@@ -460,4 +459,3 @@ def open_sft_store(args: Any) -> Store:
         trailing="trim",  # the frameworks train the turns before it
         **flags.tokenizer,
     )
-    return prepared(recipe, RunOptions())

@@ -24,7 +24,6 @@ from tokenmill._core import fingerprint
 from tokenmill._core.optional import optional
 from tokenmill._core.process import PrivateDirectory
 from tokenmill.build.processor import processor_of
-from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.data import prompts
 from tokenmill.data.cursor import Cursor, StreamSpec
 from tokenmill.data.interleave import MixedOrder, Schedule
@@ -36,6 +35,7 @@ from tokenmill.errors import (
     SourceMissing,
     StateError,
     UsageError,
+    check_integer,
     check_one_of,
     check_positive,
 )
@@ -166,8 +166,7 @@ class Sampler(torch_data.Sampler[int]):  # type: ignore[misc]
         return self._current
 
     def set_epoch(self, epoch: int) -> None:
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-            raise UsageError(f"epoch must be a non-negative integer, got {epoch!r}")
+        epoch = check_integer("epoch", epoch, 0)
         self._next, self._current, self._loaded = epoch * self.num_samples, None, None
 
     def begin_next_pass_at(self, position: int) -> None:
@@ -494,7 +493,7 @@ def _prepared(
     columns = {role: _get(config, f"{role}_key", role) or None for role in ("tools", "system")}
     if messages_key not in (None, "messages"):  # so that `tokenmill prepare` finds the same store
         columns["messages"] = messages_key
-    recipe: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "sources": sources,
         "tokenizer": tokenizer,
         "tokenizer_backend": "transformers",
@@ -504,25 +503,13 @@ def _prepared(
         "turn_end": TURN_ENDS[train_on],
         "max_length": _get(config, "max_length"),
         "overlong": "truncate",
-    }
-    options: dict[str, Any] = {
         "num_workers": _get(config, "num_workers"),
         "cache_dir": cache_dir,
         "disable_cache": disabled,
         # SkyRL accepts both; without a cache there is nothing to rebuild.
         "force_recache": bool(_get(config, "force_recache", False)) and not disabled,
     }
-    progress = None
-    for name, value in more.items():
-        if name == "progress":
-            progress = value
-        elif name in Recipe.__struct_fields__:
-            recipe[name] = value
-        elif name in RunOptions.__struct_fields__:
-            options[name] = value
-        else:
-            raise UsageError(f"Unknown argument: {name}.")
-    store = prepared(Recipe(**recipe), RunOptions(**options), progress=progress)
+    store = prepared(**{**arguments, **more})
     rejected = ", ".join(f"{count:,} {why}" for why, count in store.rejected.items()) or "none"
     _log.log(
         logging.WARNING if store.rejected else logging.INFO,

@@ -175,7 +175,7 @@ function proofSentences({ proof, totals }, audited, mismatches) {
   return [
     proven.length ? `${proven.join(", ")}.` : "No row of this store needs a proof: everything after the prompt is trained.",
     `${plural(audited, "row")} compared with the reference, ${count(mismatches)} different.`,
-    `Rendered by ${proof.renderer || "?"}, encoded by ${proof.engine || "?"}, on ${proof.made || "?"}.`,
+    `Renderer ${proof.renderer || "?"}, encoder ${proof.engine || "?"}, ${proof.made || "?"}.`,
     totals.rows_in ? `Every row is counted: ${count(totals.rows_in)} read, ${count(Object.values(totals.rejected).reduce((a, b) => a + b, 0))} rejected.` : null,
   ].filter(Boolean);
 }
