@@ -22,6 +22,7 @@ from tokenmill.chat.template import PYTHON_LIMITS, REASONING_KEYS
 from tokenmill.errors import RowError, UsageError
 
 PROMPTED = ("user", "tool", "function", "developer", "ipython")  # an assistant turn follows
+MAX_CACHED_CHARS = 1 << 20  # of segments; prompts of one row repeat them
 _PACKAGE = "_tokenmill_encoder_"
 _loaded: dict[str, Callable[..., Any]] = {}  # by key
 
@@ -108,6 +109,8 @@ class EncoderTemplate:
         self.source = source.name
         self.kwargs = {**source.kwargs, **variables}
         self.tokenizer = tokenizer
+        self._segments: dict[tuple[str, bool], list[int]] = {}  # ids of segments
+        self._cached_chars = 0
         self.strings = set(source.files.values())
         try:
             self.parameters = inspect.signature(self.function).parameters
@@ -175,15 +178,19 @@ class EncoderTemplate:
         if isinstance(result, Sequence):
             if all(type(one) is int for one in result):
                 return id_text(result)
-            if all(_is_segment(one) for one in result):
-                return id_text(self._segment_ids(result))
+            pairs = [_pair(one) for one in result]
+            if None not in pairs:
+                return id_text([number for pair in pairs for number in self._segment_ids(pair)])
         raise _wrong_result(result)
 
-    def _segment_ids(self, segments: Sequence[tuple[str, bool]]) -> list[int]:
-        ids: list[int] = []
-        for text, special in segments:
-            ids += self.tokenizer.segment_ids(text, special=special)
-        return ids
+    def _segment_ids(self, segment: tuple[str, bool]) -> list[int]:
+        if segment not in self._segments:
+            self._cached_chars += len(segment[0])
+            if self._cached_chars > MAX_CACHED_CHARS:
+                self._segments, self._cached_chars = {}, len(segment[0])
+            text, special = segment
+            self._segments[segment] = self.tokenizer.segment_ids(text, special=special)
+        return self._segments[segment]
 
     def decode(self, text: str) -> str:
         """Return the text of ids in an `IdText`, and any other text as it is."""
@@ -204,8 +211,12 @@ class EncoderTemplate:
         if error.reason == "mask_unproven":
             ways.append("expand turns, or train_on last_assistant_message, trains turns with the"
                         " history that they were sampled with")  # fmt: skip
-        if "thinking_mode" in self.parameters and self.kwargs.get("thinking_mode") != "chat":
-            ways.append("encoder_kwargs {'thinking_mode': 'chat'} is for rows without reasoning")
+        if "thinking_mode" in self.parameters:
+            if error.reason == "template_drops_content":
+                ways.append("encoder_kwargs {'thinking_mode': 'thinking'} prints reasoning")
+            elif self.kwargs.get("thinking_mode") != "chat":
+                ways.append("encoder_kwargs {'thinking_mode': 'chat'} is for rows without"
+                            " reasoning")  # fmt: skip
         return "; ".join([error.message.replace("the template", "the encoder"), *ways])
 
 
@@ -227,9 +238,12 @@ def _wrong_result(result: Any) -> UsageError:
     )  # fmt: skip
 
 
-def _is_segment(one: Any) -> bool:
-    is_pair = isinstance(one, tuple | list) and len(one) == 2
-    return is_pair and isinstance(one[0], str) and isinstance(one[1], bool)
+def _pair(one: Any) -> tuple[str, bool] | None:
+    """Return the text of a segment and whether it is special; it may be an instance of a class."""
+    text, special = one if isinstance(one, tuple | list) and len(one) == 2 else (
+        getattr(one, "text", None), getattr(one, "allow_special", None)
+    )  # fmt: skip
+    return (text, special) if isinstance(text, str) and isinstance(special, bool) else None
 
 
 def _is_bare(tool: Any) -> bool:

@@ -74,10 +74,15 @@ def _of_adapter(
     location = locate(tokenizer)
     path = location.directory
     if adapter == "mistral-common":
-        path = location.file if location.named else path / "tekken.json"
-        if not path.is_file():
-            raise UsageError(("encoder", adapter), " needs a tekken.json", path=location.directory)
-        digest = key_of_files({"tekken.json": path}, {}, ("mistral-common",))
+        found = [path / "tekken.json", *sorted(path.glob("tokenizer.model*"), reverse=True)]
+        files = [location.file] if location.named else [file for file in found if file.is_file()]
+        if not files:
+            raise UsageError(
+                ("encoder", adapter), " needs a tekken.json or tokenizer.model",
+                path=location.directory,
+            )  # fmt: skip
+        path = files[0]
+        digest = key_of_files({path.name: path}, {}, ("mistral-common",))
     elif adapter == "harmony":
         digest = key_of_files({}, {}, ("openai-harmony",))
     else:
