@@ -4,8 +4,7 @@ The oracle calls an encoder itself, and records what its own function for one as
 returns. These pieces are the mask. `tokenmill.prepare` must give the same ids and mask for every
 row of the shared corpora, or reject the row for a reason that the oracle finds as well:
 
-- refused: the encoder raises an error on the row or on a prompt of it;
-- no prompt: an answer does not follow a message of a user or a tool;
+- refused: the encoder raises an error on the row or on a prompt of it, or it has no prompt there;
 - history: the encoder prints the messages before an answer differently once it is there;
 - dropped: the encoder does not print the reasoning of the last answer.
 
@@ -40,12 +39,11 @@ from tokenmill.tokenizers.pieces import byte_alphabet
 Message = dict[str, Any]
 Range = tuple[int, int]
 ASKS = ("user", "tool", "developer")
-EXPLAINED = ("refused", "no prompt", "history", "dropped")
 MISTRAL = ("v2", "v3", "v7", "v3 tekken", "v7 tekken", "v11 tekken", "v13 tekken")
 
 
 class Outcome(NamedTuple):
-    """``kind``: right, wrong, avoidable, or one of `EXPLAINED`."""
+    """``kind``: right, wrong, avoidable (rejected without a reason), or one of the reasons."""
 
     kind: str
     detail: str = ""
@@ -64,12 +62,18 @@ def module_of(path: Path) -> Any:
 class Encoder:
     """One encoder with its tokenizer, as a checkpoint has them."""
 
+    expand = "none"  # "turns" where it prints earlier messages differently once more follow
+
     def __init__(self, name: str, model: Path, **options: Any) -> None:
         self.name, self.model, self.options = name, model, options
 
     def encode(self, messages: list[Message], tools: Any, prompt: bool) -> Any:
         """Return text or ids from the encoder itself."""
         raise NotImplementedError
+
+    def serve(self, messages: list[Message], prompt: bool) -> Any:
+        """Call the encoder as a server does."""
+        return self.encode(messages, None, prompt)
 
     def tokens(self, messages: list[Message], tools: Any) -> tuple[list[int], list[Range]]:
         """Return the ids, and for every assistant message the range of ids that it printed."""
@@ -88,11 +92,14 @@ class DeepSeek(Encoder):
         kwargs = {"thinking_mode": mode}
         super().__init__(f"{path.stem} {mode}", model, encoder=f"{path}:encode_messages",
                          encoder_kwargs=kwargs, trust_remote_code=True)  # fmt: skip
+        self.expand = "turns" if mode == "thinking" else "none"
         self.mode, self.module = mode, module_of(path)
         self.tokenizer = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
 
     def encode(self, messages: list[Message], tools: Any, prompt: bool) -> str:
         messages = copy.deepcopy(messages)
+        if prompt and (not messages or messages[-1]["role"] not in ASKS):
+            raise ValueError("no prompt")
         if tools:
             if messages[0]["role"] != "system":
                 messages.insert(0, {"role": "system", "content": ""})
@@ -177,18 +184,22 @@ class Mistral(Encoder):
         from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
         super().__init__(f"mistral-common {version}", model, encoder="mistral-common")
+        self.expand = "turns" if version[:2] in ("v2", "v3") else "none"
         [file] = [*model.glob("tekken.json"), *model.glob("tokenizer.model.v*")]
         modes = ValidationMode.test, ValidationMode.finetuning
         self.own = [MistralTokenizer.from_file(str(file), mode=mode) for mode in modes]
 
     def transform(self, row: dict[str, Any]) -> dict[str, Any]:
         """Give calls the ids that mistral-common accepts: nine letters or digits."""
-        ids: dict[Any, str] = {}
+        ids: list[str] = []
         for message in row["messages"]:
-            for call in message.get("tool_calls") or ():
-                call["id"] = ids.setdefault(call["id"], f"call{len(ids):05d}")
-            if "tool_call_id" in message:
-                message["tool_call_id"] = ids.get(message["tool_call_id"], "call99999")
+            if message.get("tool_calls"):
+                ids = [f"call{number:05d}" for number in range(len(message["tool_calls"]))]
+                for call, number in zip(message["tool_calls"], ids, strict=True):
+                    call["id"] = number
+                ids.reverse()
+            if message["role"] == "tool":
+                message["tool_call_id"] = ids.pop() if ids else "call99999"
         return row
 
     def encode(self, messages: list[Message], tools: Any, prompt: bool) -> list[int]:
@@ -238,6 +249,11 @@ class Kimi(Encoder):
             copy.deepcopy(messages), tools=tools, add_generation_prompt=prompt, tokenize=False
         )
         return list(self.tokenizer.encode(text))
+
+    def serve(self, messages: list[Message], prompt: bool) -> Any:
+        return self.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=prompt, tokenize=True, return_dict=False
+        )
 
     def tokens(self, messages: list[Message], tools: Any) -> tuple[list[int], list[Range]]:
         ids = self.encode(messages, tools, False)
@@ -290,6 +306,8 @@ def deepseek_model(shared: Path, work: Path) -> Path:
             document["model"]["vocab"].pop(token["content"], None)
             token["content"] = name
     (model / "tokenizer.json").write_text(json.dumps(document))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<｜end▁of▁sentence｜>"}
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
     return model
 
 
@@ -315,7 +333,7 @@ def kimi_model(shared: Path, work: Path, code: Path | None) -> Path:
         shutil.copy(code, model)
         config["auto_map"] = {"AutoTokenizer": [f"{code.stem}.TikTokenTokenizer", None]}
         config["tokenizer_class"] = "TikTokenTokenizer"
-        [template] = shared.glob("templates/*/Kimi-K2-Instruct.jinja")
+        [template] = shared.glob("templates/*/kimi_k25_fixed.jinja")
         config["chat_template"] = template.read_text()
     (model / "tokenizer_config.json").write_text(json.dumps(config))
     return model
@@ -375,7 +393,7 @@ def encoders(directory: Path, shared: Path, work: Path) -> Iterator[Callable[[],
 def conversations(path: Path) -> list[dict[str, Any] | None]:
     """Return the rows of a corpus as OpenAI messages, up to the last answer; None for others."""
     rows: list[Any] = []
-    for line in path.read_text().splitlines():
+    for line in path.read_text().rstrip("\n").split("\n"):
         try:
             content = read_row(json.loads(line), ChatSpec())
         except RowError:
@@ -426,8 +444,6 @@ def expected(
         prompts = [encoder.encode(messages[:k], tools, True) for k in trained]
     except Exception:  # an encoder can raise whatever Python can
         return "refused"
-    if any(k == 0 or messages[k - 1]["role"] not in ASKS for k in trained):
-        return "no prompt"
     if any(whole[: len(prompt)] != prompt for prompt in prompts):
         return "history"
     last = messages[-1]
@@ -443,7 +459,7 @@ def expected(
     return ids, mask
 
 
-def check(encoder: Encoder, rows: Iterable[dict[str, Any]], expand: str) -> list[Outcome]:
+def check(encoder: Encoder, rows: Iterable[dict[str, Any]]) -> list[Outcome]:
     """Prepare the rows, and compare every one with the encoder itself."""
     rows = [encoder.transform(copy.deepcopy(row)) for row in rows]
     with tempfile.TemporaryDirectory() as work:
@@ -451,7 +467,7 @@ def check(encoder: Encoder, rows: Iterable[dict[str, Any]], expand: str) -> list
         source.write_text("".join(json.dumps(row) + "\n" for row in rows))
         given = {"cache_dir": Path(work) / "cache", "progress": False, "executor": "inline"}
         store = run_recipe(
-            source, str(encoder.model), expand=expand, raise_for_rejections=False, **given,
+            source, str(encoder.model), expand=encoder.expand, raise_for_rejections=False, **given,
             **encoder.options,
         ).store  # fmt: skip
         served: dict[int, list[Any]] = {}
@@ -463,7 +479,7 @@ def check(encoder: Encoder, rows: Iterable[dict[str, Any]], expand: str) -> list
         outcomes = []
         for number, row in enumerate(rows):
             found, refused = iter(served.get(number, ())), iter(rejected.get(number, ()))
-            for messages, trained in samples(row, expand):
+            for messages, trained in samples(row, encoder.expand):
                 answer = expected(encoder, messages, trained, row.get("tools"))
                 outcomes.append(_compare(answer, found, refused))
             if next(found, None) is not None:
@@ -501,12 +517,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as work:
         for load in encoders(Path(sys.argv[1]), shared, Path(work)):
             encoder = load()
-            expand = "turns" if "thinking" in encoder.name else "none"
             for name, given in rows.items():
-                outcomes = check(encoder, given, expand) if given else []
+                outcomes = check(encoder, given) if given else []
                 kinds = Counter(outcome.kind for outcome in outcomes)
                 totals += kinds
-                print(f"{encoder.name:32} {name:24} {dict(kinds)}", flush=True)
+                expand = f"expand={encoder.expand}"
+                print(f"{encoder.name:32} {expand:13} {name:24} {dict(kinds)}", flush=True)
                 for outcome in outcomes:
                     if outcome.kind in ("wrong", "avoidable"):
                         print(f"    {outcome.kind}: {outcome.detail[:400]}")

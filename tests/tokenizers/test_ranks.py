@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 import tokenmill as tm
 from tests.build.making import TOKENIZER, conversations, write_rows
+from tests.chat.encoder_oracle import Mistral, check, mistral_model
 from tests.tokenizers.families import CORPUS, SPECIAL, byte_level
 from tokenmill.errors import TokenizerError, UsageError
-from tokenmill.tokenizers.loading import load
+from tokenmill.tokenizers.loading import load, load_auto
 from tokenmill.tokenizers.pieces import byte_alphabet
 from tokenmill.tokenizers.ranks import TEKKEN_SPECIAL, of_tekken, require_equal_ids
 
@@ -186,6 +187,80 @@ def test_a_class_that_replaces_apply_chat_template(tmp_path: Path) -> None:
         assert served.input_ids.tolist() == ids
         trained = served.input_ids[served.loss_mask == 1].tolist()
         assert tokenizer.decode(trained) == f"{says['content']}</s>"
+
+
+SLOW_CLASS = """
+from pathlib import Path
+from transformers import PreTrainedTokenizer
+class SlowTokenizer(PreTrainedTokenizer):
+    vocab_files_names = {"vocab_file": "words.txt"}
+    def __init__(self, vocab_file, **given):
+        self.words = Path(vocab_file).read_text().split("|")
+        self.ids = {word: n for n, word in enumerate(self.words)}
+        super().__init__(bos_token="<s>", eos_token="</s>", **given)
+    vocab_size = property(lambda self: len(self.words))
+    def get_vocab(self):
+        return {**self.ids, **self.added_tokens_encoder}
+    def _tokenize(self, text):
+        return list(text.replace(" ", "\u2581"))
+    def _convert_token_to_id(self, token):
+        return self.ids[token]
+    def _convert_id_to_token(self, number):
+        return self.words[number]
+"""
+TURNS = "{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }}</s>{% endfor %}"
+
+
+def test_a_class_that_encodes_in_python(tmp_path: Path) -> None:
+    """Its ids are known, but not the text of each of them: only the ids prove a mask."""
+    pytest.importorskip("transformers")
+    model = tmp_path / "model"
+    model.mkdir()
+    letters = sorted({*map(chr, range(33, 127)), "\u2581"} - {"|"})
+    (model / "words.txt").write_text("|".join(["<s>", "</s>", *letters]))
+    (model / "tokenization_slow.py").write_text(SLOW_CLASS)
+    config = {
+        "auto_map": {"AutoTokenizer": ["tokenization_slow.SlowTokenizer", None]},
+        "tokenizer_class": "SlowTokenizer",
+        "chat_template": TURNS + "{% if add_generation_prompt %}a:{% endif %}",
+    }  # fmt: skip
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    rows = conversations(4)
+    source = write_rows(tmp_path / "rows.jsonl", rows)
+    given: dict[str, Any] = {
+        "cache_dir": tmp_path / "c", "progress": False, "num_workers": 0, "trust_remote_code": True,
+    }  # fmt: skip
+    with pytest.raises(TokenizerError, match=r"SlowTokenizer encodes in Python.*'transformers'"):
+        tm.prepare(source, model, **given)
+    store = tm.prepare(source, model, encoder="transformers", **given)
+    own = load_auto(model, trust_remote_code=True)
+    for row, served in zip(rows, store, strict=True):
+        whole = own.apply_chat_template(row["messages"], return_dict=False)
+        assert served.input_ids.tolist() == whole
+        answer = served.input_ids[served.loss_mask == 1].tolist()
+        assert answer == own.encode(row["messages"][1]["content"] + "</s>")
+        assert store.tokenizer.decode(answer) == row["messages"][1]["content"] + "</s>"
+        assert row["messages"][0]["content"] in served.text
+    assert tm.prepare(source, model, encoder="transformers", **{**given, "num_workers": 2}).key == (
+        store.key
+    )
+    prompts = write_rows(tmp_path / "text.jsonl", [{"text": "abc"}])
+    with pytest.raises(TokenizerError, match="encodes conversations only"):
+        tm.prepare(prompts, model, encoder="transformers", **given)
+
+
+def test_rows_of_sentencepiece_files(tmp_path: Path) -> None:
+    """A directory without tekken.json: mistral-common reads tokenizer.model.v3, by its name."""
+    pytest.importorskip("mistral_common")
+    pytest.importorskip("sentencepiece")
+    pytest.importorskip("transformers")
+    encoder = Mistral("v3", mistral_model("v3", tmp_path))
+    rows = conversations(3)
+    rows[0]["messages"][0]["content"] += " [INST] </s> [TOOL_CALLS]"
+    outcomes = check(encoder, rows)
+    assert [outcome.kind for outcome in outcomes] == ["right"] * 3, outcomes
+    control = encoder.own[0].instruct_tokenizer.tokenizer.get_special_token("[INST]")
+    assert encoder.tokens(rows[0]["messages"], None)[0].count(control) == 1
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.util import spec_from_loader
 from typing import Any, NoReturn
@@ -126,8 +127,11 @@ class EncoderTemplate:
         tools: list[Any] | None = None,
         *,
         add_generation_prompt: bool = False,
+        text_only: bool = False,
     ) -> str:
         """Return the text of one conversation, or its ids as an `IdText`.
+
+        ``text_only`` calls the function's own `text`, which does not encode.
 
         Raises:
             RowError: The encoder raises an error.
@@ -153,7 +157,8 @@ class EncoderTemplate:
                 given.insert(0, {"role": "system", "content": ""})
             given[0].setdefault("tools", tools)
         try:
-            text = self._text(self.function(given, **kwargs))
+            function = self.function.text if text_only else self.function  # type: ignore[attr-defined]
+            text = self._text(function(given, **kwargs))
             return self._decoded(text) if self.as_text and isinstance(text, IdText) else text
         except (RowError, UsageError):
             raise
@@ -192,9 +197,31 @@ class EncoderTemplate:
             self._segments[segment] = self.tokenizer.segment_ids(text, special=special)
         return self._segments[segment]
 
+    @cached_property
+    def header(self) -> str | None:
+        """What a generation prompt adds to a question, as text or ids; None if it changes it."""
+        asked = [{"role": "user", "content": "?"}]
+        try:
+            bare, prompted = self.render(asked), self.render(asked, add_generation_prompt=True)
+        except RowError:
+            return None
+        return prompted[len(bare) :] if prompted.startswith(bare) else None
+
+    def is_text(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> bool:
+        """Return whether the ids of a conversation are those of a text that the function prints."""
+        if self.tokenizer is None or self.as_text or not hasattr(self.function, "text"):
+            return False
+        text = self.render(messages, tools, text_only=True)
+        ids = self.tokenizer.segment_ids(text, special=True)
+        return id_text(ids) == self.render(messages, tools)
+
     def decode(self, text: str) -> str:
-        """Return the text of ids in an `IdText`, and any other text as it is."""
-        return self.tokenizer.decode(ids_of(text).tolist()) if self.tokenizer else text
+        """Return the text of ids in an `IdText`."""
+        numbers = ids_of(text)
+        if numbers.size and numbers.max() >= len(self.tokenizer.table):
+            return ""  # such a row is rejected when it is encoded
+        joined = self.tokenizer.table.joined(numbers)[1]  # much faster than the tokenizer
+        return bytes(joined).decode("utf-8", "replace")
 
     def _decoded(self, text: IdText) -> str:
         decoded = self.decode(text)

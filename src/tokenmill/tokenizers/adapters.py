@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from tokenmill._core.optional import optional
 
 Encode = Callable[..., list[int]]
+MAX_CACHED_TEXTS = 64
 
 
 def transformers(path: str) -> Encode:
     """Return the `apply_chat_template` of a tokenizer's own class."""
-    from tokenmill.tokenizers.loading import load_auto
+    from tokenmill.tokenizers.loading import load_auto, tiktoken_in
 
     tokenizer = load_auto(Path(path), trust_remote_code=True)
 
@@ -32,6 +34,8 @@ def transformers(path: str) -> Encode:
         )
         return list(result if isinstance(result, list) else result["input_ids"])
 
+    if tiktoken_in(tokenizer) is not None or hasattr(tokenizer, "backend_tokenizer"):
+        encode.text = partial(tokenizer.apply_chat_template, tokenize=False)  # type: ignore[attr-defined]
     return encode
 
 
@@ -44,6 +48,9 @@ def mistral_common(path: str) -> Encode:
 
     modes = ValidationMode.test, ValidationMode.finetuning
     by_mode = {mode: MistralTokenizer.from_file(path, mode=mode) for mode in modes}
+    for each in by_mode.values():  # a prompt of a row repeats the texts of the row
+        texts: Any = each.instruct_tokenizer.tokenizer
+        texts.encode = partial(_copied, lru_cache(MAX_CACHED_TEXTS)(texts.encode))
 
     def encode(
         messages: list[dict[str, Any]],
@@ -59,6 +66,10 @@ def mistral_common(path: str) -> Encode:
         return [int(number) for number in tokens]
 
     return encode
+
+
+def _copied(encode: Encode, *given: Any, **named: Any) -> list[int]:
+    return [*encode(*given, **named)]
 
 
 def _openai(message: dict[str, Any]) -> dict[str, Any]:
