@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import copy
-import importlib.util
 import json
 import os
 from functools import cache
@@ -16,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tokenmill as tm
-from tests.build.making import TOKENIZER, conversations, write_rows
-from tests.chat.encoder_oracle import Mistral, check, mistral_model
+from tests.build.making import conversations, write_rows
+from tests.chat.encoder_oracle import Mistral, check, encoders, mistral_model
+from tests.chat.encoder_oracle import conversations as conversations_of
 from tests.tokenizers.families import CORPUS, SPECIAL, byte_level
 from tokenmill.errors import TokenizerError, UsageError
 from tokenmill.tokenizers.loading import load, load_auto
@@ -313,36 +312,20 @@ def test_rows_of_harmony(shared: Path, tmp_path: Path, monkeypatch: pytest.Monke
     )
 
 
-FETCHED = os.environ.get("TOKENMILL_TEST_ENCODERS", "")
+FETCHED = Path(os.environ.get("TOKENMILL_TEST_ENCODERS") or os.devnull)
 
 
-@pytest.mark.parametrize("name", ["encoding_dsv32.py", "encoding_dsv4.py"])
-@pytest.mark.parametrize("mode", ["chat", "thinking"])
-def test_rows_of_a_fetched_encoder(name: str, mode: str, tmp_path: Path) -> None:
-    """The directory of the environment variable has files of DeepSeek's checkpoints."""
-    path = Path(FETCHED) / name
-    if not FETCHED or not path.is_file():
-        pytest.skip(f"needs {name} in TOKENMILL_TEST_ENCODERS")
-    rows = conversations(5)
-    for row in rows:
-        if mode == "thinking":
-            row["messages"][1]["reasoning_content"] = "Because."
-    source = write_rows(tmp_path / "rows.jsonl", rows)
-    store = tm.prepare(
-        source, TOKENIZER, encoder=f"{path}:encode_messages", trust_remote_code=True,
-        encoder_kwargs={"thinking_mode": mode}, cache_dir=tmp_path / "c", num_workers=0,
-        tokenizer_backend="file", progress=False,
-    )  # fmt: skip
-    spec = importlib.util.spec_from_file_location("fetched", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    tokenizer = load(TOKENIZER, backend="file")
-    for row, served in zip(rows, store, strict=True):
-        text = module.encode_messages(copy.deepcopy(row["messages"]), thinking_mode=mode)
-        assert served.input_ids.tolist() == tokenizer.segment_ids(text, special=True)
-        answer = row["messages"][1]["content"]
-        thought = "Because.</think>" if mode == "thinking" else ""
-        trained = tokenizer.decode(served.input_ids[served.loss_mask == 1].tolist())
-        assert trained.endswith(f"{thought}{answer}<｜end▁of▁sentence｜>")
+def test_rows_of_fetched_encoders(shared: Path, tmp_path: Path) -> None:
+    """A sample of what `python -m tests.chat.encoder_oracle` checks on all rows."""
+    if not FETCHED.is_dir():
+        pytest.skip("needs encoders of public checkouts in TOKENMILL_TEST_ENCODERS")
+    rows = [
+        row
+        for name in ("glaive_tools_sharegpt", "reason_tool_use", "drone_tool_calls", "toy_chat")
+        for row in conversations_of(shared / "corpora" / f"{name}.jsonl")[:4]
+    ]
+    for load_encoder in encoders(FETCHED, shared, tmp_path):
+        encoder = load_encoder()
+        outcomes = check(encoder, rows)
+        assert {"wrong", "avoidable"}.isdisjoint(one.kind for one in outcomes), outcomes
+        assert sum(one.kind == "right" for one in outcomes) >= 4, encoder.name

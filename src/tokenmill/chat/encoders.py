@@ -217,10 +217,9 @@ class EncoderTemplate:
 
     def decode(self, text: str) -> str:
         """Return the text of ids in an `IdText`."""
-        numbers = ids_of(text)
-        if numbers.size and numbers.max() >= len(self.tokenizer.table):
-            return ""  # such a row is rejected when it is encoded
-        joined = self.tokenizer.table.joined(numbers)[1]  # much faster than the tokenizer
+        table, numbers = self.tokenizer.table, ids_of(text)
+        # Rows with other ids are rejected when they are encoded. The tokenizer decodes slowly.
+        joined = table.joined(numbers[numbers < len(table)])[1]
         return bytes(joined).decode("utf-8", "replace")
 
     def _decoded(self, text: IdText) -> str:
