@@ -183,8 +183,8 @@ class EncoderTemplate:
         if isinstance(result, Sequence):
             if all(type(one) is int for one in result):
                 return id_text(result)
-            pairs = [_pair(one) for one in result]
-            if None not in pairs:
+            pairs = [pair for one in result if (pair := _pair(one)) is not None]
+            if len(pairs) == len(result):
                 return id_text([number for pair in pairs for number in self._segment_ids(pair)])
         raise _wrong_result(result)
 
