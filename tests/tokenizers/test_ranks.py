@@ -255,6 +255,10 @@ def test_rows_of_sentencepiece_files(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     encoder = Mistral("v3", mistral_model("v3", tmp_path))
     rows = conversations(3)
+    source = write_rows(tmp_path / "rows.jsonl", rows)
+    given: dict[str, Any] = {"cache_dir": tmp_path / "c", "progress": False, "num_workers": 0}
+    with pytest.raises(UsageError, match="encoder='mistral-common'"):
+        tm.prepare(source, encoder.model, **given)
     rows[0]["messages"][0]["content"] += " [INST] </s> [TOOL_CALLS]"
     outcomes = check(encoder, rows)
     assert [outcome.kind for outcome in outcomes] == ["right"] * 3, outcomes

@@ -15,7 +15,7 @@ from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.util import spec_from_loader
 from typing import Any, NoReturn
 
-from tokenmill._core.encoders import EncoderSource, objects
+from tokenmill._core.encoders import EncoderSource, cached_ids, objects
 from tokenmill._core.id_text import IdText, id_text, ids_of
 from tokenmill.chat.calls import text_arguments
 from tokenmill.chat.program import NotTraced
@@ -23,7 +23,6 @@ from tokenmill.chat.template import PYTHON_LIMITS, REASONING_KEYS
 from tokenmill.errors import RowError, UsageError
 
 PROMPTED = ("user", "tool", "function", "developer", "ipython")  # an assistant turn follows
-MAX_CACHED_CHARS = 1 << 20  # of segments; prompts of one row repeat them
 _PACKAGE = "_tokenmill_encoder_"
 _loaded: dict[str, Callable[..., Any]] = {}  # by key
 
@@ -110,8 +109,9 @@ class EncoderTemplate:
         self.source = source.name
         self.kwargs = {**source.kwargs, **variables}
         self.tokenizer = tokenizer
-        self._segments: dict[tuple[str, bool], list[int]] = {}  # ids of segments
-        self._cached_chars = 0
+        self._segment_ids = cached_ids(
+            lambda text, special: self.tokenizer.segment_ids(text, special=special)
+        )
         self.strings = set(source.files.values())
         try:
             self.parameters = inspect.signature(self.function).parameters
@@ -129,9 +129,7 @@ class EncoderTemplate:
         add_generation_prompt: bool = False,
         text_only: bool = False,
     ) -> str:
-        """Return the text of one conversation, or its ids as an `IdText`.
-
-        ``text_only`` calls the function's own `text`, which does not encode.
+        """Return the text of one conversation, or its ids as an `IdText` unless ``text_only``.
 
         Raises:
             RowError: The encoder raises an error.
@@ -148,8 +146,9 @@ class EncoderTemplate:
                 "the encoder has no generation prompt after such a message", reason="mask_unproven"
             )
         if tools:
-            tools = [{"type": "function", "function": tool} if _is_bare(tool) else tool
-                     for tool in _copy(tools)]  # fmt: skip
+            tools = [{"type": "function", "function": tool}
+                     if isinstance(tool, dict) and "name" in tool and "function" not in tool
+                     else tool for tool in _copy(tools)]  # fmt: skip
         if self.has_tools:
             kwargs["tools"] = tools
         elif tools:
@@ -185,17 +184,11 @@ class EncoderTemplate:
                 return id_text(result)
             pairs = [pair for one in result if (pair := _pair(one)) is not None]
             if len(pairs) == len(result):
-                return id_text([number for pair in pairs for number in self._segment_ids(pair)])
-        raise _wrong_result(result)
-
-    def _segment_ids(self, segment: tuple[str, bool]) -> list[int]:
-        if segment not in self._segments:
-            self._cached_chars += len(segment[0])
-            if self._cached_chars > MAX_CACHED_CHARS:
-                self._segments, self._cached_chars = {}, len(segment[0])
-            text, special = segment
-            self._segments[segment] = self.tokenizer.segment_ids(text, special=special)
-        return self._segments[segment]
+                return id_text([number for pair in pairs for number in self._segment_ids(*pair)])
+        raise UsageError(
+            ("encoder",), " must return a text, a list of ids, or a list of pairs (text,"
+            f" is_special), got {type(result).__name__}",
+        )  # fmt: skip
 
     @cached_property
     def header(self) -> str | None:
@@ -223,7 +216,7 @@ class EncoderTemplate:
         return bytes(joined).decode("utf-8", "replace")
 
     def _decoded(self, text: IdText) -> str:
-        decoded = self.decode(text)
+        decoded = self.tokenizer.decode(ids_of(text).tolist())
         if id_text(self.tokenizer.segment_ids(decoded, special=True)) != text:
             raise RowError(
                 "the encoder returns ids that the tokenizer does not give for their text",
@@ -237,12 +230,11 @@ class EncoderTemplate:
         if error.reason == "mask_unproven":
             ways.append("expand turns, or train_on last_assistant_message, trains turns with the"
                         " history that they were sampled with")  # fmt: skip
-        if "thinking_mode" in self.parameters:
-            if error.reason == "template_drops_content":
-                ways.append("encoder_kwargs {'thinking_mode': 'thinking'} prints reasoning")
-            elif self.kwargs.get("thinking_mode") != "chat":
-                ways.append("encoder_kwargs {'thinking_mode': 'chat'} is for rows without"
-                            " reasoning")  # fmt: skip
+        mode, fits = "chat", "is for rows without reasoning"
+        if error.reason == "template_drops_content":
+            mode, fits = "thinking", "prints reasoning"
+        if "thinking_mode" in self.parameters and self.kwargs.get("thinking_mode") != mode:
+            ways.append(f"encoder_kwargs {{'thinking_mode': '{mode}'}} {fits}")
         return "; ".join([error.message.replace("the template", "the encoder"), *ways])
 
 
@@ -257,23 +249,12 @@ class UntracedEncoder:
     compared = follow
 
 
-def _wrong_result(result: Any) -> UsageError:
-    return UsageError(
-        ("encoder",), " must return a text, a list of ids, or a list of pairs (text, is_special),"
-        f" got {type(result).__name__}",
-    )  # fmt: skip
-
-
 def _pair(one: Any) -> tuple[str, bool] | None:
     """Return the text of a segment and whether it is special; it may be an instance of a class."""
     text, special = one if isinstance(one, tuple | list) and len(one) == 2 else (
         getattr(one, "text", None), getattr(one, "allow_special", None)
     )  # fmt: skip
     return (text, special) if isinstance(text, str) and isinstance(special, bool) else None
-
-
-def _is_bare(tool: Any) -> bool:
-    return isinstance(tool, dict) and "name" in tool and "function" not in tool
 
 
 def _copy(value: Any) -> Any:

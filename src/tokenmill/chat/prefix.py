@@ -72,7 +72,8 @@ def prove_by_prompts(
     last = max(k for k, message in enumerate(messages) if message["role"] == "assistant")
     unique = with_unique_words(messages[: max(trained) + 1], resolver.thinking)
     # Rows of the same form become the same conversation, which is checked once.
-    form = hashlib.blake2b(repr((unique, trained, last, tools)).encode("utf-8", "replace")).digest()
+    shape = repr((unique, trained, last, tools, coded)).encode("utf-8", "replace")
+    form = hashlib.blake2b(shape).digest()
     spans: list[Span] = []
     ends: list[int] = []
     closed = True

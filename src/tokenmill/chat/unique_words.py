@@ -52,9 +52,7 @@ class _Replacer:
         thoughts: dict[str, str] = {}  # the same text under two names stays the same
         for key in REASONING_KEYS:
             if isinstance(thought := message.get(key), str):
-                if thought not in thoughts:
-                    thoughts[thought] = self._text(thought)
-                replaced[key] = thoughts[thought]
+                replaced[key] = thoughts.setdefault(thought, self._text(thought))
         if isinstance(message.get("tool_calls"), list):
             replaced["tool_calls"] = [self._call(call) for call in message["tool_calls"]]
         if isinstance(message.get("function_call"), dict):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tokenmill._core.encoders import cached_ids
 from tokenmill._core.optional import optional
 
 Encode = Callable[..., list[int]]
-MAX_CACHED_TEXTS = 64
 
 
 def transformers(path: str) -> Encode:
@@ -50,7 +50,7 @@ def mistral_common(path: str) -> Encode:
     by_mode = {mode: MistralTokenizer.from_file(path, mode=mode) for mode in modes}
     for each in by_mode.values():  # a prompt of a row repeats the texts of the row
         texts: Any = each.instruct_tokenizer.tokenizer
-        texts.encode = partial(_copied, lru_cache(MAX_CACHED_TEXTS)(texts.encode))
+        texts.encode = cached_ids(texts.encode)
 
     def encode(
         messages: list[dict[str, Any]],
@@ -66,10 +66,6 @@ def mistral_common(path: str) -> Encode:
         return [int(number) for number in tokens]
 
     return encode
-
-
-def _copied(encode: Encode, *given: Any, **named: Any) -> list[int]:
-    return [*encode(*given, **named)]
 
 
 def _openai(message: dict[str, Any]) -> dict[str, Any]:
@@ -110,8 +106,7 @@ def harmony(path: str) -> Encode:
         add_generation_prompt: bool = False,
         **kwargs: Any,
     ) -> list[int]:
-        answered = [k for k, m in enumerate(messages) if m["role"] == "user"]
-        last = answered[-1] if answered else 0
+        last = max((k for k, m in enumerate(messages) if m["role"] == "user"), default=0)
         system = lib.SystemContent.new()
         for name, value in kwargs.items():
             kind = lib.ReasoningEffort if name == "reasoning_effort" else str
@@ -121,8 +116,7 @@ def harmony(path: str) -> Encode:
             developer = lib.DeveloperContent.new()
             if messages[0]["role"] in ("system", "developer"):
                 developer = developer.with_instructions(messages[0]["content"])
-            functions = [tool.get("function", tool) for tool in tools or ()]
-            if functions:
+            if functions := [tool.get("function", tool) for tool in tools or ()]:
                 developer = developer.with_function_tools([
                     lib.ToolDescription.new(
                         one["name"], one.get("description") or "", one.get("parameters")

@@ -74,14 +74,11 @@ def _of_adapter(
     location = locate(tokenizer)
     path = location.directory
     if adapter == "mistral-common":
-        found = [path / "tekken.json", *sorted(path.glob("tokenizer.model*"), reverse=True)]
-        files = [location.file] if location.named else [file for file in found if file.is_file()]
-        if not files:
-            raise UsageError(
-                ("encoder", adapter), " needs a tekken.json or tokenizer.model",
-                path=location.directory,
-            )  # fmt: skip
-        path = files[0]
+        files = [path / "tekken.json", *sorted(path.glob("tokenizer.model*"), reverse=True)]
+        path = location.file if location.named else next(filter(Path.is_file, files), files[0])
+        if not path.is_file():
+            raise UsageError(("encoder", adapter), " needs a tekken.json or tokenizer.model",
+                             path=location.directory)  # fmt: skip
         digest = key_of_files({path.name: path}, {}, ("mistral-common",))
     elif adapter == "harmony":
         digest = key_of_files({}, {}, ("openai-harmony",))
@@ -198,7 +195,7 @@ def encoder_of_directory(directory: Path) -> str | None:
         for name in sorted(set(names) & set(CALLABLES)):
             where = path.relative_to(directory).as_posix()
             return f"{where}:{name}"
-    if (directory / "tekken.json").is_file():
+    if (directory / "tekken.json").is_file() or any(directory.glob("tokenizer.model.v*")):
         return "mistral-common"
     if (directory / "tiktoken.model").is_file():
         return "transformers"

@@ -81,12 +81,7 @@ def of_vocabulary(tokenizer: Any) -> bytes:
     The tokens are spelled in the byte alphabet, or as sentencepiece spells them.
     """
     added = {str(token): number for number, token in tokenizer.added_tokens_decoder.items()}
-    alphabet = byte_alphabet()
-    letters = {byte: chr(letter) for letter, byte in alphabet.items()}
-    vocab = {
-        token if isinstance(token, str) else "".join(map(letters.__getitem__, token)): number
-        for token, number in tokenizer.get_vocab().items()
-    }
+    alphabet, vocab = byte_alphabet(), tokenizer.get_vocab()
     if alphabet.keys() >= {ord(letter) for token in vocab.keys() - added for letter in token}:
         spelling: dict[str, Any] = {"pre_tokenizer": _BYTE_LEVEL, "decoder": _BYTE_LEVEL}
     else:
