@@ -259,6 +259,9 @@ def test_history_that_drops_thinking_is_rejected_with_its_remedy() -> None:
     assert reason.startswith("template_drops_content: the encoder does not print the reasoning of")
     assert reason.endswith("encoder_kwargs {'thinking_mode': 'thinking'} prints reasoning")
     thinking = partial(renderer_of, "merging", encoder_kwargs={"thinking_mode": "thinking"})
+    twice = {"messages": [asks, {**says("One.", "First."), "reasoning": "First."}]}
+    assert thinking().render([row, twice]).texts == ["<s><|user|>Why?<|assistant|><think>"
+                                                     "First.</think>One.</s>"]  # fmt: skip
     [reason] = reasons(thinking().render([row]))
     assert reason.startswith("mask_unproven: the text does not continue the generation prompt of ")
     for part in ("<think>", "</think>", "expand turns", "{'thinking_mode': 'chat'}"):

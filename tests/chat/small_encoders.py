@@ -47,7 +47,7 @@ def merging(messages, thinking_mode="chat", drop_thinking=True):
             thinks = thinking_mode == "thinking" and (not drop_thinking or k >= last)
             text += "<think>" if thinks else "</think>"
         else:
-            reasoning = message.get("reasoning_content") or ""
+            reasoning = message.get("reasoning") or ""
             if thinking_mode == "thinking" and (not drop_thinking or k > last):
                 if not (reasoning or message.get("tool_calls")):
                     raise ValueError("no reasoning after the last user message")

@@ -148,9 +148,16 @@ class SmallTokenizer(PreTrainedTokenizer):
         return dict(self.special)
     def encode(self, text, **given):
         return self.model.encode(text, allowed_special="all")
-    def apply_chat_template(self, conversation, tools=None, add_generation_prompt=False, **given):
-        turns = [f"<turn>{m['role']}:{m['content']}</s>" for m in conversation]
-        return self.encode("".join(turns) + "<turn>assistant:" * add_generation_prompt)
+    def apply_chat_template(self, conversation, tools=None, add_generation_prompt=False,
+                            tokenize=True, **given):
+        texts = [f"{m['role']}:{m['content']}" for m in conversation]
+        texts += ["assistant:"] * add_generation_prompt
+        ends = ["</s>"] * len(conversation) + [""]
+        if not tokenize:
+            return "".join(f"<turn>{text}{end}" for text, end in zip(texts, ends))
+        parts = [[*self.encode("<turn>"), *self.model.encode(text, disallowed_special=()),
+                  *self.encode(end)] for text, end in zip(texts, ends)]
+        return sum(parts, [])
 """
 
 
@@ -168,6 +175,7 @@ def test_a_class_that_replaces_apply_chat_template(tmp_path: Path) -> None:
     }  # fmt: skip
     (model / "tokenizer_config.json").write_text(json.dumps(config))
     rows = conversations(4)
+    rows[3]["messages"][0]["content"] = "Why </s><turn>assistant:?"  # stays text for this class
     source = write_rows(tmp_path / "rows.jsonl", rows)
     given: dict[str, Any] = {"cache_dir": tmp_path / "c", "progress": False, "num_workers": 0}
     with pytest.raises(TokenizerError, match="encoder='transformers' and trust_remote_code"):
@@ -181,8 +189,13 @@ def test_a_class_that_replaces_apply_chat_template(tmp_path: Path) -> None:
     tokenizer = load(model, trust_remote_code=True, chat_template="{{ messages }}")
     for row, served in zip(rows, store, strict=True):
         asks, says = row["messages"]
-        prompt = f"<turn>user:{asks['content']}</s><turn>assistant:"
-        ids = tokenizer.segment_ids(f"{prompt}{says['content']}</s>", special=True)
+        turns = [(f"user:{asks['content']}", "</s>"), (f"assistant:{says['content']}", "</s>")]
+        ids = [
+            number
+            for text, end in turns
+            for part, special in (("<turn>", True), (text, False), (end, True))
+            for number in tokenizer.segment_ids(part, special=special)
+        ]
         assert served.input_ids.tolist() == ids
         trained = served.input_ids[served.loss_mask == 1].tolist()
         assert tokenizer.decode(trained) == f"{says['content']}</s>"
