@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from tests.chat.encoder_oracle import deepseek_model
 from tests.conftest import unpack_shared
 
 from conformance.checks import Actual, Expected, check_row, difference
@@ -32,16 +34,24 @@ from conformance.trainers import DRIVERS, driver
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "internals" / "conformance.md"
 TEMPLATES = ("qwen2.5", "qwen3", "trl/qwen3_instruct_2507@qwen3", "llama3.1", "gemma3",
-             "mistral-nemo", "phi-3-mini", "deepseek-v3", "gpt-oss")  # fmt: skip
+             "mistral-nemo", "phi-3-mini", "deepseek-v3", "gpt-oss", "deepseek-v3.2")  # fmt: skip
 """Names of tokenizers, or ``template@tokenizer``."""
+ENCODERS = {"deepseek-v3.2": "miles/miles/utils/chat_template_utils/templates/encoding_dsv32.py"}
+"""Files under TRAINERS that encode the conversations of a model, in place of a template."""
 TIMED = "qwen2.5"
 TIMED_ROWS = 400
 TIMEOUT_S = 3600
 LIBRARIES = ("transformers", "tokenizers", "datasets", "torch")
 
 
-def model_directory(shared: Path, name: str, work: Path) -> Path:
-    """Return the tokenizer's directory, or a copy of it with another template."""
+def model_directory(shared: Path, name: str, work: Path, trainers: Path) -> Path:
+    """Return the tokenizer's directory, or a copy of it with another template or an encoder."""
+    if name in ENCODERS:
+        shutil.rmtree(work / "deepseek", ignore_errors=True)
+        made = deepseek_model(shared, work)
+        (made / "encoding").mkdir()
+        shutil.copy(trainers / ENCODERS[name], made / "encoding")
+        return made
     template, _, tokenizer = name.partition("@")
     if not tokenizer:
         return shared / "tokenizers" / name
@@ -190,7 +200,10 @@ def main() -> int:
     results_dir.mkdir(exist_ok=True)
     cases = all_cases(shared, arguments.rows)
     names = [name for name in arguments.templates.split(",") if name]
-    directories = {name: model_directory(shared, name, results_dir / "models") for name in names}
+    names = [n for n in names if n not in ENCODERS or (arguments.trainers / ENCODERS[n]).exists()]
+    work = results_dir / "models"
+    work.mkdir(exist_ok=True)
+    directories = {n: model_directory(shared, n, work, arguments.trainers) for n in names}
     models = {name: Model(name, directory) for name, directory in directories.items()}
     expected_rows = {name: render_expected(model, cases) for name, model in models.items()}
     job = {

@@ -1,8 +1,10 @@
-"""The reference: what transformers renders and encodes, and how a template delimits turns."""
+"""The reference: what transformers or a model's own encoder renders, and how it delimits turns."""
 
 from __future__ import annotations
 
+import copy
 import re
+import runpy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,22 +32,39 @@ class Model:
 
         self.name = name
         self.tokenizer: Any = AutoTokenizer.from_pretrained(str(directory))
+        self.encoder: Any = None
+        for path in (directory / "encoding").glob("*.py"):
+            self.encoder = runpy.run_path(str(path))["encode_messages"]
+
+    def text(self, messages: list[dict[str, Any]], tools: Any = None, prompt: bool = False) -> str:
+        """Render a conversation with the template, or with the encoder of the directory.
+
+        An encoder prints the generation prompt by itself, and the tools of the system message.
+        """
+        if self.encoder is None:
+            return str(self.tokenizer.apply_chat_template(
+                messages, tools=tools, add_generation_prompt=prompt, tokenize=False
+            ))  # fmt: skip
+        messages = copy.deepcopy(messages)
+        if tools:
+            if messages[0]["role"] != "system":
+                messages.insert(0, {"role": "system", "content": ""})
+            messages[0]["tools"] = tools
+        return str(self.encoder(messages, thinking_mode="chat"))
 
     def ids(self, case: Case) -> list[int]:
-        """Return the ids of the whole conversation, rendered and encoded by transformers.
+        """Return the ids of the whole conversation, encoded by transformers.
 
         Of all forms of the row, the first of which the template prints the most words.
 
         Raises:
             ValueError: The template refuses every form.
         """
-        options = {"tools": case.row.get("tools"), "return_dict": False}
+        tools = case.row.get("tools")
         best, most = None, -1
         for row in forms(case.row):
             try:
-                text = self.tokenizer.apply_chat_template(
-                    row["messages"], tokenize=False, **options
-                )
+                text = self.text(row["messages"], tools)
             except Exception:  # a template may raise anything
                 continue
             printed = sum(word.text in text for word in case.words)
@@ -53,6 +72,10 @@ class Model:
                 best, most = row["messages"], printed
         if best is None:
             raise ValueError(f"the template of {self.name} refuses {case.name}")
+        if self.encoder is not None:
+            text = self.text(best, tools)
+            return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        options = {"tools": tools, "return_dict": False}
         return list(self.tokenizer.apply_chat_template(best, tokenize=True, **options))
 
     def pieces(self, ids: list[int]) -> list[bytes]:
@@ -88,14 +111,12 @@ class Model:
     @cached_property
     def markers(self) -> TurnMarkers:
         """Find the header and the end-of-turn tokens with a conversation of two answers."""
-        render = self.tokenizer.apply_chat_template
         question = [{"role": "user", "content": "Zqv000kx"}]
         answer = {"role": "assistant", "content": "Zqv001kx"}
         messages = [*question, answer, {"role": "user", "content": "Zqv002kx"},
                 {"role": "assistant", "content": "Zqv003kx"}]  # fmt: skip
-        text = render(messages, tokenize=False)
-        prompt = render(question, tokenize=False, add_generation_prompt=True)
-        plain = render(question, tokenize=False)
+        text, plain = self.text(messages), self.text(question)
+        prompt = self.text(question, prompt=True)
         header = prompt[len(plain) :] if prompt.startswith(plain) else ""
         if not header.strip():
             header = text[text.index("Zqv000kx") + 8 : text.index("Zqv001kx")]

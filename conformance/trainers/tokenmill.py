@@ -26,6 +26,10 @@ def prepare(rows: list[dict[str, Any]], tokenizer: Any, template: str) -> list[P
     """Every answer that can be proven; the others with the reason of their rejection."""
     import tokenmill
 
+    options: dict[str, Any] = {"date": datetime.date.today().isoformat()}
+    for path in (Path(tokenizer.name_or_path) / "encoding").glob("*.py"):
+        options = {"encoder": f"encoding/{path.name}:encode_messages", "trust_remote_code": True,
+                   "encoder_kwargs": {"thinking_mode": "chat"}}  # fmt: skip
     with tempfile.TemporaryDirectory() as directory:
         source = Path(directory) / "rows.jsonl"
         lines = [json.dumps(row, ensure_ascii=False) for row in rows]
@@ -34,7 +38,7 @@ def prepare(rows: list[dict[str, Any]], tokenizer: Any, template: str) -> list[P
             str(source),
             tokenizer=tokenizer.name_or_path,
             tokenizer_backend="transformers",
-            date=datetime.date.today().isoformat(),
+            **options,
             cache_dir=str(Path(directory) / "cache"),
             executor="inline",
         )

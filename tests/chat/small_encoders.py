@@ -47,7 +47,7 @@ def merging(messages, thinking_mode="chat", drop_thinking=True):
             thinks = thinking_mode == "thinking" and (not drop_thinking or k >= last)
             text += "<think>" if thinks else "</think>"
         else:
-            reasoning = message.get("reasoning_content") or ""
+            reasoning = message.get("reasoning") or ""
             if thinking_mode == "thinking" and (not drop_thinking or k > last):
                 if not (reasoning or message.get("tool_calls")):
                     raise ValueError("no reasoning after the last user message")
@@ -67,6 +67,16 @@ def leaking(messages, tools=None, add_generation_prompt=False):
     return text + ("<|im_start|>assistant\n" if add_generation_prompt else "")
 
 
+def leaking_systems(messages, tools=None, add_generation_prompt=False):
+    """Prints a system message again in each answer."""
+    extra = messages[0]["content"] if messages[0]["role"] == "system" else ""
+    text = ""
+    for message in messages:
+        own = _body(message) + (extra if message["role"] == "assistant" else "")
+        text += f"<|im_start|>{message['role']}\n{own}{END}"
+    return text + ("<|im_start|>assistant\n" if add_generation_prompt else "")
+
+
 def dropping(messages, tools=None, add_generation_prompt=False):
     """Does not print calls."""
     text = "".join(f"<|im_start|>{m['role']}\n{m.get('content') or ''}{END}" for m in messages)
@@ -82,6 +92,17 @@ def segments(messages, tools=None, add_generation_prompt=False):
     if add_generation_prompt:
         parts += [("<|im_start|>", True), ("assistant\n", False)]
     return parts
+
+
+class Segment:
+    """A segment as Kimi K3 has it."""
+
+    def __init__(self, text, allow_special):
+        self.text, self.allow_special = text, allow_special
+
+
+def segment_objects(messages, tools=None, *, add_generation_prompt=True):
+    return [Segment(*part) for part in segments(messages, tools, add_generation_prompt)]
 
 
 def numbers(messages, tools=None, add_generation_prompt=False, *, tokenizer):

@@ -17,12 +17,17 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 from conformance.__main__ import run_driver
+from conformance.checks import Actual, Expected, check_row
+from conformance.conversations import plant
 from conformance.own_tests import FILES, File, run_file, run_own_tests
 from conformance.page import OwnTests, render
+from conformance.reference import Model
 from conformance.stand_ins import stand_in
 from conformance.trainers import DRIVERS, driver, from_labels, in_halves, one_by_one
 
 from conformance import child, goldens, own_tests
+from tests.build.making import conversations
+from tests.chat import small_encoders
 from tests.data.making import TOKENIZER, write_rows
 
 NAMES = ("NAME", "CHECKOUT", "PATHS", "PACKAGE", "STAND_INS", "TRAINS", "HOW", "prepare")
@@ -41,6 +46,27 @@ def test_every_driver_has_all_constants_and_imports_no_trainer(tmp_path: Path) -
     assert len({driver(name).NAME for name in DRIVERS}) == len(DRIVERS)
     answer = run_driver("skyrl_last", tmp_path, {"templates": [], "timing": {}})
     assert answer == {"not_run": "no directory SkyRL under TRAINERS"}
+
+
+def test_a_python_encoder_in_place_of_a_template(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    model = tmp_path / "model"
+    shutil.copytree(TOKENIZER, model)
+    (model / "chat_template.jinja").unlink(missing_ok=True)
+    (model / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    (model / "encoding").mkdir()
+    code = Path(small_encoders.__file__).read_text().replace("def merging", "def encode_messages")
+    (model / "encoding" / "encoding_small.py").write_text(code)
+    judge = Model("small", model)
+    cases = [plant("plain", row) for row in conversations(2)]
+    answers = driver("tokenmill").prepare([case.row for case in cases], judge.tokenizer, "small")
+    for case, answer in zip(cases, answers, strict=True):
+        ids = judge.ids(case)
+        assert judge.text(case.row["messages"]).startswith("<s><|user|>Zqv000kx")
+        assert not isinstance(answer, str), answer
+        expected = Expected(case, ids, judge.pieces(ids), judge.markers)
+        result = check_row(expected, Actual(*answer, judge.pieces(answer[0])))
+        assert (result.ids, result.faults) == ("same", []), result
 
 
 def refuse(row: dict[str, Any]) -> tuple[list[int], list[int]]:

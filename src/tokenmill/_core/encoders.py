@@ -9,6 +9,8 @@ import msgspec
 
 from tokenmill._core import fingerprint
 
+MAX_CACHED_CHARS = 1 << 20
+
 objects: dict[str, Callable[..., Any]] = {}  # by digest: encoders that exist in this process only
 
 
@@ -46,3 +48,22 @@ def arguments_of(encoder: str) -> tuple[Any, ...]:
     if encoder == "mistral-common":  # which runs no code of the checkpoint
         return (selected,)
     return selected, " and ", ("trust_remote_code",)
+
+
+def cached_ids(encode: Callable[..., list[int]]) -> Callable[..., list[int]]:
+    """Cache the ids of the last `MAX_CACHED_CHARS`: the prompts of a row repeat its texts."""
+    known: dict[Any, list[int]] = {}
+    chars = 0
+
+    def cached(text: str, *given: Any, **named: Any) -> list[int]:
+        nonlocal chars
+        key = text, given, tuple(named.items())
+        if key not in known:
+            chars += len(text)
+            if chars > MAX_CACHED_CHARS:
+                known.clear()
+                chars = len(text)
+            known[key] = encode(text, *given, **named)
+        return [*known[key]]
+
+    return cached

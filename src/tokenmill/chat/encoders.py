@@ -10,11 +10,12 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.util import spec_from_loader
 from typing import Any, NoReturn
 
-from tokenmill._core.encoders import EncoderSource, objects
+from tokenmill._core.encoders import EncoderSource, cached_ids, objects
 from tokenmill._core.id_text import IdText, id_text, ids_of
 from tokenmill.chat.calls import text_arguments
 from tokenmill.chat.program import NotTraced
@@ -108,6 +109,9 @@ class EncoderTemplate:
         self.source = source.name
         self.kwargs = {**source.kwargs, **variables}
         self.tokenizer = tokenizer
+        self._segment_ids = cached_ids(
+            lambda text, special: self.tokenizer.segment_ids(text, special=special)
+        )
         self.strings = set(source.files.values())
         try:
             self.parameters = inspect.signature(self.function).parameters
@@ -123,8 +127,9 @@ class EncoderTemplate:
         tools: list[Any] | None = None,
         *,
         add_generation_prompt: bool = False,
+        text_only: bool = False,
     ) -> str:
-        """Return the text of one conversation, or its ids as an `IdText`.
+        """Return the text of one conversation, or its ids as an `IdText` unless ``text_only``.
 
         Raises:
             RowError: The encoder raises an error.
@@ -141,8 +146,9 @@ class EncoderTemplate:
                 "the encoder has no generation prompt after such a message", reason="mask_unproven"
             )
         if tools:
-            tools = [{"type": "function", "function": tool} if _is_bare(tool) else tool
-                     for tool in _copy(tools)]  # fmt: skip
+            tools = [{"type": "function", "function": tool}
+                     if isinstance(tool, dict) and "name" in tool and "function" not in tool
+                     else tool for tool in _copy(tools)]  # fmt: skip
         if self.has_tools:
             kwargs["tools"] = tools
         elif tools:
@@ -150,7 +156,8 @@ class EncoderTemplate:
                 given.insert(0, {"role": "system", "content": ""})
             given[0].setdefault("tools", tools)
         try:
-            text = self._text(self.function(given, **kwargs))
+            function = self.function.text if text_only else self.function  # type: ignore[attr-defined]
+            text = self._text(function(given, **kwargs))
             return self._decoded(text) if self.as_text and isinstance(text, IdText) else text
         except (RowError, UsageError):
             raise
@@ -175,22 +182,41 @@ class EncoderTemplate:
         if isinstance(result, Sequence):
             if all(type(one) is int for one in result):
                 return id_text(result)
-            if all(_is_segment(one) for one in result):
-                return id_text(self._segment_ids(result))
-        raise _wrong_result(result)
+            pairs = [pair for one in result if (pair := _pair(one)) is not None]
+            if len(pairs) == len(result):
+                return id_text([number for pair in pairs for number in self._segment_ids(*pair)])
+        raise UsageError(
+            ("encoder",), " must return a text, a list of ids, or a list of pairs (text,"
+            f" is_special), got {type(result).__name__}",
+        )  # fmt: skip
 
-    def _segment_ids(self, segments: Sequence[tuple[str, bool]]) -> list[int]:
-        ids: list[int] = []
-        for text, special in segments:
-            ids += self.tokenizer.segment_ids(text, special=special)
-        return ids
+    @cached_property
+    def header(self) -> str | None:
+        """What a generation prompt adds to a question, as text or ids; None if it changes it."""
+        asked = [{"role": "user", "content": "?"}]
+        try:
+            bare, prompted = self.render(asked), self.render(asked, add_generation_prompt=True)
+        except RowError:
+            return None
+        return prompted[len(bare) :] if prompted.startswith(bare) else None
+
+    def is_text(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> bool:
+        """Return whether the ids of a conversation are those of a text that the function prints."""
+        if self.tokenizer is None or self.as_text or not hasattr(self.function, "text"):
+            return False
+        text = self.render(messages, tools, text_only=True)
+        ids = self.tokenizer.segment_ids(text, special=True)
+        return id_text(ids) == self.render(messages, tools)
 
     def decode(self, text: str) -> str:
-        """Return the text of ids in an `IdText`, and any other text as it is."""
-        return self.tokenizer.decode(ids_of(text).tolist()) if self.tokenizer else text
+        """Return the text of ids in an `IdText`."""
+        table, numbers = self.tokenizer.table, ids_of(text)
+        # Rows with other ids are rejected when they are encoded. The tokenizer decodes slowly.
+        joined = table.joined(numbers[numbers < len(table)])[1]
+        return bytes(joined).decode("utf-8", "replace")
 
     def _decoded(self, text: IdText) -> str:
-        decoded = self.decode(text)
+        decoded = self.tokenizer.decode(ids_of(text).tolist())
         if id_text(self.tokenizer.segment_ids(decoded, special=True)) != text:
             raise RowError(
                 "the encoder returns ids that the tokenizer does not give for their text",
@@ -204,8 +230,11 @@ class EncoderTemplate:
         if error.reason == "mask_unproven":
             ways.append("expand turns, or train_on last_assistant_message, trains turns with the"
                         " history that they were sampled with")  # fmt: skip
-        if "thinking_mode" in self.parameters and self.kwargs.get("thinking_mode") != "chat":
-            ways.append("encoder_kwargs {'thinking_mode': 'chat'} is for rows without reasoning")
+        mode, fits = "chat", "is for rows without reasoning"
+        if error.reason == "template_drops_content":
+            mode, fits = "thinking", "prints reasoning"
+        if "thinking_mode" in self.parameters and self.kwargs.get("thinking_mode") != mode:
+            ways.append(f"encoder_kwargs {{'thinking_mode': '{mode}'}} {fits}")
         return "; ".join([error.message.replace("the template", "the encoder"), *ways])
 
 
@@ -220,20 +249,12 @@ class UntracedEncoder:
     compared = follow
 
 
-def _wrong_result(result: Any) -> UsageError:
-    return UsageError(
-        ("encoder",), " must return a text, a list of ids, or a list of pairs (text, is_special),"
-        f" got {type(result).__name__}",
+def _pair(one: Any) -> tuple[str, bool] | None:
+    """Return the text of a segment and whether it is special; it may be an instance of a class."""
+    text, special = one if isinstance(one, tuple | list) and len(one) == 2 else (
+        getattr(one, "text", None), getattr(one, "allow_special", None)
     )  # fmt: skip
-
-
-def _is_segment(one: Any) -> bool:
-    is_pair = isinstance(one, tuple | list) and len(one) == 2
-    return is_pair and isinstance(one[0], str) and isinstance(one[1], bool)
-
-
-def _is_bare(tool: Any) -> bool:
-    return isinstance(tool, dict) and "name" in tool and "function" not in tool
+    return (text, special) if isinstance(text, str) and isinstance(special, bool) else None
 
 
 def _copy(value: Any) -> Any:

@@ -13,11 +13,13 @@ turn on must occur exactly once in the whole text.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from tokenmill._core.id_text import IdText
 from tokenmill.chat.append import excerpt, first_difference
+from tokenmill.chat.encoders import EncoderTemplate
 from tokenmill.chat.turns import (
     RenderedRow,
     Span,
@@ -29,6 +31,8 @@ from tokenmill.chat.turns import (
 from tokenmill.chat.unique_words import WORD, with_unique_words
 from tokenmill.errors import RowError
 
+MAX_CHECKED = 1 << 16  # forms of conversations that are known to pass
+
 Message = dict[str, Any]
 Render = Callable[[list[Message], bool], str]
 
@@ -38,7 +42,8 @@ def prove_by_prompts(
     messages: list[Message],
     trained: Sequence[int],
     resolver: SpanResolver,
-    decode: Callable[[str], str] | None = None,
+    encoder: EncoderTemplate | None = None,
+    tools: Any = None,
 ) -> RenderedRow:
     """Find the trained spans of a conversation by its own generation prompts.
 
@@ -47,13 +52,13 @@ def prove_by_prompts(
         messages: The conversation.
         trained: Indices of the messages that are trained.
         resolver: Conventions of the template: thinking tags, end of a turn.
-        decode: Returns the text of an `IdText`. Only for encoders, whose text must begin with each
-            prompt: nothing is known about how they print earlier messages.
+        encoder: What `render` calls, if it is no template. Its text must begin with each prompt:
+            nothing is known about how it prints earlier messages.
+        tools: The tools that `render` prints.
 
     Raises:
         RowError: A trained turn is not proven; the message shows the first difference.
     """
-    is_encoder = decode is not None
     known: dict[tuple[int, bool], str] = {}
 
     def prefix(length: int, prompt: bool) -> str:
@@ -63,26 +68,30 @@ def prove_by_prompts(
 
     text = prefix(len(messages), False)
     coded = isinstance(text, IdText)
-    show: Callable[[str], str] = decode if coded and decode is not None else str
+    show: Callable[[str], str] = encoder.decode if coded and encoder is not None else str
     last = max(k for k, message in enumerate(messages) if message["role"] == "assistant")
     unique = with_unique_words(messages[: max(trained) + 1], resolver.thinking)
+    # Rows of the same form become the same conversation, which is checked once.
+    shape = repr((unique, trained, last, tools, coded)).encode("utf-8", "replace")
+    form = hashlib.blake2b(shape).digest()
     spans: list[Span] = []
     ends: list[int] = []
     closed = True
     for k, message in enumerate(messages):
         previous = ends[-1] if ends else 0
         if k not in trained:
-            ends.append(_end(prefix, k, text, previous))
+            header = encoder.header if encoder is not None and k + 1 in trained else None
+            ends.append(_end(prefix, k, text, previous, header))
             continue
         try:
             before = prefix(k, True)
             after = prefix(k + 1, False)
         except RowError as error:
-            detail = f": {error.message}" if is_encoder else ""
+            detail = f": {error.message}" if encoder is not None else ""
             raise unproven(
                 f"the template raises an error on the messages up to turn {k}{detail}"
             ) from error
-        if is_encoder:
+        if encoder is not None:
             anchor = before if text.startswith(before) and before else None
         else:
             anchor = _anchor(before, text, messages[k - 1] if k else {})
@@ -99,7 +108,8 @@ def prove_by_prompts(
         ends.append(max(end, previous))
         printed = show(text[start:end])
         check_printed(message, k, [printed], show(text), k == last, resolver.thinking)
-        _check_unique_words(render, unique[: k + 1], resolver, k == last, show)
+        if form not in resolver.checked:
+            _check_unique_words(render, unique[: k + 1], resolver, k == last, show)
         if not coded:
             start = resolver.generation_prompts.trained_from(text, start)
         stop = _last_word(text, start, end, show)
@@ -113,6 +123,9 @@ def prove_by_prompts(
             stop = max(stop, end)
         if stop > start:
             spans.append((start, stop))
+    if len(resolver.checked) >= MAX_CHECKED:
+        resolver.checked.clear()
+    resolver.checked.add(form)
     ends[-1] = len(text)
     roles = [message["role"] for message in messages]
     return RenderedRow(text, spans, roles, ends, closed=closed, coded=coded)
@@ -169,9 +182,18 @@ def _anchor(before: str, text: str, previous: Message) -> str | None:
     return None
 
 
-def _end(prefix: Callable[[int, bool], str], k: int, text: str, previous: int) -> int:
-    """Return where message k ends: as far as the render up to it equals the whole text."""
+def _end(
+    prefix: Callable[[int, bool], str], k: int, text: str, previous: int, header: str | None
+) -> int:
+    """Return where message k ends: as far as the render up to it equals the whole text.
+
+    A generation prompt that ends with the encoder's ``header`` is this render and the header.
+    """
     try:
+        if header is not None:
+            before = prefix(k + 1, True)
+            if text.startswith(before) and before.endswith(header):
+                return max(len(before) - len(header), previous)
         printed = prefix(k + 1, False)
     except RowError:
         return previous  # the template raises an error on a conversation that ends here

@@ -773,12 +773,15 @@ class Renderer:
                 return template.text(messages, tools, prompt=prompt)
             start = time.perf_counter()
             messages = [own_arguments.get(id(message), message) for message in messages]
-            text: str = template.reference.render(messages, tools, add_generation_prompt=prompt)
+            text_only = {"text_only": True} if printed else {}
+            text: str = template.reference.render(
+                messages, tools, add_generation_prompt=prompt, **text_only
+            )
             self.engine_seconds += 0.0 if encoder is None else time.perf_counter() - start
             return text
 
         unproven_error: RowError | None = None
-        decode = None if encoder is None else encoder.decode
+        printed = False
         for form in sample.conversation.forms(parts=self.media is not None):
             if unproven_error is not None and form.note == NULL_AS_EMPTY:
                 continue
@@ -786,8 +789,9 @@ class Renderer:
                 written = sample.conversation.with_text_arguments(form.messages)
                 own_arguments.update(zip(map(id, form.messages), written, strict=True))
             try:
+                printed = encoder is not None and encoder.is_text(written, tools)
                 rendered = prove_by_prompts(
-                    render, form.messages, sample.trained, template.resolver, decode
+                    render, form.messages, sample.trained, template.resolver, encoder, tools
                 )
             except RowError as error:
                 if error.reason in ("template_error", "limit"):

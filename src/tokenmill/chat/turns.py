@@ -319,6 +319,7 @@ class SpanResolver:
     turn_end: str  # "stop" or "turn"
     thinking: re.Pattern[str] | None  # matches the thinking tags of the template
     generation: bool  # whether the template has generation blocks
+    checked: set[bytes] = field(default_factory=set)  # conversations of unique words that passed
     _edges: dict[tuple[str, str, str | None], Span | None] = field(default_factory=dict)
 
     def resolve_spans(

@@ -49,9 +49,10 @@ class _Replacer:
             replaced["content"] = [self._part(part) for part in content]
         elif isinstance(content, dict):
             replaced["content"] = self._value(content)
+        thoughts: dict[str, str] = {}  # the same text under two names stays the same
         for key in REASONING_KEYS:
-            if isinstance(message.get(key), str):
-                replaced[key] = self._text(message[key])
+            if isinstance(thought := message.get(key), str):
+                replaced[key] = thoughts.setdefault(thought, self._text(thought))
         if isinstance(message.get("tool_calls"), list):
             replaced["tool_calls"] = [self._call(call) for call in message["tool_calls"]]
         if isinstance(message.get("function_call"), dict):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tokenmill._core.encoders import cached_ids
 from tokenmill._core.optional import optional
 
 Encode = Callable[..., list[int]]
@@ -13,7 +15,7 @@ Encode = Callable[..., list[int]]
 
 def transformers(path: str) -> Encode:
     """Return the `apply_chat_template` of a tokenizer's own class."""
-    from tokenmill.tokenizers.loading import load_auto
+    from tokenmill.tokenizers.loading import load_auto, tiktoken_in
 
     tokenizer = load_auto(Path(path), trust_remote_code=True)
 
@@ -32,6 +34,8 @@ def transformers(path: str) -> Encode:
         )
         return list(result if isinstance(result, list) else result["input_ids"])
 
+    if tiktoken_in(tokenizer) is not None or hasattr(tokenizer, "backend_tokenizer"):
+        encode.text = partial(tokenizer.apply_chat_template, tokenize=False)  # type: ignore[attr-defined]
     return encode
 
 
@@ -44,6 +48,9 @@ def mistral_common(path: str) -> Encode:
 
     modes = ValidationMode.test, ValidationMode.finetuning
     by_mode = {mode: MistralTokenizer.from_file(path, mode=mode) for mode in modes}
+    for each in by_mode.values():  # a prompt of a row repeats the texts of the row
+        texts: Any = each.instruct_tokenizer.tokenizer
+        texts.encode = cached_ids(texts.encode)
 
     def encode(
         messages: list[dict[str, Any]],
@@ -99,8 +106,7 @@ def harmony(path: str) -> Encode:
         add_generation_prompt: bool = False,
         **kwargs: Any,
     ) -> list[int]:
-        answered = [k for k, m in enumerate(messages) if m["role"] == "user"]
-        last = answered[-1] if answered else 0
+        last = max((k for k, m in enumerate(messages) if m["role"] == "user"), default=0)
         system = lib.SystemContent.new()
         for name, value in kwargs.items():
             kind = lib.ReasoningEffort if name == "reasoning_effort" else str
@@ -110,8 +116,7 @@ def harmony(path: str) -> Encode:
             developer = lib.DeveloperContent.new()
             if messages[0]["role"] in ("system", "developer"):
                 developer = developer.with_instructions(messages[0]["content"])
-            functions = [tool.get("function", tool) for tool in tools or ()]
-            if functions:
+            if functions := [tool.get("function", tool) for tool in tools or ()]:
                 developer = developer.with_function_tools([
                     lib.ToolDescription.new(
                         one["name"], one.get("description") or "", one.get("parameters")

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 MAX_TOKENIZERS = 4  # in memory; each takes up to half a GB
 SMALL_JOB_BYTES = 4 << 20  # the reference encodes this much while fastokens would load
-FACTS_VERSION = 5  # raised when the members of facts or their computation change
+FACTS_VERSION = 6  # raised when the members of facts or their computation change
 DIRECTORY = "tokenizers"
 _FACT = ArtifactKind("memo", "", raw=True)
 
@@ -60,8 +60,19 @@ class Comparison(msgspec.Struct, frozen=True):
     encoding: str | None = None
     template: str | None = None  # ignored if the caller gives a template
     overrides: str | None = None  # class whose code replaces `apply_chat_template`; the same
+    python: str | None = None  # class that encodes in Python and cannot be converted
 
-    def refuse(self, path: Any, *, template_given: bool) -> None:
+    def refuse(self, path: Any, template: Any) -> None:
+        """Raise if the directory needs a choice and the caller gave no template or encoder."""
+        template_given = template is not None
+        if self.python is not None and not isinstance(template, EncoderSource):
+            raise TokenizerError(
+                f"{self.python} encodes in Python and has no fast backend, so the masks of its"
+                " texts cannot be proven. Set ",
+                ("encoder", "transformers"),
+                " to use the ids of its apply_chat_template",
+                path=path,
+            )
         if self.overrides is not None and not template_given:
             raise TokenizerError(
                 f"the code of {self.overrides} replaces apply_chat_template, so its template alone"
@@ -90,7 +101,7 @@ class Facts(msgspec.Struct, frozen=True):
 
     def card_for(self, chat_template: Any, path: Any) -> TokenizerFingerprint:
         """Return the fingerprint with the caller's template; raise if AutoTokenizer differs."""
-        self.comparison.refuse(path, template_given=chat_template is not None)
+        self.comparison.refuse(path, chat_template)
         return self.card.with_template(choose_template(chat_template, self.card.template))
 
 

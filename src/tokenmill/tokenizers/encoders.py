@@ -74,10 +74,12 @@ def _of_adapter(
     location = locate(tokenizer)
     path = location.directory
     if adapter == "mistral-common":
-        path = location.file if location.named else path / "tekken.json"
+        files = [path / "tekken.json", *sorted(path.glob("tokenizer.model*"), reverse=True)]
+        path = location.file if location.named else next(filter(Path.is_file, files), files[0])
         if not path.is_file():
-            raise UsageError(("encoder", adapter), " needs a tekken.json", path=location.directory)
-        digest = key_of_files({"tekken.json": path}, {}, ("mistral-common",))
+            raise UsageError(("encoder", adapter), " needs a tekken.json or tokenizer.model",
+                             path=location.directory)  # fmt: skip
+        digest = key_of_files({path.name: path}, {}, ("mistral-common",))
     elif adapter == "harmony":
         digest = key_of_files({}, {}, ("openai-harmony",))
     else:
@@ -193,7 +195,7 @@ def encoder_of_directory(directory: Path) -> str | None:
         for name in sorted(set(names) & set(CALLABLES)):
             where = path.relative_to(directory).as_posix()
             return f"{where}:{name}"
-    if (directory / "tekken.json").is_file():
+    if (directory / "tekken.json").is_file() or any(directory.glob("tokenizer.model.v*")):
         return "mistral-common"
     if (directory / "tiktoken.model").is_file():
         return "transformers"

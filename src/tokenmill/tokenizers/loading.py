@@ -106,7 +106,7 @@ def load(
     if isinstance(source, str | os.PathLike):
         location = locate(source)
         tokenizer, comparison = _load_location(location, backend, trust_remote_code)
-        comparison.refuse(location.directory, template_given=chat_template is not None)
+        comparison.refuse(location.directory, chat_template)
     else:
         tokenizer = _adopt_object(source)
         require_deterministic(read_head(tokenizer.data), path=tokenizer.path)
@@ -268,7 +268,8 @@ def _load_with_auto(location: Location, trust_remote_code: bool) -> tuple[Tokeni
     require_deterministic(read_head(adopted.data), path=str(location.directory))
     if adopted.template is None and hint is not None:
         adopted.notes["no_template"] = hint
-    return adopted, Comparison(overrides=_overrides(auto))
+    python = type(auto).__name__ if adopted.backend == "ids" else None
+    return adopted, Comparison(overrides=_overrides(auto), python=python)
 
 
 def _overrides(tokenizer: Any) -> str | None:
@@ -388,18 +389,15 @@ def _ranked(tokenizer: Any, encode: Callable[[str], Any], path: Path | None = No
 
 
 def adopt(tokenizer: Any, *, path: Path | None = None) -> Tokenizer:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
+    backend, origin = getattr(tokenizer, "backend_tokenizer", None), "transformers"
     if backend is not None and hasattr(backend, "to_str"):
         data = backend.to_str().encode("utf-8")
     elif tiktoken_in(tokenizer) is not None:
         data = _ranked(tokenizer, lambda text: tokenizer.encode(text), path).data
     else:
-        raise TokenizerError(
-            f"{type(tokenizer).__name__} is a slow tokenizer without offsets, so its masks cannot"
-            " be proven; use its tokenizer.json with ",
-            ("tokenizer_backend", "file"),
-            path=path,
-        )
+        from tokenmill.tokenizers.ranks import of_vocabulary
+
+        data, origin = of_vocabulary(tokenizer), "ids"
     if getattr(tokenizer, "split_special_tokens", False):
         raise TokenizerError(
             "split_special_tokens=True encodes control tokens as text; set it to False", path=path
@@ -416,7 +414,7 @@ def adopt(tokenizer: Any, *, path: Path | None = None) -> Tokenizer:
         data,
         template=template,
         special_tokens=special,
-        backend="transformers",
+        backend=origin,
     )
 
 

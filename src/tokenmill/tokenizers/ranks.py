@@ -1,7 +1,8 @@
 """Convert tokenizers that rank byte sequences (tiktoken, tekken.json) to a tokenizer.json.
 
 The conversion keeps every id. `require_equal_ids` compares it with the original on the texts
-that AutoTokenizer is compared on; a tokenizer that gives other ids is refused.
+that AutoTokenizer is compared on; a tokenizer that gives other ids is refused. Of any other
+tokenizer in Python, only the vocabulary is converted, to decode the ids that its class returns.
 """
 
 from __future__ import annotations
@@ -17,6 +18,18 @@ from tokenmill.errors import TokenizerError
 from tokenmill.tokenizers.parity_texts import parity_texts, vocabulary_texts
 from tokenmill.tokenizers.pieces import byte_alphabet
 from tokenmill.tokenizers.tokenizer import Tokenizer
+
+_BYTE_LEVEL = {
+    "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False,
+}  # fmt: skip
+
+
+def _added_tokens(special: Mapping[str, int]) -> list[dict[str, Any]]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return [
+        {"id": number, "content": text, **flags, "special": True}
+        for text, number in sorted(special.items(), key=lambda one: one[1])
+    ]
 
 
 def convert(
@@ -38,21 +51,14 @@ def convert(
         pairs = [pair for pair in cuts if pair[0] in tokens and pair[1] in tokens]
         pairs.sort(key=lambda pair: (tokens[pair[0]], tokens[pair[1]]))
         merges += [(names[left], names[right]) for left, right in pairs]
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     split = {
         "type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False,
     }  # fmt: skip
-    byte_level = {
-        "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False,
-    }  # fmt: skip
     document = {
         "version": "1.0",
-        "added_tokens": [
-            {"id": number, "content": text, **flags, "special": True}
-            for text, number in sorted(special.items(), key=lambda one: one[1])
-        ],
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
-        "decoder": byte_level,
+        "added_tokens": _added_tokens(special),
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, _BYTE_LEVEL]},
+        "decoder": _BYTE_LEVEL,
         "model": {
             "type": "BPE",
             # `tokenizers` takes the ids of added tokens from here.
@@ -67,6 +73,26 @@ def convert(
 def of_tiktoken(encoding: Any) -> bytes:
     """Convert a `tiktoken.Encoding`."""
     return convert(encoding._mergeable_ranks, encoding._pat_str, encoding._special_tokens)
+
+
+def of_vocabulary(tokenizer: Any) -> bytes:
+    """Return a tokenizer.json that decodes the ids of a transformers tokenizer; it has no merges.
+
+    The tokens are spelled in the byte alphabet, or as sentencepiece spells them.
+    """
+    added = {str(token): number for number, token in tokenizer.added_tokens_decoder.items()}
+    alphabet, vocab = byte_alphabet(), tokenizer.get_vocab()
+    if alphabet.keys() >= {ord(letter) for token in vocab.keys() - added for letter in token}:
+        spelling: dict[str, Any] = {"pre_tokenizer": _BYTE_LEVEL, "decoder": _BYTE_LEVEL}
+    else:
+        space = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+        steps = [{**space, "pattern": {"String": "▁"}, "content": " "},
+                 {"type": "ByteFallback"}, {"type": "Fuse"}]  # fmt: skip
+        spelling = {"normalizer": space, "decoder": {"type": "Sequence", "decoders": steps}}
+    return msgspec.json.encode({
+        "version": "1.0", "added_tokens": _added_tokens(added), **spelling,
+        "model": {"type": "BPE", "vocab": vocab | added, "merges": [], "byte_fallback": True},
+    })  # fmt: skip
 
 
 class _TekkenToken(msgspec.Struct):

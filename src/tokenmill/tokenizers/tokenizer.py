@@ -53,11 +53,17 @@ def check_copy(directory: Path) -> None:
 class _Reference:
     """A `tokenizers.Tokenizer` whose methods raise only `TokenizerError`."""
 
-    def __init__(self, backend: Any, path: str | None) -> None:
+    def __init__(self, backend: Any, path: str | None, *, encodes: bool = True) -> None:
         self._backend = backend
         self._path = path
+        self._encodes = encodes
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("encode") and not self._encodes:
+            raise TokenizerError(
+                "this tokenizer is a class of Python, which encodes conversations only, with ",
+                ("encoder", "transformers"), path=self._path,
+            )  # fmt: skip
         return partial(self._call, getattr(self._backend, name))
 
     def _call(self, method: Any, *arguments: Any, **options: Any) -> Any:
@@ -72,7 +78,8 @@ class Tokenizer:
         data: The tokenizer.json.
         template: Chat template source, several by name, an `EncoderSource`, or None.
         special_tokens: Named special tokens (``eos_token`` …) as text.
-        backend: Origin of ``data``: ``file`` or ``transformers``.
+        backend: Origin of ``data``: ``file``, ``transformers``, or ``ids`` for a vocabulary that
+            only decodes.
         path: The file that ``data`` was read from, if any.
         notes: Remarks from loading, to be shown.
     """
@@ -120,7 +127,7 @@ class Tokenizer:
             reference.no_padding()
             # A post-processor could only trim offsets here.
             reference.post_processor = tokenizers.processors.Sequence([])
-        return _Reference(reference, self.path)
+        return _Reference(reference, self.path, encodes=self.backend != "ids")
 
     @cached_property
     def table(self) -> PieceTable:
@@ -179,7 +186,8 @@ class Tokenizer:
     def card(self) -> TokenizerFingerprint:
         require_deterministic(read_head(self.data, path=self.path), path=self.path)
         probe = probe_text(self.added_contents)
-        ids = self.reference.encode(probe, add_special_tokens=False).ids
+        # The digest of the encoder covers a tokenizer that encodes no text.
+        ids = [] if self.backend == "ids" else self.segment_ids(probe, special=True)
         identity = identity_document(
             self.backend_digest, self.template, self.special_tokens, fingerprint.key(ids)
         )
