@@ -10,7 +10,7 @@ import ctypes
 import difflib
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, NamedTuple
@@ -28,6 +28,7 @@ from tokenmill.chat.calls import (
 )
 from tokenmill.chat.images import Image, Parts, RowImages
 from tokenmill.chat.spec import GROUPED, RESERVED_KWARGS, TRAINABLE, ChatSpec
+from tokenmill.chat.traces import TRACES, is_anthropic, read_trace
 from tokenmill.errors import RowError, UsageError
 
 Message = dict[str, Any]
@@ -62,6 +63,7 @@ class Conversation:
     # By `id` of messages and parts:
     calls: dict[int, Any] = field(default_factory=dict)  # tool calls as the row has them
     without_content: frozenset[int] = frozenset()  # calls of a format that has no content
+    notes: Collection[str] = ()  # counters of the render stage
     images: dict[int, Image] = field(default_factory=dict)  # of parts
 
     def attach_images(self, images: RowImages) -> None:
@@ -180,6 +182,8 @@ def read(row: Any, spec: ChatSpec, shape: str | None = None) -> Conversation | P
         return _pair(row, spec)
     if shape == "alpaca":
         result = _alpaca(row)
+    elif shape in TRACES:
+        return _trace(shape, row, spec)
     else:
         turns = _turns(row, spec)
         if turns is None:
@@ -213,10 +217,13 @@ def _detect(row: dict[str, Any], spec: ChatSpec) -> str:
             first = turns[0] if isinstance(turns, list) and turns else None
             if isinstance(first, dict) and "role" not in first and "from" in first:
                 return "sharegpt"
-            return "messages"
+            return "anthropic" if is_anthropic({"messages": turns}) else "messages"
     get, column = row.get, spec.column_of
     if column["chosen"] in row and column["rejected"] in row:
         return "preference"
+    trace = next((name for name, (matches, _) in TRACES.items() if matches(row)), None)
+    if trace is not None:
+        return trace
     has_prompt = get(column["prompt"]) is not None
     if has_prompt and get(column["completion"]) is not None:
         return "kto" if type(get(column["label"])) is bool else "prompt_completion"
@@ -234,6 +241,19 @@ def _detect(row: dict[str, Any], spec: ChatSpec) -> str:
     raise RowError(
         f"no conversation, pair or text in this row; its columns are {known or 'none'}{tokens}"
     )
+
+
+def _trace(shape: str, row: dict[str, Any], spec: ChatSpec) -> Conversation:
+    columns = {role: spec.value(row, role) for role in ("system", "tools")}
+    trace = read_trace({**row, **columns, "messages": _turns(row, spec)}, shape)
+    result = conversation(shape, trace.messages)
+    if not result.messages:
+        raise RowError("the conversation is empty")
+    result.tools, result.completion, result.notes = trace.tools, trace.completion, trace.notes
+    result.variables = row_variables(row) if VARIABLES_KEY in row else None
+    bare = (id(m) for m in result.messages if m.get("tool_calls") and m.get("content") == "")
+    result.without_content = frozenset(bare)
+    return result
 
 
 def in_turn(error: RowError, number: int) -> RowError:
