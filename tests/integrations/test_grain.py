@@ -16,8 +16,7 @@ import tokenmill as tm
 from tests.build.making import EXAMPLES, INLINE, TOKENIZER
 from tests.integrations.conftest import labels_of, stand_in
 from tokenmill.errors import SourceError, UsageError
-from tokenmill.integrations.grain import DataSource
-from tokenmill.integrations.torchtitan import StoreDataset
+from tokenmill.integrations.grain import DataSource, TorchtitanDataset
 from tokenmill.store import Store
 
 grain = pytest.importorskip("grain.python")
@@ -135,7 +134,7 @@ def titan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 def built(source: Any, length: int = 4096, **policy: Any) -> Any:
     policy = {"seed": 1, "shuffle": False, "repeat": False, "dp_rank": 0, "dp_world_size": 1,
               **policy}  # fmt: skip
-    return StoreDataset(source=source).build(
+    return TorchtitanDataset(source=source).build(
         context=SimpleNamespace(max_context_length=length),
         dataset_iteration_policy=SimpleNamespace(**policy),
     )

@@ -28,7 +28,7 @@ from tokenmill.chat.calls import (
 )
 from tokenmill.chat.images import Image, Parts, RowImages
 from tokenmill.chat.spec import GROUPED, RESERVED_KWARGS, TRAINABLE, ChatSpec
-from tokenmill.chat.traces import TRACES, is_anthropic, read_trace
+from tokenmill.chat.traces import TRACES, has_blocks, read_trace
 from tokenmill.errors import RowError, UsageError
 
 Message = dict[str, Any]
@@ -217,7 +217,7 @@ def _detect(row: dict[str, Any], spec: ChatSpec) -> str:
             first = turns[0] if isinstance(turns, list) and turns else None
             if isinstance(first, dict) and "role" not in first and "from" in first:
                 return "sharegpt"
-            return "anthropic" if is_anthropic({"messages": turns}) else "messages"
+            return "anthropic" if has_blocks(turns) else "messages"
     get, column = row.get, spec.column_of
     if column["chosen"] in row and column["rejected"] in row:
         return "preference"
@@ -244,15 +244,19 @@ def _detect(row: dict[str, Any], spec: ChatSpec) -> str:
 
 
 def _trace(shape: str, row: dict[str, Any], spec: ChatSpec) -> Conversation:
-    columns = {role: spec.value(row, role) for role in ("system", "tools")}
-    trace = read_trace({**row, **columns, "messages": _turns(row, spec)}, shape)
+    system, tools = (spec.value(row, role) for role in ("system", "tools"))
+    columns = {"messages": _turns(row, spec), "system": system, "tools": tools}
+    trace = read_trace({**row, **columns}, shape)
     result = conversation(shape, trace.messages)
-    if not result.messages:
-        raise RowError("the conversation is empty")
     result.tools, result.completion, result.notes = trace.tools, trace.completion, trace.notes
-    result.variables = row_variables(row) if VARIABLES_KEY in row else None
+    if isinstance(system, str):
+        _prepend_system(result, system)
+        trace.notes.discard("no_system_prompt")
+    result.variables = row_variables(row)
     bare = (id(m) for m in result.messages if m.get("tool_calls") and m.get("content") == "")
     result.without_content = frozenset(bare)
+    if not result.messages:
+        raise RowError("the conversation is empty")
     return result
 
 

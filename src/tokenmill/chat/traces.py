@@ -18,123 +18,104 @@ NOTES = {
 }
 """What readers of traces report: counter → its meaning."""
 
-REASONING, TEXT, CALL = range(3)  # parts of an assistant message, in the order of templates
-
-# Type of a block or item → method of `Trace`, and the keys of its arguments.
-_BLOCKS = {
+# Type of a block of Anthropic or an item of Responses → method of `Trace`, and its arguments.
+_PARTS = {
     "thinking": ("think", "thinking"),
-    "redacted_thinking": ("refuse_encrypted", "data"),
+    "redacted_thinking": ("think", "thinking", "data"),
     "tool_use": ("call", "id", "name", "input"),
     "tool_result": ("answer", "tool_use_id", "content", "is_error"),
-}
-_ITEMS = {
-    "reasoning": ("think_parts", "content", "summary", "encrypted_content"),
+    "reasoning": ("think", "content", "encrypted_content", "summary"),
     "function_call": ("call", "call_id", "name", "arguments"),
     "function_call_output": ("answer", "call_id", "output"),
 }
 
 
 class Trace:
-    """The messages of a trace; grows while it is read."""
+    """The messages of a trace, while it is read."""
 
     def __init__(self) -> None:
         self.messages: list[Row] = []
         self.tools: Any = None
+        self.is_cut = False  # whether the model did not end the last turn
         self.completion = 0  # index of the first message after the prompt, if it is known
         self.generations: list[tuple[list[Row], Row]] = []  # messages and tokens of model calls
         self.notes: set[str] = set()
-        self.functions: dict[Any, Any] = {}  # names by id of the call
-        self._part: int | None = None  # last part of an unfinished assistant message
+        self.in_turn = False  # whether the last message is an assistant's and can continue
+        self._functions: dict[str, str] = {}  # names by id of the call
 
     def say(self, role: Any, content: Any, **fields: Any) -> None:
-        self.end_turn()
+        self.in_turn = False
         self.messages.append({"role": _text(role, "role"), "content": content, **fields})
 
-    def end_turn(self) -> None:
-        self._part = None
-
-    def _turn(self, part: int) -> Row:
-        if self._part is None:
+    def _turn(self, *later: str) -> Row:
+        """Return the assistant's message, in which templates print ``later`` fields afterwards."""
+        if not self.in_turn:
             self.say("assistant", "")
-        elif part < self._part:
+        if any(map(self.messages[-1].get, later)):
             raise RowError("a message has reasoning, text, calls, but a turn has another order")
-        self._part = part
+        self.in_turn = True
         return self.messages[-1]
 
-    def think(self, text: Any) -> None:
-        if text:
-            turn = self._turn(REASONING)
-            turn["reasoning_content"] = turn.get("reasoning_content", "") + _text(text, "reasoning")
-
-    def think_parts(self, content: Any, summary: Any, encrypted: Any) -> None:
-        self.refuse_encrypted(encrypted)
-        for part in _objects(content or summary, "reasoning"):
-            self.think(part.get("text"))
-
-    def refuse_encrypted(self, data: Any) -> None:
-        if data:
+    def think(self, text: Any, encrypted: Any = None, summary: Any = None) -> None:
+        if encrypted:
             raise RowError("reasoning is encrypted; remove it to train the turn without it")
+        found = text or summary
+        for part in [{"text": found}] if isinstance(found, str) else _objects(found, "reasoning"):
+            turn = self._turn("content", "tool_calls")
+            thoughts = turn.get("reasoning_content", "") + _text(part.get("text"), "reasoning")
+            turn["reasoning_content"] = thoughts
 
     def write(self, content: Any) -> None:
-        self._turn(TEXT)["content"] += _content(content)
+        self._turn("tool_calls")["content"] += _content(content)
 
     def call(self, identity: Any, name: Any, arguments: Any) -> None:
-        self.functions[_text(identity, "id of a call")] = _text(name, "name of a call")
-        calls = self._turn(CALL).setdefault("tool_calls", [])
+        self._functions[_text(identity, "id of a call")] = _text(name, "name of a call")
+        calls = self._turn().setdefault("tool_calls", [])
         calls.append(_in_function({"id": identity, "name": name, "arguments": arguments}))
 
     def answer(self, identity: Any, content: Any, is_error: Any = None) -> None:
-        if _text(identity, "id of a call") not in self.functions:
+        if _text(identity, "id of a call") not in self._functions:
             raise RowError(f"a result belongs to call {identity!r:.40}, which is not in the trace")
-        fields = {"tool_call_id": identity, "name": self.functions[identity]}
+        fields = {"tool_call_id": identity, "name": self._functions[identity]}
         self.say("tool", _content(content), **fields, **({"is_error": True} if is_error else {}))
 
     def read(self, item: Row) -> None:
-        """Add a message of Anthropic, or an item of OpenAI's Responses."""
-        kind, role, content = item.get("type") or "message", item.get("role"), item.get("content")
-        if kind != "message":
-            self._apply(_ITEMS, item)
+        """Add a message or block of Anthropic, or an item of OpenAI's Responses."""
+        kind, role, content = (
+            str(item.get("type") or "message"),
+            item.get("role"),
+            item.get("content"),
+        )
+        if kind in _PARTS:
+            method, *keys = _PARTS[kind]
+            getattr(self, method)(*map(item.get, keys))
             return
-        if role == "assistant" and self._part == TEXT:
-            self.end_turn()  # two messages with text are two turns
-        if item.get("tool_calls"):
-            raise RowError("a message of Anthropic has no 'tool_calls'")
-        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        others: list[Row] = []
-        for block in _objects(blocks, "content"):
-            if block.get("type") in _BLOCKS:
-                self._apply(_BLOCKS, block)
-            elif role == "assistant":
+        if kind != "message" or item.get("tool_calls"):
+            raise RowError(f"a message cannot express an item of type {kind!r:.60}")
+        is_assistant, continues = role == "assistant", False
+        if is_assistant and self.in_turn and not self.messages[-1].get("tool_calls"):
+            self.in_turn = not self.messages[-1]["content"]  # two texts are two turns
+        text = [{"type": "text", "text": content}]
+        for block in text if isinstance(content, str) else _objects(content, "content"):
+            is_part = str(block.get("type")) in _PARTS
+            if is_part:
+                self.read(block)
+            elif is_assistant:
                 self.write([block])
+            elif continues:
+                self.messages[-1]["content"] += _content([block])
             else:
-                others.append(block)
-                continue
-            if others:
-                raise RowError("tool results must come before other content")
-        if others:
-            self.say(role, _content(others))
-
-    def _apply(self, table: dict[str, tuple[str, ...]], item: Row) -> None:
-        if item.get("type") not in table:
-            raise RowError(f"a message cannot express an item of type {item.get('type')!r:.60}")
-        method, *keys = table[item["type"]]
-        getattr(self, method)(*map(item.get, keys))
+                self.say(role, _content([block]))
+            continues = not is_part
 
     def say_pair(self, row: Row) -> None:
         """Add ``prompt`` and ``completion``, OpenAI messages whose calls may be flat."""
         for name, role in (("prompt", "user"), ("completion", "assistant")):
             self.completion = len(self.messages)
-            for message in _messages(row, name, role):
+            for message in _messages(row.get(name), name, role):
+                calls = list(map(_in_function, call_list(message.get("tool_calls"))))
                 self.say(message.get("role"), message.get("content"))
-                calls = [_in_function(call) for call in call_list(message.get("tool_calls"))]
-                self.functions.update((call.get("id"), None) for call in calls)
                 self.messages[-1] = {**message, "tool_calls": calls} if calls else message
-
-    def cut_off(self) -> None:
-        """Exclude the last turn from training, since the model did not end it."""
-        if self.messages and self.messages[-1]["role"] == "assistant":
-            self.messages[-1] = {**self.messages[-1], "train": False}
-            self.notes.add("truncated_traces")
 
 
 def _atif(row: Row, trace: Trace) -> None:
@@ -168,7 +149,7 @@ def _atif(row: Row, trace: Trace) -> None:
                 trace.answer(result["source_call_id"], result["content"])
             else:  # the last one was never read by the agent, like the results of tools
                 trace.say("user" if number < last else "tool", _content(result["content"]))
-        trace.end_turn()
+        trace.in_turn = False
     if row.get("subagent_trajectories"):
         trace.notes.add("subagents_left_out")
 
@@ -180,8 +161,7 @@ def _verifiers(row: Row, trace: Trace) -> None:
         own = Trace()
         own.say_pair(step)
         trace.generations.append((own.messages, _object(step, "tokens")))
-    if row.get("is_truncated"):
-        trace.cut_off()
+    trace.is_cut = bool(row.get("is_truncated"))
 
 
 def _responses(row: Row, trace: Trace) -> None:
@@ -190,18 +170,17 @@ def _responses(row: Row, trace: Trace) -> None:
         raise RowError("the row continues a conversation that it does not contain")
     if instructions := request.get("instructions") or response.get("instructions"):
         trace.say("system", _content(instructions))
-    for item in _messages(request, "input", "user"):
+    for item in _messages(request.get("input"), "input", "user"):
         trace.read(item)
     trace.completion = len(trace.messages)
-    trace.end_turn()
+    trace.in_turn = False
     for item in _objects(response.get("output"), "output"):
         trace.read(item)
         if item.get("generation_token_ids"):  # in the last item of each model call
             trace.generations.append((trace.messages[:], item))
-            trace.end_turn()
+            trace.in_turn = False
     trace.tools = request.get("tools") or response.get("tools")
-    if response.get("status") == "incomplete":
-        trace.cut_off()
+    trace.is_cut = response.get("status") == "incomplete"
 
 
 def _anthropic(row: Row, trace: Trace) -> None:
@@ -211,21 +190,17 @@ def _anthropic(row: Row, trace: Trace) -> None:
         trace.read({**message, "type": "message"})
     if isinstance(row.get("response"), dict):
         trace.completion = len(trace.messages)
-        trace.end_turn()
+        trace.in_turn = False
         trace.read(row["response"])
-        if row["response"].get("stop_reason") == "max_tokens":
-            trace.cut_off()
+        trace.is_cut = row["response"].get("stop_reason") == "max_tokens"
 
 
-def is_anthropic(row: Row) -> bool:
-    """Whether messages contain blocks of calls or results; other blocks are also OpenAI's."""
-    for message in row.get("messages") or ():
-        content = message.get("content") if isinstance(message, dict) else None
-        if type(content) is list:
-            kinds = [part.get("type") for part in content if isinstance(part, dict)]
-            if "tool_use" in kinds or "tool_result" in kinds:
-                return True
-    return False
+def has_blocks(messages: Any) -> bool:
+    """Whether messages contain calls or results as blocks; other blocks are also OpenAI's."""
+    messages = messages if isinstance(messages, list) else []
+    contents = [message.get("content") for message in messages if isinstance(message, dict)]
+    parts = (part for content in contents if type(content) is list for part in content)
+    return any(isinstance(p, dict) and p.get("type") in ("tool_use", "tool_result") for p in parts)
 
 
 TRACES: dict[str, tuple[Callable[[Row], bool], Callable[[Row, Trace], None]]] = {
@@ -233,29 +208,22 @@ TRACES: dict[str, tuple[Callable[[Row], bool], Callable[[Row, Trace], None]]] = 
     "nemo_gym": (lambda row: isinstance(row.get("responses_create_params"), dict), _responses),
     "responses": (lambda row: isinstance(_object(row, "response").get("output"), list), _responses),
     "verifiers": (lambda row: {"example_id", "completion", "metrics"} <= row.keys(), _verifiers),
-    "anthropic": (is_anthropic, _anthropic),
+    "anthropic": (lambda row: has_blocks(row.get("messages")), _anthropic),
 }
 """Format → whether a row has it, and its reader; tried in this order."""
 
 
 def read_trace(row: Row, name: str) -> Trace:
-    """Read a trace of one of `TRACES`; its columns ``system`` and ``tools`` add what it lacks.
-
-    Raises:
-        RowError: The row is not such a trace, or messages cannot express it.
-    """
+    """Read a trace of one of `TRACES`; a column ``tools`` adds tools that it lacks."""
     trace = Trace()
     TRACES[name][1](row, trace)
+    if trace.is_cut and trace.messages and trace.messages[-1].get("role") == "assistant":
+        trace.messages[-1] = {**trace.messages[-1], "train": False}
+        trace.notes.add("truncated_traces")
     if not any(message.get("role") in ("system", "developer") for message in trace.messages):
-        if row.get("system"):
-            first = {"role": "system", "content": _text(row["system"], "system prompt")}
-            for messages in (trace.messages, *(one for one, _ in trace.generations)):
-                messages.insert(0, first)
-            trace.completion += 1
-        else:
-            trace.notes.add("no_system_prompt")
+        trace.notes.add("no_system_prompt")
     trace.tools = [_tool(tool) for tool in tool_list(trace.tools or row.get("tools")) or ()] or None
-    if trace.functions and trace.tools is None:
+    if trace.tools is None and any(message.get("tool_calls") for message in trace.messages):
         trace.notes.add("no_tool_definitions")
     return trace
 
@@ -276,9 +244,8 @@ def _objects(value: Any, what: str) -> list[Row]:
     return value or []
 
 
-def _messages(row: Row, name: str, role: str) -> list[Row]:
-    value = row.get(name)
-    return _objects([{"role": role, "content": value}] if isinstance(value, str) else value, name)
+def _messages(value: Any, what: str, role: str) -> list[Row]:
+    return _objects([{"role": role, "content": value}] if isinstance(value, str) else value, what)
 
 
 def _content(value: Any) -> str:

@@ -418,6 +418,7 @@ _TOKENS = {  # prompt, sampled ids, their mask and log-probabilities
     "verifiers": ("prompt_ids", "completion_ids", "completion_mask", "completion_logprobs"),
 }
 """Trace format → columns of each model call."""
+_TRACE_COLUMNS = (*_ROLLOUT_COLUMNS, "steps", "responses_create_params", "completion", "trajectory")
 
 
 def _trace(name: str) -> Callable[[Row], Recording]:
@@ -443,6 +444,7 @@ def _trace(name: str) -> Callable[[Row], Recording]:
             trajectory.reward = _number(row.get("reward"), "reward")
             trajectory.group = _first_of(row, "group", "example_id", "_ng_task_index")
             trajectory.step, trajectory.version = _integer(row, "step"), row.get("version")
+            trajectory.metadata = _others(row, _TRACE_COLUMNS)
             trajectory.warning = "; ".join(NOTES[note] for note in sorted(trace.notes))
             trajectories.append(trajectory)
         return Recording(trajectories)
