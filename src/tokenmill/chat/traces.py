@@ -81,24 +81,22 @@ class Trace:
 
     def read(self, item: Row) -> None:
         """Add a message or block of Anthropic, or an item of OpenAI's Responses."""
-        kind, role, content = (
-            str(item.get("type") or "message"),
-            item.get("role"),
-            item.get("content"),
-        )
+        kind, role = str(item.get("type") or "message"), item.get("role")
         if kind in _PARTS:
             method, *keys = _PARTS[kind]
             getattr(self, method)(*map(item.get, keys))
             return
         if kind != "message" or item.get("tool_calls"):
             raise RowError(f"a message cannot express an item of type {kind!r:.60}")
-        is_assistant, continues = role == "assistant", False
+        is_assistant, continues, content = role == "assistant", False, item.get("content") or ""
         if is_assistant and self.in_turn and not self.messages[-1].get("tool_calls"):
             self.in_turn = not self.messages[-1]["content"]  # two texts are two turns
         text = [{"type": "text", "text": content}]
         for block in text if isinstance(content, str) else _objects(content, "content"):
-            is_part = str(block.get("type")) in _PARTS
-            if is_part:
+            part = _PARTS.get(str(block.get("type")))
+            if part and is_assistant == (part[0] == "answer"):
+                raise RowError(f"a message of role {role!r:.40} has a part {block['type']!r}")
+            if part:
                 self.read(block)
             elif is_assistant:
                 self.write([block])
@@ -106,7 +104,7 @@ class Trace:
                 self.messages[-1]["content"] += _content([block])
             else:
                 self.say(role, _content([block]))
-            continues = not is_part
+            continues = not part
 
     def say_pair(self, row: Row) -> None:
         """Add ``prompt`` and ``completion``, OpenAI messages whose calls may be flat."""
