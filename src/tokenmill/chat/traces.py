@@ -135,7 +135,7 @@ def _atif(row: Row, trace: Trace) -> None:
         trace.write(step.get("message"))
         for call in _objects(step.get("tool_calls"), "tool_calls"):
             trace.call(*map(call.get, ("tool_call_id", "function_name", "arguments")))
-        if step.get("is_copied_context") or calls == 0:  # trained elsewhere, or not sampled
+        if step.get("is_copied_context") or calls == 0:  # not sampled for this trace
             trace.messages[-1]["train"] = False
         else:  # the ids of several calls cannot be separated
             tokens = _object(step, "metrics") if calls in (None, 1) else {}
