@@ -31,7 +31,6 @@ LIBRARIES: dict[str, tuple[str, str | None]] = {
     "starlette": ("starlette", "tokenmill[serve]"),
     "swift": ("ms-swift", None),
     "torch": ("PyTorch", "tokenmill[torch]"),
-    "torchtitan": ("torchtitan", None),
     "torchtune": ("torchtune", None),
     "transformers": ("transformers", "tokenmill[hf]"),
     "uvicorn": ("uvicorn", "tokenmill[serve]"),

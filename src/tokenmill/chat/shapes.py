@@ -183,7 +183,7 @@ def read(row: Any, spec: ChatSpec, shape: str | None = None) -> Conversation | P
     if shape == "alpaca":
         result = _alpaca(row)
     elif shape in TRACES:
-        return _trace(shape, row, spec)
+        result = _trace(shape, row, spec)
     else:
         turns = _turns(row, spec)
         if turns is None:
@@ -192,7 +192,8 @@ def read(row: Any, spec: ChatSpec, shape: str | None = None) -> Conversation | P
             result = conversation("messages", turns)
         else:
             result = _sharegpt_conversation(turns)
-    _add_columns(result, row, spec)
+    if shape not in TRACES:
+        _add_columns(result, row, spec)
     if not result.messages:
         raise RowError("the conversation is empty")
     return result
@@ -221,11 +222,10 @@ def _detect(row: dict[str, Any], spec: ChatSpec) -> str:
     get, column = row.get, spec.column_of
     if column["chosen"] in row and column["rejected"] in row:
         return "preference"
-    trace = next((name for name, (matches, _) in TRACES.items() if matches(row)), None)
-    if trace is not None:
-        return trace
     has_prompt = get(column["prompt"]) is not None
     if has_prompt and get(column["completion"]) is not None:
+        if "example_id" in row and TRACES["verifiers"][0](row):
+            return "verifiers"
         return "kto" if type(get(column["label"])) is bool else "prompt_completion"
     has_instruction = get("instruction") is not None
     if has_prompt or has_instruction:
@@ -234,6 +234,9 @@ def _detect(row: dict[str, Any], spec: ChatSpec) -> str:
                 return "ranked"
     if has_instruction and get("output") is not None:
         return "alpaca"
+    for name, (matches, _) in TRACES.items():
+        if matches(row):
+            return name
     if get(column["text"]) is not None:
         return "text"
     known = ", ".join(sorted(map(str, row))[:8])
@@ -244,19 +247,16 @@ def _detect(row: dict[str, Any], spec: ChatSpec) -> str:
 
 
 def _trace(shape: str, row: dict[str, Any], spec: ChatSpec) -> Conversation:
-    system, tools = (spec.value(row, role) for role in ("system", "tools"))
-    columns = {"messages": _turns(row, spec), "system": system, "tools": tools}
-    trace = read_trace({**row, **columns}, shape)
+    columns = {role: spec.value(row, role) for role in ("system", "tools")}
+    trace = read_trace({**row, **columns, "messages": _turns(row, spec)}, shape)
     result = conversation(shape, trace.messages)
     result.tools, result.completion, result.notes = trace.tools, trace.completion, trace.notes
-    if isinstance(system, str):
-        _prepend_system(result, system)
+    if columns["system"] and shape != "anthropic":  # whose reader adds it
+        _prepend_system(result, columns["system"])
         trace.notes.discard("no_system_prompt")
     result.variables = row_variables(row)
     bare = (id(m) for m in result.messages if m.get("tool_calls") and m.get("content") == "")
     result.without_content = frozenset(bare)
-    if not result.messages:
-        raise RowError("the conversation is empty")
     return result
 
 

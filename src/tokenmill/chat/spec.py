@@ -20,10 +20,9 @@ RENDERER_VERSION = 12
 GROUPED = ("preference", "kto", "ranked")  # formats with several answers to one prompt
 RowFormat = Literal[
     "auto", "messages", "sharegpt", "alpaca", "prompt_completion", "preference", "kto", "ranked",
-    "text", "tokens", "rollouts", "rollouts-openai", "rollouts-rollout", "rollouts-miles",
-    "rollouts-skyrl", "rollouts-verl", "rollouts-trl", "rollouts-slime", "rollouts-atif",
-    "rollouts-nemo_gym", "rollouts-verifiers", "atif", "verifiers", "responses", "nemo_gym",
-    "anthropic",
+    "atif", "verifiers", "responses", "nemo_gym", "anthropic", "text", "tokens", "rollouts",
+    "rollouts-openai", "rollouts-rollout", "rollouts-miles", "rollouts-skyrl", "rollouts-verl",
+    "rollouts-trl", "rollouts-slime", "rollouts-atif", "rollouts-nemo_gym", "rollouts-verifiers",
 ]  # fmt: skip
 ROLLOUTS = tuple(name for name in get_args(RowFormat) if name.startswith("rollouts"))
 UNRENDERED = ("text", "tokens", *ROLLOUTS)  # formats without a template

@@ -10,13 +10,12 @@ from tokenmill.errors import RowError
 
 Row = dict[str, Any]
 
-NOTES = {
+NOTES = {  # by counter of the render stage
     "no_system_prompt": "agent traces have no system prompt; a column system can add it",
     "no_tool_definitions": "agent traces call undefined tools; a column tools can define them",
     "truncated_traces": "agent traces end in a turn that was cut off; it is not trained",
     "subagents_left_out": "agent traces contain traces of subagents, which are not trained",
 }
-"""What readers of traces report: counter → its meaning."""
 
 # Type of a block of Anthropic or an item of Responses → method of `Trace`, and its arguments.
 _PARTS = {
@@ -170,8 +169,7 @@ def _responses(row: Row, trace: Trace) -> None:
         trace.say("system", _content(instructions))
     for item in _messages(request.get("input"), "input", "user"):
         trace.read(item)
-    trace.completion = len(trace.messages)
-    trace.in_turn = False
+    trace.completion, trace.in_turn = len(trace.messages), False
     for item in _objects(response.get("output"), "output"):
         trace.read(item)
         if item.get("generation_token_ids"):  # in the last item of each model call
@@ -187,20 +185,22 @@ def _anthropic(row: Row, trace: Trace) -> None:
     for message in _objects(row.get("messages"), "messages"):
         trace.read({**message, "type": "message"})
     if isinstance(row.get("response"), dict):
-        trace.completion = len(trace.messages)
-        trace.in_turn = False
+        trace.completion, trace.in_turn = len(trace.messages), False
         trace.read(row["response"])
         trace.is_cut = row["response"].get("stop_reason") == "max_tokens"
 
 
 def has_blocks(messages: Any) -> bool:
     """Whether messages contain calls or results as blocks; other blocks are also OpenAI's."""
-    messages = messages if isinstance(messages, list) else []
-    contents = [message.get("content") for message in messages if isinstance(message, dict)]
-    parts = (part for content in contents if type(content) is list for part in content)
-    return any(isinstance(p, dict) and p.get("type") in ("tool_use", "tool_result") for p in parts)
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if type(content) is list else ():
+            if isinstance(part, dict) and part.get("type") in ("tool_use", "tool_result"):
+                return True
+    return False
 
 
+# Format → whether a row has it, and its reader; tried in this order.
 TRACES: dict[str, tuple[Callable[[Row], bool], Callable[[Row, Trace], None]]] = {
     "atif": (lambda row: "steps" in row and isinstance(row.get("agent"), dict), _atif),
     "nemo_gym": (lambda row: isinstance(row.get("responses_create_params"), dict), _responses),
@@ -208,7 +208,6 @@ TRACES: dict[str, tuple[Callable[[Row], bool], Callable[[Row, Trace], None]]] = 
     "verifiers": (lambda row: {"example_id", "completion", "metrics"} <= row.keys(), _verifiers),
     "anthropic": (lambda row: has_blocks(row.get("messages")), _anthropic),
 }
-"""Format → whether a row has it, and its reader; tried in this order."""
 
 
 def read_trace(row: Row, name: str) -> Trace:
@@ -258,14 +257,12 @@ def _content(value: Any) -> str:
 
 
 def _in_function(call: Row) -> Row:
-    if "function" in call:
-        return call
     function = {name: call.get(name) for name in ("name", "arguments")}
-    return {"id": call.get("id"), "type": "function", "function": function}
+    wrapped = {"id": call.get("id"), "type": "function", "function": function}
+    return call if "function" in call else wrapped
 
 
 def _tool(tool: Row) -> Row:
-    """Return a tool in OpenAI's form."""
     if "function" in tool:
         return tool
     if {"parameters", "input_schema"}.isdisjoint(tool):

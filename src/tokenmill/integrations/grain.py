@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenmill._core.optional import optional
 from tokenmill.data.view import View, as_view
-from tokenmill.errors import SourceError
 from tokenmill.integrations.trainers import TORCH, ItemRows, RowDataset, Trainer
 from tokenmill.store import Row, Store, open_store
 from tokenmill.store.by_source import SourceRows
@@ -22,9 +20,8 @@ __all__ = ["DataSource", "TorchtitanDataset"]
 class DataSource(RowDataset):
     """A ``RandomAccessDataSource`` whose items are NumPy arrays: input_ids, labels, loss_mask.
 
-    ``data`` is a store, a view, or source rows (``prepare(lazy=True)``, ``store.by_source()``), of
-    which a rejected row is always replaced by the same other row. Rows with more than
-    ``max_length`` tokens raise an error.
+    In lazy rows and ``store.by_source()``, a rejected row is always replaced by the same other row.
+    Rows with more than ``max_length`` tokens raise an error.
     """
 
     trainer = replace(TORCH, name="Grain")
@@ -37,11 +34,7 @@ class DataSource(RowDataset):
 
     def item(self, row: Row) -> Any:
         if self._max_length is not None and len(row) > self._max_length:  # by source row
-            raise SourceError(
-                f"The row has {len(row)} tokens, but {self.trainer.limit} is {self._max_length}."
-                f" {self.trainer.advice}.",
-                **row.origin.location,
-            )
+            raise self.trainer.too_long(row, self._max_length)
         return self.trainer.arrays(row.input_ids, row.loss_mask)
 
     _getitems = RowDataset.__getitems__  # Grain's name for reading several items at once
@@ -78,13 +71,12 @@ class TorchtitanDataset:
 
     def build(self, *, context: Any, dataset_iteration_policy: Any) -> Any:
         """Return the Grain dataset; torchtitan shuffles, shards and repeats it."""
-        with optional("torchtitan", "its data pipeline"):
-            from torchtitan.components.data import SingleDatasetConfig
+        from torchtitan.components.data import SingleDatasetConfig
+
         data = self.source
         if isinstance(data, str | os.PathLike):
             data = open_store(os.path.expanduser(data))
         rows = _Sequences(data, context.max_context_length + 1)
-        source = SimpleNamespace(build=lambda dataset_iteration_policy: rows)
-        return SingleDatasetConfig(source=source).build(
+        return SingleDatasetConfig(source=SimpleNamespace(build=lambda **_: rows)).build(
             context=context, dataset_iteration_policy=dataset_iteration_policy
         )

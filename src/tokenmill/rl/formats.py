@@ -412,12 +412,12 @@ def _set_messages(trajectory: Trajectory, prompt: Any, messages: Any) -> None:
             trajectory.messages = _messages([*prompt, answer])
 
 
-_TOKENS = {  # prompt, sampled ids, their mask and log-probabilities
+# Trace format → columns of a model call: prompt, sampled ids, their mask and log-probabilities.
+_TOKENS = {
     "atif": ("prompt_token_ids", "completion_token_ids", "", "logprobs"),
     "nemo_gym": ("prompt_token_ids", "generation_token_ids", "", "generation_log_probs"),
     "verifiers": ("prompt_ids", "completion_ids", "completion_mask", "completion_logprobs"),
 }
-"""Trace format → columns of each model call."""
 _TRACE_COLUMNS = (*_ROLLOUT_COLUMNS, "steps", "responses_create_params", "completion", "trajectory")
 
 
