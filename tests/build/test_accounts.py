@@ -204,6 +204,7 @@ CALLING = {
     "content": "",
     "tool_calls": [{"type": "function", "function": {"name": "look", "arguments": '{"a":  1}'}}],
 }
+ITEMS = [{"type": "message", "role": "assistant", "content": "That."}]
 SPEAKING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "trimmed_trailing": ({"messages": [*TURNS, {"role": "user", "content": "More?"}]},
                          {"trailing": "trim"}),
@@ -216,6 +217,14 @@ SPEAKING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
                        {"chat_template": ANNOUNCED}),
     "rows_without_closer": ({"messages": TURNS}, {"chat_template": BARE}),
     "plain_strings": ({"prompt": "What?", "completion": "That."}, {}),
+    "no_system_prompt": ({"output": ITEMS}, {}),
+    "no_tool_definitions": (
+        {"output": [{"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}]},
+        {}),
+    "truncated_traces": ({"output": [*ITEMS, *ITEMS], "status": "incomplete"}, {}),
+    "subagents_left_out": (
+        {"agent": {}, "subagent_trajectories": [{}],
+         "steps": [{"source": "agent", "message": "That."}]}, {}),
     "misspelt_roles": ({"messages": [{"role": "users", "content": "Hi."}, *TURNS]},
                        {"chat_template": CLOSED}),
 }  # fmt: skip

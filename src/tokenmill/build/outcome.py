@@ -17,6 +17,7 @@ from tokenmill._core.origin import nothing_left
 from tokenmill._core.publish import Staging, writing_errors
 from tokenmill.build.plan import Partition
 from tokenmill.build.recipe import RunOptions
+from tokenmill.chat.traces import NOTES
 from tokenmill.errors import RowError, SourceError
 from tokenmill.store import CacheLayout, Store
 from tokenmill.store.manifest import units_out
@@ -310,6 +311,7 @@ REMARKS = {  # by counter of the render stage
     " their prompt_tokens is None",
     "generation_clipped": "rows have a template with the turn header in a generation block; the"
     " header is in the generation prompt, so it is not trained",
+    **NOTES,
     "rows_without_closer": "rows have a template without an end-of-turn token, so the model does"
     " not learn to stop",
 }

@@ -216,7 +216,7 @@ class EncoderTemplate:
         return bytes(joined).decode("utf-8", "replace")
 
     def _decoded(self, text: IdText) -> str:
-        decoded = self.tokenizer.decode(ids_of(text).tolist())
+        decoded: str = self.tokenizer.decode(ids_of(text).tolist())
         if id_text(self.tokenizer.segment_ids(decoded, special=True)) != text:
             raise RowError(
                 "the encoder returns ids that the tokenizer does not give for their text",

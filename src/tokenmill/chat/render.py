@@ -567,6 +567,8 @@ class Renderer:
         roles = {message["role"] for message in conversation.messages}
         if not roles <= KNOWN_ROLES and misspelt_role(conversation.messages):
             result.note("misspelt_roles")
+        for name in sorted(conversation.notes):
+            result.note(name)
         if train_on == "everything":
             return [Sample(index, 0, conversation, None, template)]
         _trim(conversation, self.spec.trailing, result)

@@ -10,7 +10,7 @@ import ctypes
 import difflib
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, NamedTuple
@@ -28,6 +28,7 @@ from tokenmill.chat.calls import (
 )
 from tokenmill.chat.images import Image, Parts, RowImages
 from tokenmill.chat.spec import GROUPED, RESERVED_KWARGS, TRAINABLE, ChatSpec
+from tokenmill.chat.traces import TRACES, has_blocks, read_trace
 from tokenmill.errors import RowError, UsageError
 
 Message = dict[str, Any]
@@ -62,6 +63,7 @@ class Conversation:
     # By `id` of messages and parts:
     calls: dict[int, Any] = field(default_factory=dict)  # tool calls as the row has them
     without_content: frozenset[int] = frozenset()  # calls of a format that has no content
+    notes: Collection[str] = ()  # counters of the render stage
     images: dict[int, Image] = field(default_factory=dict)  # of parts
 
     def attach_images(self, images: RowImages) -> None:
@@ -180,6 +182,8 @@ def read(row: Any, spec: ChatSpec, shape: str | None = None) -> Conversation | P
         return _pair(row, spec)
     if shape == "alpaca":
         result = _alpaca(row)
+    elif shape in TRACES:
+        result = _trace(shape, row, spec)
     else:
         turns = _turns(row, spec)
         if turns is None:
@@ -188,7 +192,8 @@ def read(row: Any, spec: ChatSpec, shape: str | None = None) -> Conversation | P
             result = conversation("messages", turns)
         else:
             result = _sharegpt_conversation(turns)
-    _add_columns(result, row, spec)
+    if shape not in TRACES:
+        _add_columns(result, row, spec)
     if not result.messages:
         raise RowError("the conversation is empty")
     return result
@@ -213,12 +218,14 @@ def _detect(row: dict[str, Any], spec: ChatSpec) -> str:
             first = turns[0] if isinstance(turns, list) and turns else None
             if isinstance(first, dict) and "role" not in first and "from" in first:
                 return "sharegpt"
-            return "messages"
+            return "anthropic" if has_blocks(turns) else "messages"
     get, column = row.get, spec.column_of
     if column["chosen"] in row and column["rejected"] in row:
         return "preference"
     has_prompt = get(column["prompt"]) is not None
     if has_prompt and get(column["completion"]) is not None:
+        if "example_id" in row and TRACES["verifiers"][0](row):
+            return "verifiers"
         return "kto" if type(get(column["label"])) is bool else "prompt_completion"
     has_instruction = get("instruction") is not None
     if has_prompt or has_instruction:
@@ -227,6 +234,9 @@ def _detect(row: dict[str, Any], spec: ChatSpec) -> str:
                 return "ranked"
     if has_instruction and get("output") is not None:
         return "alpaca"
+    for name, (matches, _) in TRACES.items():
+        if matches(row):
+            return name
     if get(column["text"]) is not None:
         return "text"
     known = ", ".join(sorted(map(str, row))[:8])
@@ -234,6 +244,20 @@ def _detect(row: dict[str, Any], spec: ChatSpec) -> str:
     raise RowError(
         f"no conversation, pair or text in this row; its columns are {known or 'none'}{tokens}"
     )
+
+
+def _trace(shape: str, row: dict[str, Any], spec: ChatSpec) -> Conversation:
+    columns = {role: spec.value(row, role) for role in ("system", "tools")}
+    trace = read_trace({**row, **columns, "messages": _turns(row, spec)}, shape)
+    result = conversation(shape, trace.messages)
+    result.tools, result.completion, result.notes = trace.tools, trace.completion, trace.notes
+    if columns["system"] and shape != "anthropic":  # whose reader adds it
+        _prepend_system(result, columns["system"])
+        trace.notes.discard("no_system_prompt")
+    result.variables = row_variables(row)
+    bare = (id(m) for m in result.messages if m.get("tool_calls") and m.get("content") == "")
+    result.without_content = frozenset(bare)
+    return result
 
 
 def in_turn(error: RowError, number: int) -> RowError:

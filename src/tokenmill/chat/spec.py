@@ -11,16 +11,18 @@ from msgspec import Meta
 from msgspec.structs import force_setattr
 
 from tokenmill._core.options import Column, Options, Variables, check_names
+from tokenmill.chat.traces import TRACES
 from tokenmill.errors import UsageError
 
 # Part of the key; incremented when a row's text, spans or rejection could change.
-RENDERER_VERSION = 11
+RENDERER_VERSION = 12
 
 GROUPED = ("preference", "kto", "ranked")  # formats with several answers to one prompt
 RowFormat = Literal[
     "auto", "messages", "sharegpt", "alpaca", "prompt_completion", "preference", "kto", "ranked",
-    "text", "tokens", "rollouts", "rollouts-openai", "rollouts-rollout", "rollouts-miles",
-    "rollouts-skyrl", "rollouts-verl", "rollouts-trl", "rollouts-slime",
+    "atif", "verifiers", "responses", "nemo_gym", "anthropic", "text", "tokens", "rollouts",
+    "rollouts-openai", "rollouts-rollout", "rollouts-miles", "rollouts-skyrl", "rollouts-verl",
+    "rollouts-trl", "rollouts-slime", "rollouts-atif", "rollouts-nemo_gym", "rollouts-verifiers",
 ]  # fmt: skip
 ROLLOUTS = tuple(name for name in get_args(RowFormat) if name.startswith("rollouts"))
 UNRENDERED = ("text", "tokens", *ROLLOUTS)  # formats without a template
@@ -40,7 +42,7 @@ TRAINABLE: dict[str, tuple[str, ...]] = {
     "messages": CONVERSATION,
     "sharegpt": CONVERSATION,
     "alpaca": (*CONVERSATION, "completion"),
-    "prompt_completion": ("completion", *CONVERSATION),
+    **dict.fromkeys(("prompt_completion", *TRACES), ("completion", *CONVERSATION)),
     **dict.fromkeys(GROUPED, ANSWER),
     "text": ("everything",),
     "tokens": ("everything",),  # default: the masks of the row

@@ -72,7 +72,16 @@ class Trainer:
     def check(self, view: View, max_length: int | None = None) -> View:
         """Return the view, or raise if the trainer would train it wrongly or refuse it later."""
         view = (unweighted if self.takes_images else tokens_alone)(view, self.name)
-        return require_max_length(require_ungrouped(view), max_length, self.limit, self.advice)
+        require_ungrouped(view)
+        if max_length is not None and (long := np.flatnonzero(view.lengths > max_length)).size:
+            raise self.too_long(view[int(long[0])], max_length, f" ({long.size:,} such rows)")
+        return view
+
+    def too_long(self, row: Row, limit: int | None, others: str = "") -> SourceError:
+        return SourceError(
+            f"The row has {len(row)} tokens, but {self.limit} is {limit}{others}. {self.advice}.",
+            **row.origin.location,
+        )
 
     def arrays(self, ids: Array, mask: MaskArray) -> dict[str, Array]:
         return {
@@ -247,18 +256,6 @@ def require_ungrouped(view: View) -> View:
         raise UsageError(
             "This data contains preference groups, which this trainer would split. Use tm.Loader "
             "or hf.for_trl instead (docs/guides/preference.md)."
-        )
-    return view
-
-
-def require_max_length(view: View, limit: int | None, name: str, advice: str) -> View:
-    overlong = np.flatnonzero(view.lengths > limit) if limit is not None else np.zeros(0, int)
-    if overlong.size:
-        row = view[int(overlong[0])]
-        raise SourceError(
-            f"The row has {len(row)} tokens, but {name} is {limit} ({overlong.size:,} such rows). "
-            f"{advice}.",
-            **row.origin.location,
         )
     return view
 

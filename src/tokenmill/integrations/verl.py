@@ -246,11 +246,7 @@ class SFTDataset(_Overridable, RowDataset, torch_data.Dataset[Item]):  # type: i
     def item(self, row: Row) -> Item:
         length, limit = len(row), self.max_length
         if self.truncation == "error" and length > limit:  # by source row; others are checked
-            raise SourceError(
-                f"The row has {length} tokens, but data.max_length is {limit}. Raise it, or set "
-                "data.truncation=right.",
-                **row.origin.location,
-            )
+            raise self.trainer.too_long(row, limit)
         kept = slice(max(0, length - limit), length)
         if self.truncation != "left":
             kept = slice(0, limit)

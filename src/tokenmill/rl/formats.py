@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenmill.chat.traces import NOTES, TRACES, read_trace
 from tokenmill.errors import RowError, check_one_of
 from tokenmill.rl.trajectory import Bits, Ids, Recording, Trajectory
 
@@ -411,6 +412,46 @@ def _set_messages(trajectory: Trajectory, prompt: Any, messages: Any) -> None:
             trajectory.messages = _messages([*prompt, answer])
 
 
+# Trace format → columns of a model call: prompt, sampled ids, their mask and log-probabilities.
+_TOKENS = {
+    "atif": ("prompt_token_ids", "completion_token_ids", "", "logprobs"),
+    "nemo_gym": ("prompt_token_ids", "generation_token_ids", "", "generation_log_probs"),
+    "verifiers": ("prompt_ids", "completion_ids", "completion_mask", "completion_logprobs"),
+}
+_TRACE_COLUMNS = (*_ROLLOUT_COLUMNS, "steps", "responses_create_params", "completion", "trajectory")
+
+
+def _trace(name: str) -> Callable[[Row], Recording]:
+    """Return a reader of traces, in which every model call is a trajectory."""
+    prompt, sampled, mask, logprobs = _TOKENS[name]
+
+    def read(row: Row) -> Recording:
+        trace = read_trace(row, name)
+        recorded = [(own, tokens) for own, tokens in trace.generations if tokens.get(sampled)]
+        turns = [m for m in trace.messages[trace.completion :] if m.get("role") == "assistant"]
+        calls = len(turns) if name == "nemo_gym" else len(trace.generations)
+        if recorded and len(recorded) < calls:
+            raise RowError(f"{len(recorded)} of {calls} model calls have token ids")
+        trajectories = []
+        for messages, tokens in recorded or [(trace.messages, {})]:
+            trajectory = _prompt_and_response(
+                name, _ids(tokens, prompt), _ids(tokens, sampled), _mask(tokens, mask),
+                _numbers(tokens, logprobs),
+            )  # fmt: skip
+            trajectory.messages, trajectory.tools = _messages(messages), trace.tools
+            trajectory.has_siblings = len(recorded) > 1
+            trajectory.finish = "length" if tokens.get("is_truncated") else None
+            trajectory.reward = _number(row.get("reward"), "reward")
+            trajectory.group = _first_of(row, "group", "example_id", "_ng_task_index")
+            trajectory.step, trajectory.version = _integer(row, "step"), row.get("version")
+            trajectory.metadata = _others(row, _TRACE_COLUMNS)
+            trajectory.warning = "; ".join(NOTES[note] for note in sorted(trace.notes))
+            trajectories.append(trajectory)
+        return Recording(trajectories)
+
+    return read
+
+
 def _has(*alternatives: str) -> Callable[[Row], bool]:
     sets = [names.split() for names in alternatives]
     return lambda row: any(all(row.get(name) is not None for name in names) for names in sets)
@@ -418,6 +459,7 @@ def _has(*alternatives: str) -> Callable[[Row], bool]:
 
 FORMATS: dict[str, tuple[Callable[[Row], bool], Callable[[Row], Recording]]] = {
     "openai": (_is_openai, _openai),
+    **{name: (TRACES[name][0], _trace(name)) for name in _TOKENS},
     "rollout": (_has("token_ids", "trajectories", "tree"), _rollout),
     "miles": (_has("tokens response_length"), _miles),
     "skyrl": (_has("prompt_token_ids response_ids", "input_prompt output_response"), _skyrl),
