@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import json
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,7 +51,8 @@ def test_a_datum_trains_what_the_row_trains(chat: Store) -> None:
         size = len(targets)
         assert [*inputs, targets[-1]] == [inputs[0], *targets] == row.input_ids[: size + 1].tolist()
         assert weights == row.loss_mask[1 : size + 1].tolist()
-        assert weights[-1] and not row.loss_mask[size + 1 :].any()
+        assert weights[-1]
+        assert not row.loss_mask[size + 1 :].any()
         mean = shown(datum(row))[2]
         assert [weight > 0 for weight in mean] == [weight > 0 for weight in weights]
         assert sum(mean) == pytest.approx(1, rel=1e-5)
@@ -65,7 +68,7 @@ def test_epochs_are_orders_that_follow_from_the_epoch_alone(chat: Store) -> None
         dataset.set_epoch(seed=epoch)
         epochs.append(served := [one for batch in batches(dataset) for one in batch])
         assert len(served) == size * len(dataset)
-        assert len({rows.index(one) for one in served}) == len(served)
+        assert not Counter(map(str, served)) - Counter(map(str, rows))
     assert epochs[0] != epochs[1] != epochs[2]
     resumed = Dataset(chat, size, seed=3)
     resumed.set_epoch(seed=2)
@@ -85,7 +88,7 @@ def test_source_rows_and_weights(tmp_path: Path) -> None:
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     given: dict[str, Any] = {"tokenizer": EXAMPLES / "tokenizer", **INLINE}
     store = tm.prepare(str(path), **given)
-    (whole, twice), = batches(Dataset(store, 2, shuffle=False, reduction="none"))
+    ((whole, twice),) = batches(Dataset(store, 2, shuffle=False, reduction="none"))
     assert {*whole[2]} == {0.0, 0.5}
     assert np.array_equal(np.array(whole[2]) * 4, twice[2])
     chats = str(EXAMPLES / "conversations.jsonl")
@@ -185,6 +188,7 @@ def test_the_cookbooks_loop_trains_and_resumes(
     monkeypatch.setattr(train.model_info, "warn_if_renderer_not_recommended", lambda *_: None)
     config = train.Config(
         log_path=str(tmp_path), model_name=str(EXAMPLES / "tokenizer"), num_epochs=2,
+        recipe_name="test",
         dataset_builder=DatasetBuilder(store=str(chat.path), batch_size=16),
     )  # fmt: skip
     monkeypatch.setattr(train.tinker, "ServiceClient", Client(len(dataset) + 2, served))
@@ -222,7 +226,7 @@ def compare(shared: Path, family: str, mode: str, count: int, place: Path) -> di
     rows = [row["messages"] for one in CORPORA for row in corpus_rows(shared, one, count)]
     path = place / "rows.jsonl"
     path.write_text("\n".join(json.dumps({"messages": row}) for row in rows), encoding="utf-8")
-    today = renderers.gpt_oss.datetime.now().strftime("%Y-%m-%d")
+    today = datetime.datetime.now().strftime("%Y-%m-%d")  # printed by gpt-oss
     store = tm.prepare(
         str(path), str(source), chat_template_kwargs=kwargs, date=today, train_on=mode, **INLINE,
         chat_template=str(shared / "templates" / f"{template}.jinja") if template else None,
@@ -232,9 +236,7 @@ def compare(shared: Path, family: str, mode: str, count: int, place: Path) -> di
     for row in store:
         messages = rows[row.origin.row]
         try:
-            made = cookbook.conversation_to_datum(
-                messages, own, None, renderers.TrainOnWhat(mode)
-            )
+            made = cookbook.conversation_to_datum(messages, own, None, renderers.TrainOnWhat(mode))
         except renderers.RendererError:
             continue  # thinking where the family has none
         ours, theirs = shown(datum(row)), shown(made)
@@ -246,26 +248,22 @@ def compare(shared: Path, family: str, mode: str, count: int, place: Path) -> di
     return found
 
 
-@pytest.mark.parametrize("mode", ["last_assistant_message", "all_assistant_messages"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_datums_equal_those_of_the_cookbooks_renderers(
-    shared: Path, tmp_path: Path, family: str, mode: str
-) -> None:
-    found = compare(shared, family, mode, 4, tmp_path)
-    assert found["both"] >= 8
-    if family not in TRIMS:
-        assert found["ids"] == found["both"]
-        assert found["equal"] == (0 if (family, mode) in TRAINS_THE_PROMPT else found["both"])
+def check(shared: Path, family: str, mode: str, count: int, place: Path) -> None:
+    found = compare(shared, family, mode, count, place)
+    print(family, mode, found)
+    assert found["both"] >= 2 * count
+    assert found["ids"] >= (0.9 if family in TRIMS else 1) * found["both"]
+    assert found["equal"] == (0 if (family, mode) in TRAINS_THE_PROMPT else found["ids"])
+
+
+def test_datums_equal_those_of_the_cookbooks_renderer(shared: Path, tmp_path: Path) -> None:
+    check(shared, "qwen3", "all_assistant_messages", 4, tmp_path)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("mode", ["last_assistant_message", "all_assistant_messages"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_more_datums_equal_those_of_the_cookbooks_renderers(
+def test_datums_equal_those_of_all_renderers_of_the_cookbook(
     shared: Path, tmp_path: Path, family: str, mode: str
 ) -> None:
-    found = compare(shared, family, mode, 150, tmp_path)
-    print(family, mode, found)
-    assert found["ids"] >= (0.9 if family in TRIMS else 1) * found["both"]
-    if (family, mode) not in TRAINS_THE_PROMPT:
-        assert found["equal"] == found["ids"]
+    check(shared, family, mode, 150, tmp_path)
