@@ -293,7 +293,7 @@ def _parts(
     ends: list[int] = []
     owners: list[int] = []
     content = None
-    if run is not None:
+    if run is not None and not run.inserted:
         position = list(itertools.accumulate(map(len, run.out), initial=0))
         owners = [-1] * len(run.out)
         pieces = pieces_of(run, position)
@@ -303,13 +303,10 @@ def _parts(
         spans += [(first, stop, k) for (first, k), (stop, _) in marks if k >= 0]
         for first, stop, k in spans:
             owners[first:stop] = [k] * (stop - first)
-        known = [k for k in owners if k >= 0]
-        if known == sorted(known):
-            for index, k in run.taken:
-                owners[index] = k if k not in pieces and k >= 0 else owners[index]
-            own = sorted({*run.own, *(index for index, _ in run.taken)})
-            content = [(position[index], position[index + 1]) for index in own]
-            ends = position[1:]
+        for index, k in run.taken:
+            owners[index] = k if k not in pieces and k >= 0 else owners[index]
+        own = sorted({*run.own, *(index for index, _ in run.taken)})
+        content, ends = [(position[index], position[index + 1]) for index in own], position[1:]
     parts, start = [], 0
     for end in sorted({*ends, *turns, size} - {0}):
         turn = bisect_right(turns, start) if turns and start < turns[-1] else -1
