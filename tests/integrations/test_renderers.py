@@ -24,7 +24,7 @@ from tokenmill.tokenizers.tokenizer import Tokenizer
 
 base = pytest.importorskip("renderers.base")
 
-from renderers import CustomRendererConfig, create_renderer  # noqa: E402
+from renderers import CustomRendererConfig, DefaultRendererConfig, create_renderer  # noqa: E402
 from renderers.base import RenderedTokens, build_training_sample  # noqa: E402
 
 from tokenmill.integrations.renderers import TemplateRenderer, TemplateRendererConfig  # noqa: E402
@@ -316,7 +316,7 @@ def test_the_package_loads_it_by_its_config(tokenizer: Any, tmp_path: Path) -> N
     messages = CASES["thinking"][0]
     plain = create_renderer(tokenizer, custom())
     assert isinstance(plain, TemplateRenderer)
-    default = base.create_renderer(tokenizer, base.DefaultRendererConfig())
+    default = create_renderer(tokenizer, DefaultRendererConfig())
     assert plain.render_ids(messages) == default.render_ids(messages)
     file = tmp_path / "template.jinja"
     file.write_text(THINKING + "{% if shout %}!{% endif %}", encoding="utf-8")
