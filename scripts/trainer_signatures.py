@@ -73,6 +73,11 @@ TRAINERS = {
     "Megatron-LM": Trainer(("megatron/core/datasets", "megatron/training", "pretrain_gpt.py",
                          "tools/preprocess_data.py"),
                         "Megatron-LM"),
+    "renderers": Trainer(("renderers",)),
+    "prime-rl": Trainer(("src/prime_rl", "packages/prime-rl-configs/src"), "prime-rl",
+                        ("src", "packages/prime-rl-configs/src")),
+    "tinker-cookbook": Trainer(("tinker_cookbook/supervised", "tinker_cookbook/renderers"),
+                               "tinker-cookbook"),
     "Megatron-Bridge": Trainer(("src/megatron/bridge",), "Megatron-Bridge", ("src",)),
 }  # fmt: skip
 
@@ -82,6 +87,8 @@ PAGES = {
     "miles": ("miles", "slime"),
     "skyrl": ("SkyRL", "datasets"),
     "megatron": ("Megatron-LM", "Megatron-Bridge"),
+    "renderers": ("renderers", "prime-rl"),
+    "tinker": ("tinker-cookbook",),
     "bridge": ("verl", "SkyRL", "miles", "slime"),
     "export": tuple(TRAINERS),
     "index": tuple(TRAINERS),
