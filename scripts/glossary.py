@@ -219,7 +219,7 @@ OLD_WORDS = re.compile(
 OLD_IDENTIFIERS = re.compile(
     r"(?<![A-Za-z0-9])_?(IdentityCard|LITTLE_WORK|near_caller|to_travel|MOST_\w+|LEAST_\w+"
     r"|TurnJudge|Openings|Unlearned|Rope|says_something|PixelsWanted|SealedKind|GuardedFile"
-    r"|made_by|WholeRun|unpredicted|first_use|externals|(?<!chat_)template_kwargs|on_bad_row|rehash"
+    r"|made_by|WholeRun|unpredicted|first_use|externals|(?<!chat_)(?<!opaque_)template_kwargs|on_bad_row|rehash"
     r"|LengthGrouped|print_rope|NOBODY|TEMPLATES_KNOWN|SOURCES_KNOWN|says_itself|worth_learning"
     r"|encode_surely|believed_until|carefully|handed_out|loop_ended|rows_alone|rows_within"
     r"|Geometry|whole_run|open_guarded|beside_plain"

@@ -75,6 +75,11 @@ TRAINERS = {
     "Megatron-LM": Trainer(("megatron/core/datasets", "megatron/training", "pretrain_gpt.py",
                          "tools/preprocess_data.py"),
                         "Megatron-LM"),
+    "renderers": Trainer(("renderers",)),
+    "prime-rl": Trainer(("src/prime_rl", "packages/prime-rl-configs/src"), "prime-rl",
+                        ("src", "packages/prime-rl-configs/src")),
+    "tinker-cookbook": Trainer(("tinker_cookbook/supervised", "tinker_cookbook/renderers"),
+                               "tinker-cookbook"),
     "Megatron-Bridge": Trainer(("src/megatron/bridge",), "Megatron-Bridge", ("src",)),
 }  # fmt: skip
 
@@ -85,6 +90,8 @@ PAGES = {
     "skyrl": ("SkyRL", "datasets"),
     "megatron": ("Megatron-LM", "Megatron-Bridge"),
     "torchtitan": ("torchtitan", "grain"),
+    "renderers": ("renderers", "prime-rl"),
+    "tinker": ("tinker-cookbook",),
     "bridge": ("verl", "SkyRL", "miles", "slime"),
     "export": tuple(TRAINERS),
     "index": tuple(TRAINERS),

@@ -38,7 +38,7 @@ PROJECT = recording.PROJECT
 PACKAGE = Path(tm.__file__).parent
 RECORD: dict[str, Any] = json.loads(recording.RECORD.read_text(encoding="utf-8"))
 PAGES = recording.trainer_pages()
-LANGUAGES = {"python", "py", "sh", "yaml", "text"}
+LANGUAGES = {"python", "py", "sh", "toml", "yaml", "text"}
 
 
 def named(page: recording.Page) -> str:

@@ -438,6 +438,28 @@ class Renderer:
             self.renderer = "jinja2"
         return template.reference.render(messages, tools, add_generation_prompt=prompt), None
 
+    def conversation(
+        self, messages: list[dict[str, Any]], tools: list[Any] | None
+    ) -> tuple[RenderedRow, list[Message]]:
+        """Render one conversation, which may end with any message, and train every answer.
+
+        Returns:
+            The render, and the messages in the form that the template accepts.
+        """
+        content = self.read({"messages": messages, "tools": tools})
+        assert isinstance(content, Conversation)
+        answers = [k for k, message in enumerate(content.messages) if message["role"] == "assistant"]
+        template = self._for(content.tools)
+        sample = Sample(0, 0, content, tuple(answers) or None, template)
+        self._printed += 1
+        if self._printed > FIRST_AUDITED:
+            self.first_audited = 0
+        try:
+            return self._render_sample(sample, None, Rendering())
+        except AuditMismatch:
+            self.renderer = "jinja2"
+            return self._render_sample(sample, None, Rendering())
+
     def _follow(
         self, paths: TracedTemplate, messages: list[dict[str, Any]], tools: list[Any] | None
     ) -> Run:

@@ -183,7 +183,7 @@ class Bridge:
                 "The tokenizer has no chat template. Set ", ("chat_template",), f"{either}."
             )
         spec = ChatSpec(format="messages", chat_template_kwargs=chat_template_kwargs, date=date)
-        self._renderer = Renderer(
+        self.renderer = Renderer(
             spec,
             self.tokenizer.template,
             self.tokenizer.special_tokens,
@@ -328,6 +328,14 @@ class Bridge:
                 )
             self._keep(numbers, printed, tools)
 
+    def messages(self, ids: Ids) -> list[Message]:
+        """Return the conversation of the longest known prompt that the ids begin with.
+
+        A sampled turn is a message in the form in which the template printed it.
+        """
+        with self._lock:
+            return list(self._find(_array(ids)).messages)
+
     def clear_cache(self) -> None:
         """Remove every known prompt."""
         with self._lock:
@@ -366,10 +374,10 @@ class Bridge:
 
     def _print(self, messages: list[Message], tools: list[Any] | None, *, prompt: bool) -> _Printed:
         def render(messages: list[Message], prompt: bool) -> str:
-            return self._renderer.printed(messages, tools, prompt=prompt)[0]
+            return self.renderer.printed(messages, tools, prompt=prompt)[0]
 
-        text, run = self._renderer.printed(messages, tools, prompt=prompt)
-        return _Printed(messages, text, run, self._renderer.resolver(tools), render)
+        text, run = self.renderer.printed(messages, tools, prompt=prompt)
+        return _Printed(messages, text, run, self.renderer.resolver(tools), render)
 
     # The text after a sampled turn
 
@@ -426,7 +434,7 @@ class Bridge:
 
     def _split_reasoning(self, text: str, tools: list[Any] | None) -> Message | None:
         """Return a text with thinking as content and reasoning_content; None if it has none."""
-        tags = self._renderer.resolver(tools).thinking
+        tags = self.renderer.resolver(tools).thinking
         matches = list(tags.finditer(text)) if tags is not None else []
         closing = next((tag for tag in matches if CLOSING.search(tag[0])), None)
         if closing is None:
