@@ -56,7 +56,7 @@ from tokenmill.chat.unique_words import with_unique_words
 from tokenmill.errors import RowError, UsageError
 
 RENDERERS = ("auto", "jinja2")
-PORTION = 128  # messages and tools that are rendered together, see `Renderer._render`
+PORTION = 192  # messages and tools that are rendered together, see `Renderer._render`
 FIRST_AUDITED = 2  # rows at the start of every batch that the reference also renders
 AUDIT_ONE_IN = 512  # other rows, chosen by content
 MAX_TEMPLATES = 8  # cached per thread

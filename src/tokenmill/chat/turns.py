@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
@@ -338,7 +337,14 @@ class SpanResolver:
         """
         position = list(accumulate(map(len, run.out), initial=0))
         roles = [message["role"] for message in messages]
-        if run.in_order and len(run.marks) == len(messages) + 1 and not run.taken:
+        in_order = run.in_order and len(run.marks) == len(messages) + 1
+        taken = run.taken
+        if in_order and taken and roles[0] != "assistant":
+            before, last, stop = (run.marks[number][0] for number in (0, -2, -1))
+            outside = all(owner == 0 and index < before for index, owner in taken)
+            if outside and position[last] < position[stop]:
+                taken = []  # the first message was printed before the loop; no turn contains it
+        if in_order and not taken:
             # Most templates: one loop, every message once.
             starts = [index for index, _ in run.marks]
             pieces = list(pairwise(starts))
@@ -346,7 +352,7 @@ class SpanResolver:
             ends[-1] = position[-1]
         else:
             by_message = pieces_of(run, position)
-            if run.taken:
+            if taken:
                 add_unlooped(run, position, by_message)
             ends = ends_of(messages, by_message, position)
             pieces = [by_message.get(k, (0, 0)) for k in range(len(messages))]
@@ -356,7 +362,7 @@ class SpanResolver:
         if self.generation:
             self._resolve_generation(rendered, run, messages, tools, position, trained)
         else:
-            self._resolve_turns(rendered, run, messages, tools, position, pieces, trained)
+            self._resolve_turns(rendered, run, messages, tools, position, pieces, trained, taken)
         return rendered
 
     def check(self, run: Run, messages: Messages) -> None:
@@ -413,13 +419,14 @@ class SpanResolver:
         position: list[int],
         pieces: list[Span],
         trained: Sequence[int],
+        taken: list[tuple[int, int]],
     ) -> None:
         spans: list[Span] = []
         text, out, own_indices = run.text, run.out, run.own
         assistants = [k for k, role in enumerate(rendered.roles) if role == "assistant"]
         last = assistants[-1] if assistants else -1
-        if run.taken:
-            rendered.certain = all(owner != MIXED for _, owner in run.taken)
+        if taken:
+            rendered.certain = all(owner != MIXED for _, owner in taken)
         low = 0
         for k in assistants:
             message = messages[k]
@@ -439,7 +446,7 @@ class SpanResolver:
             high = bisect_left(own_indices, stop, low)
             words = own_indices[high - 1] if high > low else first - 1
             is_content = high > low and len(message) == 2 and out[words] is message.get("content")
-            if is_content and stop - first == 3 and words == first + 1 and not run.taken:
+            if is_content and stop - first == 3 and words == first + 1 and not taken:
                 # Most turns: text of the template, the content, text of the template.
                 key = out[first], out[stop - 1], rendered.roles[k - 1] if k else None
                 if key not in self._edges:
@@ -456,7 +463,7 @@ class SpanResolver:
                 rendered.certain &= check_printed(
                     message, k, printed, text, k == last, self.thinking, turn
                 )
-            if run.taken:
+            if taken:
                 _check_taken(run, first, stop, message, k)
             lead_end = own_indices[low] if high > low else stop
             start = self._start(run, messages, tools, position, (first, stop), lead_end, k)
@@ -831,13 +838,13 @@ def check_printed(
     arguments = "\0".join(map(str, words))
     answer = content.strip() if isinstance(content, str) else ""
     texts = answer + "\0" + thought
-    names = Counter(name for call in calls if isinstance(name := call.get("name"), str) and name)
+    names = [name for call in calls if isinstance(name := call.get("name"), str) and name]
     is_certain = not answer or printed.count(str(content)) < 2
-    for name, times in names.items():
-        count = printed_text.count(name)
-        if count < times + arguments.count(name):
+    for name in dict.fromkeys(names):
+        count = printed_text.count(name) - names.count(name) - arguments.count(name)
+        if count < 0:
             raise _missing(f"the call of {_short(name)} in turn {k}", "\0", text)
-        is_certain &= count >= times + arguments.count(name) + texts.count(name)
+        is_certain &= count >= texts.count(name)
     for word in words:
         if isinstance(word, str):
             count, others = printed_text.count(word), texts.count(word)
