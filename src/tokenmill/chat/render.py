@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain, islice
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -150,17 +151,14 @@ class Sample:
     trained: tuple[int, ...] | None  # None: everything
     template: Template
     weights: tuple[float, ...] = ()  # of the messages in `trained`; empty where each is 1
-    # Set by `Renderer._next_run`:
-    forms: Iterator[Form] | None = None  # that were not rendered yet
-    form: Form | None = None  # of `run`
-    run: Run | None = None  # of the last form that was rendered; None if the template failed
+    runs: Iterable[tuple[Form, Run]] | None = None  # if rendering began, see `Renderer._runs`
     raised: NotTraced | RowError | None = None  # the first error of the template
 
 
 class _Read(NamedTuple):
     """A row that was read but not rendered yet."""
 
-    index: int
+    number: int
     content: Conversation | Plain | AnswerGroup | RowError
     weight: float = 1.0
     samples: Sequence[Sample] = ()
@@ -443,17 +441,14 @@ class Renderer:
     def _follow(
         self, paths: TracedTemplate, messages: list[dict[str, Any]], tools: list[Any] | None
     ) -> Run:
-        start = time.perf_counter()
+        if self.renderer != "auto":
+            return paths.compared(messages, tools)
         try:
-            if self.renderer != "auto":
-                return paths.compared(messages, tools)
             return paths.follow(messages, tools)
         except (NotTraced, RowError) as error:
-            if self.renderer == "auto" and paths.differed:
+            if paths.differed:
                 raise AuditMismatch from error
             raise
-        finally:
-            self.engine_seconds += time.perf_counter() - start
 
     def render(self, rows: Iterable[Any], digests: Sequence[int] | None = None) -> Rendering:
         """Render a batch of parsed rows.
@@ -485,11 +480,10 @@ class Renderer:
     ) -> None:
         portion: list[_Read] = []
         size = 0
-        for index, row in enumerate(rows):
-            each = self._read_row(index, row, result)
-            portion.append(each)
+        for number, row in enumerate(rows):
+            portion.append(self._read_row(number, row, result))
             size += 1
-            for sample in each.samples:
+            for sample in portion[-1].samples:
                 conversation = sample.conversation
                 size += len(conversation.messages) + len(conversation.tools or ())
             if size >= PORTION:
@@ -497,72 +491,66 @@ class Renderer:
                 portion, size = [], 0
         self._render_portion(portion, digests, result)
 
-    def _render_portion(
-        self, portion: list[_Read], digests: Sequence[int] | None, result: Rendering
-    ) -> None:
-        """Render rows, each step for all of them, which takes a fifth less time.
-
-        The processor caches the code of a step. A portion is small because it must be cached, too.
-        """
-        if self.spec.expand != "append":
-            for each in portion:
-                for sample in each.samples:
-                    if sample.template.encoder is None:
-                        self._next_run(sample)
-        for each in portion:
-            self._render_row(each, None if digests is None else digests[each.index], result)
-
-    def _read_row(self, index: int, row: Any, result: Rendering) -> _Read:
+    def _read_row(self, number: int, row: Any, result: Rendering) -> _Read:
         content: Conversation | Plain | AnswerGroup | None = None
         try:
             content = self.read(row)
             weight = row_weight(row, self.spec)
             if isinstance(content, Conversation):
-                return _Read(index, content, weight, self._samples(index, content, result))
-            return _Read(index, content, weight)
+                return _Read(number, content, weight, self._samples(number, content, result))
+            return _Read(number, content, weight)
         except RowError as error:
-            return _Read(index, _with_role(_without_traceback(error), content))
+            return _Read(number, _with_role(_without_traceback(error), content))
 
-    def _next_run(self, sample: Sample, failed: RowError | None = None) -> Run | None:
-        """Render the next form of a sample that the template prints; None if there is none."""
-        conversation = sample.conversation
-        if sample.forms is None:
-            sample.forms = conversation.forms(parts=self.media is not None)
-        for form in sample.forms:
-            if failed is not None and form.note == NULL_AS_EMPTY:
+    def _render_portion(
+        self, portion: list[_Read], digests: Sequence[int] | None, result: Rendering
+    ) -> None:
+        """Render a few rows, each step for all of them: the processor caches code and rows."""
+        start = time.perf_counter()
+        for each in portion if self.spec.expand != "append" else ():
+            for sample in each.samples:
+                if sample.template.encoder is None:
+                    runs = self._runs(sample)
+                    sample.runs = chain(list(islice(runs, 1)), runs)
+        self.engine_seconds += time.perf_counter() - start
+        for each in portion:
+            self._render_row(each, None if digests is None else digests[each.number], result)
+
+    def _runs(self, sample: Sample) -> Iterator[tuple[Form, Run]]:
+        """Yield the forms that the template prints, each rendered when the one before failed."""
+        conversation, printed = sample.conversation, False
+        for form in conversation.forms(parts=self.media is not None):
+            if printed and form.note == NULL_AS_EMPTY:
                 continue  # only for templates that raise an error on null
             try:
-                sample.run = self._follow(sample.template.traced, form.messages, conversation.tools)
+                run = self._follow(sample.template.traced, form.messages, conversation.tools)
             except (NotTraced, RowError) as error:
                 sample.raised = sample.raised or _without_traceback(error)
                 continue
-            sample.form = form
-            return sample.run
-        sample.run = None
-        return None
+            printed = True
+            yield form, run
 
     def _render_row(self, each: _Read, digest: int | None, result: Rendering) -> None:
-        index, content, weight, samples = each
+        number, content, weight, samples = each
         if samples and self.spec.expand == "append":
             self._append(samples, weight, digest, result)
             return
         for sample in samples:
             try:
                 rendered, _ = self._render_sample(sample, digest, result)
-                result.accept(index, sample.part, _scaled(rendered, weight))
+                result.accept(number, sample.part, _scaled(rendered, weight))
             except RowError as error:
-                result.rejected.append((index, sample.part, _with_role(error, content)))
-        if isinstance(content, RowError):
-            result.rejected.append((index, 0, content))
-        elif not isinstance(content, Conversation):
-            try:
-                if isinstance(content, Plain):
-                    self._note_strings(content, result)
-                    result.accept(index, 0, _scaled(self._plain(content), weight))
-                else:
-                    self._group(index, content, weight, digest, result)
-            except RowError as error:
-                result.rejected.append((index, 0, _with_role(error, content)))
+                result.rejected.append((number, sample.part, _with_role(error, content)))
+        try:
+            if isinstance(content, RowError):
+                raise content
+            if isinstance(content, Plain):
+                self._note_strings(content, result)
+                result.accept(number, 0, _scaled(self._plain(content), weight))
+            elif isinstance(content, AnswerGroup):
+                self._group(number, content, weight, digest, result)
+        except RowError as error:
+            result.rejected.append((number, 0, _with_role(error, content)))
 
     def read(self, row: Any) -> Conversation | Plain | AnswerGroup:
         """Read one row, and its images if there is a processor."""
@@ -717,10 +705,7 @@ class Renderer:
                 return self._untraced(sample, None, result), conversation.messages
             return self._by_prompts(sample, None, result)
         failed: RowError | None = None
-        run = self._next_run(sample) if sample.forms is None else sample.run
-        while run is not None:
-            form = sample.form
-            assert form is not None
+        for form, run in sample.runs or self._runs(sample):
             if self.renderer == "auto":
                 chosen_by = digest_of(run.text) if digest is None else digest + sample.part
                 if audited(len(result.texts), chosen_by, self.first_audited):
@@ -736,7 +721,6 @@ class Renderer:
                 failed = failed or _without_traceback(error)
                 if self.media is None and error.reason != "template_drops_content":
                     break  # another form would not change this
-                run = self._next_run(sample, failed)
                 continue
             if form.note:
                 result.note(form.note)

@@ -318,7 +318,7 @@ class SpanResolver:
     turn_end: str  # "stop" or "turn"
     thinking: re.Pattern[str] | None  # matches the thinking tags of the template
     generation: bool  # whether the template has generation blocks
-    _edges: dict[tuple[str, str, str | None], Span | None] = field(default_factory=dict)
+    _edges: dict[tuple[str, str, str | None], tuple[int, ...]] = field(default_factory=dict)
 
     def resolve_spans(
         self,
@@ -351,9 +351,7 @@ class SpanResolver:
             ends = [position[index] for index in starts[1:]]
             ends[-1] = position[-1]
         else:
-            by_message = pieces_of(run, position)
-            if taken:
-                add_unlooped(run, position, by_message)
+            by_message = with_unlooped(run, position)
             ends = ends_of(messages, by_message, position)
             pieces = [by_message.get(k, (0, 0)) for k in range(len(messages))]
         rendered = RenderedRow(run.text, None, roles, ends)
@@ -368,9 +366,7 @@ class SpanResolver:
     def check(self, run: Run, messages: Messages) -> None:
         """Raise if a turn misses a field of its message or contains another message."""
         position = list(accumulate(map(len, run.out), initial=0))
-        pieces = pieces_of(run, position)
-        if run.taken:
-            add_unlooped(run, position, pieces)
+        pieces = with_unlooped(run, position)
         others = {index for part in run.inserted for index in range(*part)}
         assistants = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
         for k in assistants:
@@ -392,9 +388,7 @@ class SpanResolver:
         The second is None if the template prints other messages in the same turn.
         """
         position = list(accumulate(map(len, run.out), initial=0))
-        pieces = pieces_of(run, position)
-        if run.taken:
-            add_unlooped(run, position, pieces)
+        pieces = with_unlooped(run, position)
         first, stop = pieces.get(k, (-1, -1))
         if first < 0:
             raise unproven(f"the template prints turn {k} in several places, or nowhere")
@@ -449,10 +443,10 @@ class SpanResolver:
             if is_content and stop - first == 3 and words == first + 1 and not taken:
                 # Most turns: text of the template, the content, text of the template.
                 key = out[first], out[stop - 1], rendered.roles[k - 1] if k else None
-                if key not in self._edges:
-                    self._edges[key] = self._untrained_edges(*key)
-                edges = self._edges[key]
-                if edges is not None:
+                edges = self._edges.get(key)
+                if edges is None:
+                    edges = self._edges[key] = self._untrained_edges(*key)
+                if edges:
                     if k in trained:
                         close = self._until_next(rendered, end - edges[1], k, len(messages))
                         spans.append((begin + edges[0], close))
@@ -484,17 +478,17 @@ class SpanResolver:
                 spans.append((start, span_end))
         rendered.spans = spans
 
-    def _untrained_edges(self, before: str, after: str, previous: str | None) -> Span | None:
+    def _untrained_edges(self, before: str, after: str, previous: str | None) -> tuple[int, ...]:
         """Return the untrained length at both ends of a turn.
 
-        None if the text of the template before and after the content does not determine them.
+        Empty if the text of the template before and after the content does not determine them.
         """
         prompts = self.generation_prompts
         header, kept = prompts.after(previous), after.rstrip()
         if prompts.depends_on_row or prompts.next_end_of_turn or not kept or not header.prompts:
-            return None
+            return ()
         if not before.startswith(header.prompts[0]):
-            return None
+            return ()
         return header.skips[0], len(after) - len(kept)
 
     def _until_next(self, rendered: RenderedRow, close: int, k: int, count: int) -> int:
@@ -736,12 +730,13 @@ def pieces_of(run: Run, position: list[int]) -> dict[int, Span]:
     return pieces
 
 
-def add_unlooped(run: Run, position: list[int], pieces: dict[int, Span]) -> None:
-    """Assign text printed outside the loop to the one message that it was taken from.
+def with_unlooped(run: Run, position: list[int]) -> dict[int, Span]:
+    """Return `pieces_of`, with text outside the loop for the one message it was taken from.
 
     Some templates print a system message before the loop, or the last turn after it.
     """
-    marks = [(0, -1), *run.marks, (len(run.out), -1)]
+    pieces = pieces_of(run, position)
+    marks = [(0, -1), *run.marks, (len(run.out), -1)] if run.taken else []
     for (first, message), (stop, _) in pairwise(marks):
         if message >= 0 or position[first] == position[stop]:
             continue
@@ -753,6 +748,7 @@ def add_unlooped(run: Run, position: list[int], pieces: dict[int, Span]) -> None
         owner = owners.pop() if len(owners) == 1 else -1
         if owner >= 0 and owner not in pieces:
             pieces[owner] = (first, stop)
+    return pieces
 
 
 def _owner_at(run: Run, index: int) -> int:
