@@ -370,17 +370,10 @@ class Program:
         self.blocks: dict[Any, TemplateBlock] = {}
         self.grown = True
         self.names: dict[str, Any] = {"U": Undefined(), "MAX_SIZE": MAX_SIZE}
-        types = (
-            Undefined,
-            NoneType,
-            Namespace,
-            AnnotatedStr,
-            PathMiss,
-            TemplateRaised,
-            LimitExceeded,
-        )
+        types = (Undefined, NoneType, Namespace, AnnotatedStr)
+        errors = (PathMiss, TemplateRaised, LimitExceeded)
         functions = (run_loop, run_scan, run_silent, run_pure, annotate, one_owner)
-        self.names |= {known.__name__: known for known in (*types, *functions)}
+        self.names |= {known.__name__: known for known in (*types, *errors, *functions)}
         self._constants: dict[tuple[type, Any], str] = {}
         self.main = self.block("template")
 

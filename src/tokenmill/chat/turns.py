@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
@@ -320,7 +319,7 @@ class SpanResolver:
     thinking: re.Pattern[str] | None  # matches the thinking tags of the template
     generation: bool  # whether the template has generation blocks
     checked: set[bytes] = field(default_factory=set)  # conversations of unique words that passed
-    _edges: dict[tuple[str, str, str | None], Span | None] = field(default_factory=dict)
+    _edges: dict[tuple[str, str, str | None], tuple[int, ...]] = field(default_factory=dict)
 
     def resolve_spans(
         self,
@@ -339,16 +338,21 @@ class SpanResolver:
         """
         position = list(accumulate(map(len, run.out), initial=0))
         roles = [message["role"] for message in messages]
-        if run.in_order and len(run.marks) == len(messages) + 1 and not run.taken:
+        in_order = run.in_order and len(run.marks) == len(messages) + 1
+        taken = run.taken
+        if in_order and taken and roles[0] != "assistant":
+            before, last, stop = (run.marks[number][0] for number in (0, -2, -1))
+            outside = all(owner == 0 and index < before for index, owner in taken)
+            if outside and position[last] < position[stop]:
+                taken = []  # the first message was printed before the loop; no turn contains it
+        if in_order and not taken:
             # Most templates: one loop, every message once.
             starts = [index for index, _ in run.marks]
             pieces = list(pairwise(starts))
             ends = [position[index] for index in starts[1:]]
             ends[-1] = position[-1]
         else:
-            by_message = pieces_of(run, position)
-            if run.taken:
-                add_unlooped(run, position, by_message)
+            by_message = with_unlooped(run, position)
             ends = ends_of(messages, by_message, position)
             pieces = [by_message.get(k, (0, 0)) for k in range(len(messages))]
         rendered = RenderedRow(run.text, None, roles, ends)
@@ -357,15 +361,13 @@ class SpanResolver:
         if self.generation:
             self._resolve_generation(rendered, run, messages, tools, position, trained)
         else:
-            self._resolve_turns(rendered, run, messages, tools, position, pieces, trained)
+            self._resolve_turns(rendered, run, messages, tools, position, pieces, trained, taken)
         return rendered
 
     def check(self, run: Run, messages: Messages) -> None:
         """Raise if a turn misses a field of its message or contains another message."""
         position = list(accumulate(map(len, run.out), initial=0))
-        pieces = pieces_of(run, position)
-        if run.taken:
-            add_unlooped(run, position, pieces)
+        pieces = with_unlooped(run, position)
         others = {index for part in run.inserted for index in range(*part)}
         assistants = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
         for k in assistants:
@@ -387,9 +389,7 @@ class SpanResolver:
         The second is None if the template prints other messages in the same turn.
         """
         position = list(accumulate(map(len, run.out), initial=0))
-        pieces = pieces_of(run, position)
-        if run.taken:
-            add_unlooped(run, position, pieces)
+        pieces = with_unlooped(run, position)
         first, stop = pieces.get(k, (-1, -1))
         if first < 0:
             raise unproven(f"the template prints turn {k} in several places, or nowhere")
@@ -414,13 +414,14 @@ class SpanResolver:
         position: list[int],
         pieces: list[Span],
         trained: Sequence[int],
+        taken: list[tuple[int, int]],
     ) -> None:
         spans: list[Span] = []
         text, out, own_indices = run.text, run.out, run.own
         assistants = [k for k, role in enumerate(rendered.roles) if role == "assistant"]
         last = assistants[-1] if assistants else -1
-        if run.taken:
-            rendered.certain = all(owner != MIXED for _, owner in run.taken)
+        if taken:
+            rendered.certain = all(owner != MIXED for _, owner in taken)
         low = 0
         for k in assistants:
             message = messages[k]
@@ -440,13 +441,13 @@ class SpanResolver:
             high = bisect_left(own_indices, stop, low)
             words = own_indices[high - 1] if high > low else first - 1
             is_content = high > low and len(message) == 2 and out[words] is message.get("content")
-            if is_content and stop - first == 3 and words == first + 1 and not run.taken:
+            if is_content and stop - first == 3 and words == first + 1 and not taken:
                 # Most turns: text of the template, the content, text of the template.
                 key = out[first], out[stop - 1], rendered.roles[k - 1] if k else None
-                if key not in self._edges:
-                    self._edges[key] = self._untrained_edges(*key)
-                edges = self._edges[key]
-                if edges is not None:
+                edges = self._edges.get(key)
+                if edges is None:
+                    edges = self._edges[key] = self._untrained_edges(*key)
+                if edges:
                     if k in trained:
                         close = self._until_next(rendered, end - edges[1], k, len(messages))
                         spans.append((begin + edges[0], close))
@@ -457,7 +458,7 @@ class SpanResolver:
                 rendered.certain &= check_printed(
                     message, k, printed, text, k == last, self.thinking, turn
                 )
-            if run.taken:
+            if taken:
                 _check_taken(run, first, stop, message, k)
             lead_end = own_indices[low] if high > low else stop
             start = self._start(run, messages, tools, position, (first, stop), lead_end, k)
@@ -478,17 +479,17 @@ class SpanResolver:
                 spans.append((start, span_end))
         rendered.spans = spans
 
-    def _untrained_edges(self, before: str, after: str, previous: str | None) -> Span | None:
+    def _untrained_edges(self, before: str, after: str, previous: str | None) -> tuple[int, ...]:
         """Return the untrained length at both ends of a turn.
 
-        None if the text of the template before and after the content does not determine them.
+        Empty if the text of the template before and after the content does not determine them.
         """
         prompts = self.generation_prompts
         header, kept = prompts.after(previous), after.rstrip()
         if prompts.depends_on_row or prompts.next_end_of_turn or not kept or not header.prompts:
-            return None
+            return ()
         if not before.startswith(header.prompts[0]):
-            return None
+            return ()
         return header.skips[0], len(after) - len(kept)
 
     def _until_next(self, rendered: RenderedRow, close: int, k: int, count: int) -> int:
@@ -730,12 +731,13 @@ def pieces_of(run: Run, position: list[int]) -> dict[int, Span]:
     return pieces
 
 
-def add_unlooped(run: Run, position: list[int], pieces: dict[int, Span]) -> None:
-    """Assign text printed outside the loop to the one message that it was taken from.
+def with_unlooped(run: Run, position: list[int]) -> dict[int, Span]:
+    """Return `pieces_of`, with text outside the loop for the one message it was taken from.
 
     Some templates print a system message before the loop, or the last turn after it.
     """
-    marks = [(0, -1), *run.marks, (len(run.out), -1)]
+    pieces = pieces_of(run, position)
+    marks = [(0, -1), *run.marks, (len(run.out), -1)] if run.taken else []
     for (first, message), (stop, _) in pairwise(marks):
         if message >= 0 or position[first] == position[stop]:
             continue
@@ -747,6 +749,7 @@ def add_unlooped(run: Run, position: list[int], pieces: dict[int, Span]) -> None
         owner = owners.pop() if len(owners) == 1 else -1
         if owner >= 0 and owner not in pieces:
             pieces[owner] = (first, stop)
+    return pieces
 
 
 def _owner_at(run: Run, index: int) -> int:
@@ -832,13 +835,13 @@ def check_printed(
     arguments = "\0".join(map(str, words))
     answer = content.strip() if isinstance(content, str) else ""
     texts = answer + "\0" + thought
-    names = Counter(name for call in calls if isinstance(name := call.get("name"), str) and name)
+    names = [name for call in calls if isinstance(name := call.get("name"), str) and name]
     is_certain = not answer or printed.count(str(content)) < 2
-    for name, times in names.items():
-        count = printed_text.count(name)
-        if count < times + arguments.count(name):
+    for name in dict.fromkeys(names):
+        count = printed_text.count(name) - names.count(name) - arguments.count(name)
+        if count < 0:
             raise _missing(f"the call of {_short(name)} in turn {k}", "\0", text)
-        is_certain &= count >= times + arguments.count(name) + texts.count(name)
+        is_certain &= count >= texts.count(name)
     for word in words:
         if isinstance(word, str):
             count, others = printed_text.count(word), texts.count(word)

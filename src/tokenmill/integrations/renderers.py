@@ -26,7 +26,7 @@ from tokenmill.chat.calls import TOOL_ROLES
 from tokenmill.chat.program import Run
 from tokenmill.chat.template import REASONING_KEYS
 from tokenmill.chat.thinking import CLOSING, TAG, before_thinking
-from tokenmill.chat.turns import Span, add_unlooped, pieces_of
+from tokenmill.chat.turns import Span, with_unlooped
 from tokenmill.errors import BridgeError, RowError, UsageError
 from tokenmill.rl.bridge import MAX_OPENER, Bridge
 from tokenmill.tokenizers.encoder import Encoder
@@ -296,8 +296,7 @@ def _parts(
     if run is not None and not run.inserted:
         position = list(itertools.accumulate(map(len, run.out), initial=0))
         owners = [-1] * len(run.out)
-        pieces = pieces_of(run, position)
-        add_unlooped(run, position, pieces)
+        pieces = with_unlooped(run, position)
         marks = itertools.pairwise([*run.marks, (len(run.out), -1)])
         spans = [(first, stop, k) for k, (first, stop) in pieces.items() if first >= 0]
         spans += [(first, stop, k) for (first, k), (stop, _) in marks if k >= 0]
