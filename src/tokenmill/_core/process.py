@@ -63,6 +63,33 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+def count_threads() -> int:
+    """Return the number of threads of this process, those of libraries included; 0 if unknown."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return 0
+
+
+_threads_at_fork = 0
+
+
+def _before_fork() -> None:
+    global _threads_at_fork
+    _threads_at_fork = count_threads()
+
+
+os.register_at_fork(before=_before_fork)
+
+
+def parent_had_threads() -> bool:
+    """Return whether the parent of this forked process may have had other threads at the fork.
+
+    If not, no lock is held in this process and no thread pool is lost.
+    """
+    return _threads_at_fork != 1
+
+
 class ProcessLock:
     """A lock between the threads of one process; in a forked child it is free."""
 

@@ -31,6 +31,21 @@ class Assign(msgspec.Struct, tag=True):
     label: str = ""
 
 
+class Start(msgspec.Struct, tag=True):
+    """Start a worker; its descriptors are attached."""
+
+    core: int | None
+
+
+class Started(msgspec.Struct, tag=True):
+    pid: int  # the server's own: it cannot fork and becomes the worker
+
+
+class Exited(msgspec.Struct, tag=True):
+    pid: int
+    code: int
+
+
 class Ready(msgspec.Struct, tag=True):
     """The worker is set up."""
 
@@ -63,12 +78,8 @@ class Failed(msgspec.Struct, tag=True):
     failure: Failure
 
 
-class OutOfMemory(msgspec.Struct, tag=True):
-    """A task raised MemoryError; the worker exits."""
-
-
-Down = Begin | Assign
-Up = Ready | Beat | Finishing | Finished | Failed | OutOfMemory
+Down = Begin | Assign | Start
+Up = Started | Exited | Ready | Beat | Finishing | Finished | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _down: msgspec.msgpack.Decoder[Down] = msgspec.msgpack.Decoder(Down)

@@ -1,32 +1,42 @@
-"""The main function of a worker process: set up once, then run one task after another.
+"""The main function of a server and its workers: set up once, then run one task after another.
+
+A server sets up with the messages of its first worker. If it has one thread then, it forks that
+worker and those of later requests; otherwise it is the worker. So the workers share the memory of
+what was loaded, and no thread pool of an engine is lost by a fork.
 
 Messages use the *channel*, a socket; a thread sends the heartbeat. Nothing is sent on the
-*lifeline*, a pipe: when its other end closes, the kernel kills this process, even while a C
+*lifeline*, another socket: when its other end closes, the kernel kills this process, even while a C
 extension holds the interpreter lock.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import fcntl
 import gc
 import os
 import select
 import signal
+import socket
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Iterator
 from typing import Any
 
+from tokenmill._core.process import count_threads
 from tokenmill.build import wire
+from tokenmill.build.process import EXIT_OUT_OF_MEMORY
 from tokenmill.build.tasks import Completion, Task, Work, close_work, foreign_error, open_work
 from tokenmill.errors import TokenmillError
 
 READ_BYTES = 1 << 16  # of the channel at once; frames are small
-
-EXIT_OUT_OF_MEMORY = 12  # ENOMEM: the worker exits after a MemoryError; another one replaces it
+END_S = 1.0  # seconds in which a thread that was joined must have left the process
+# Arrow would start a thread when it is imported. The variable is not for children of a task.
+ARROW_VARIABLE, ARROW_VALUE = "JE_ARROW_MALLOC_CONF", "background_thread:false"
 
 
 class Sender:
@@ -56,15 +66,36 @@ def die_with_parent(lifeline: int) -> None:
         os._exit(1)
 
 
-def beat(sender: Sender, seconds: float, parent: int) -> None:
-    """Send heartbeats; exit when the parent is gone.
+def collect_memory() -> None:
+    """Collect garbage, and return free memory, of which each worker would keep up to 100 MB."""
+    gc.collect()
+    with contextlib.suppress(AttributeError):  # only in glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
-    A forked child of the parent may keep the lifeline open after the parent's death.
-    """
-    while True:
-        time.sleep(seconds)
-        if os.getppid() != parent:
-            os._exit(1)
+
+def exit_without(parent: int) -> None:
+    """Exit if the parent is gone: a forked child of it may keep the lifeline open."""
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+@contextlib.contextmanager
+def heartbeat(sender: Sender, seconds: float) -> Iterator[None]:
+    stopped = threading.Event()
+    arguments = sender, seconds, os.getppid(), stopped
+    thread = threading.Thread(target=beat, args=arguments, name="tokenmill-heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def beat(sender: Sender, seconds: float, parent: int, stopped: threading.Event) -> None:
+    """Send heartbeats; exit when the parent is gone."""
+    while not stopped.wait(seconds):
+        exit_without(parent)
         try:
             sender.send(wire.Beat())
         except OSError:
@@ -93,7 +124,6 @@ def report_errors(sender: Sender, number: int | None, label: str = "") -> Iterat
         sender.send(wire.Failed(number, wire.pack_error(error)))
     except MemoryError:
         traceback.print_exc()
-        sender.send(wire.OutOfMemory())
         os._exit(EXIT_OUT_OF_MEMORY)
     except Exception as error:
         wrapped = foreign_error(Task(number or 0, {}, label), error)
@@ -142,21 +172,139 @@ class TaskRunner:
         self._sender.send(wire.Finished(message.number, result, seconds))
 
 
-def serve(channel: int, sender: Sender) -> None:
-    runner: TaskRunner | None = None
-    for message in messages(channel):
-        if isinstance(message, wire.Begin):
-            with report_errors(sender, None):
-                runner = TaskRunner(open_work(message.entry, message.options), sender)
-            if runner is None:
+class Worker:
+    """The messages of one worker; the server reads the first one."""
+
+    def __init__(self, channel: int, beat_s: float) -> None:
+        self.sender = Sender(channel)
+        self._messages = messages(channel)
+        self._beat_s = beat_s
+
+    def set_up(self) -> Work | None:
+        """Load what the tasks need; return None if the parent ended or was sent an error."""
+        with heartbeat(self.sender, self._beat_s):
+            for message in self._messages:
+                if isinstance(message, wire.Begin):
+                    with report_errors(self.sender, None), _without_arrow_thread():
+                        return open_work(message.entry, message.options)
+                    break
+        return None
+
+    def serve(self, work: Work) -> None:
+        runner = TaskRunner(work, self.sender)
+        with heartbeat(self.sender, self._beat_s):
+            self.sender.send(wire.Ready())
+            for message in self._messages:
+                if isinstance(message, wire.Assign):
+                    runner.run(message)
+                    collect_memory()
+            runner.close()
+
+
+@contextlib.contextmanager
+def _without_arrow_thread() -> Iterator[None]:
+    if ARROW_VARIABLE in os.environ:
+        yield
+        return
+    os.environ[ARROW_VARIABLE] = ARROW_VALUE
+    try:
+        yield
+    finally:
+        del os.environ[ARROW_VARIABLE]
+
+
+class Server:
+    """Starts a worker for each request of the parent, and reports those that exit."""
+
+    def __init__(self, channel: int, lifeline: int, beat_s: float) -> None:
+        self._channel = socket.socket(fileno=channel)
+        self._lifeline = lifeline
+        self._sender = Sender(channel)
+        self._beat_s = beat_s
+        self._parent = os.getppid()
+        self._children: set[int] = set()
+        self._woken, self._wake = os.pipe()
+        os.set_blocking(self._wake, False)
+        signal.set_wakeup_fd(self._wake)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # only wakes `_next`
+
+    def run(self) -> None:
+        """Return when there is no more work for this process, a server or a forked worker."""
+        work: Work | None = None
+        while (request := self._next()) is not None:
+            core, (channel, lifeline, output) = request
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            os.close(output)
+            worker = Worker(channel, self._beat_s)
+            if work is None:
+                work = worker.set_up()
+                if work is None:
+                    return
+                collect_memory()
+                gc.freeze()  # loaded objects stay; the collector need not visit them
+                can_fork = sys.platform == "linux" and _has_one_thread()
+            pid = os.fork() if can_fork else os.getpid()
+            if pid != 0:
+                self._sender.send(wire.Started(pid))
+            if pid in (0, os.getpid()):
+                if pid == 0:
+                    self._leave()
+                    if core is not None:
+                        os.sched_setaffinity(0, [core])
+                die_with_parent(lifeline)
+                worker.serve(work)
                 return
-            gc.freeze()  # loaded objects stay; the collector need not visit them
-            sender.send(wire.Ready())
-        elif runner is not None:
-            runner.run(message)
-            gc.collect()
-    if runner is not None:
-        runner.close()
+            self._children.add(pid)
+            os.close(channel)
+            os.close(lifeline)
+
+    def _next(self) -> tuple[int | None, list[int]] | None:
+        """Return the next request and its descriptors; None when the parent needs no more."""
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        poll.register(self._woken, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll(self._beat_s * 1000)}
+            exit_without(self._parent)
+            if self._woken in ready:
+                os.read(self._woken, READ_BYTES)
+                for pid in list(self._children):
+                    ended, status = os.waitpid(pid, os.WNOHANG)
+                    if ended:
+                        self._children.remove(pid)
+                        code = os.waitstatus_to_exitcode(status)
+                        self._sender.send(wire.Exited(pid, code))
+            if self._channel.fileno() in ready:
+                data, descriptors, _, _ = socket.recv_fds(self._channel, READ_BYTES, 3)
+                if not data:
+                    for pid in self._children:
+                        os.kill(pid, signal.SIGKILL)
+                        os.waitpid(pid, 0)
+                    return None
+                for fd in descriptors:
+                    os.set_inheritable(fd, False)  # not for children of a task
+                frames = wire.Frames()
+                frames.feed(data)
+                (request,) = frames.downs()
+                assert isinstance(request, wire.Start)
+                return request.core, descriptors
+
+    def _leave(self) -> None:
+        """Close what belongs to the server, in a worker."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._channel.close()
+        for fd in (self._lifeline, self._woken, self._wake):
+            os.close(fd)
+
+
+def _has_one_thread() -> bool:
+    """Whether no thread is left; one that was joined may need a moment to end."""
+    deadline = time.monotonic() + END_S
+    while count_threads() != 1 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return count_threads() == 1
 
 
 @contextlib.contextmanager
@@ -173,7 +321,6 @@ def main(arguments: dict[str, Any]) -> None:
     die_with_parent(arguments["lifeline"])
     # Reset the inherited signal state. Ctrl-C is handled by the parent.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()  # a crash in an engine prints its Python frames
     for fd in (arguments["channel"], arguments["lifeline"]):
@@ -181,14 +328,7 @@ def main(arguments: dict[str, Any]) -> None:
     # Garbage is collected between tasks, when few objects are alive. Collections while a tokenizer
     # is loaded or a task runs find nothing and are slow.
     gc.disable()
-    sender = Sender(arguments["channel"])
-    threading.Thread(
-        target=beat,
-        args=(sender, arguments["beat_s"], arguments["parent"]),
-        name="tokenmill-heartbeat",
-        daemon=True,
-    ).start()
     with exit_on_error():
-        serve(arguments["channel"], sender)
+        Server(arguments["channel"], arguments["lifeline"], arguments["beat_s"]).run()
     # Skip the interpreter's tear-down, which takes seconds with some engines.
     os._exit(0)

@@ -2,7 +2,8 @@
 
 fastokens uses every core that the process may use, so workers are pinned before they load it.
 The thread pools of both libraries do not survive a fork. So a forked child uses `tokenizers` text
-by text, which needs no pool. A small job does the same, because the user's process may fork later.
+by text, which needs no pool, and fastokens only if its parent had no other thread at the fork: then
+there was no pool. A small job does the same, because the user's process may fork later.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tokenmill._core.optional import optional
+from tokenmill._core.process import parent_had_threads
 from tokenmill.errors import TokenizerError, check_one_of
 from tokenmill.tokenizers.cache import SMALL_JOB_BYTES, once
 from tokenmill.tokenizers.encoded import starts_of
@@ -25,7 +27,16 @@ from tokenmill.tokenizers.tokenizer import Tokenizer
 ENGINES = ("auto", "fastokens", "hf")
 
 _import_pid = os.getpid()  # another process is a forked child
-_fastokens_pid: int | None = None  # the process that has the threads of fastokens
+_fastokens_pid: int | None = None  # the process that has the threads of fastokens, if any
+
+
+def _after_fork() -> None:
+    global _fastokens_pid
+    if _fastokens_pid == os.getppid() and not parent_had_threads():
+        _fastokens_pid = os.getpid()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class Engine(Protocol):
