@@ -32,6 +32,9 @@ BOOT = (
     "from tokenmill.build.worker_main import main; main(given)"
 )
 
+ARROW_VARIABLE = "JE_ARROW_MALLOC_CONF"
+ARROW_VALUE = "background_thread:false"  # so that importing Arrow starts no thread
+
 TAIL_BYTES = 1 << 14  # of a worker's output that are kept: enough for the end of a traceback
 SHOWN_LINES = 8  # of the output in an error message
 READ_BYTES = 1 << 18  # per call
@@ -207,6 +210,7 @@ class WorkerServer(_Peer):
                     stdin=subprocess.DEVNULL,
                     stdout=first.their_ends[-1],
                     stderr=first.their_ends[-1],
+                    env={ARROW_VARIABLE: ARROW_VALUE, **os.environ},
                     pass_fds=self.their_ends,
                     start_new_session=True,  # Ctrl-C on a terminal reaches the parent alone
                 )

@@ -20,7 +20,6 @@ import os
 import select
 import signal
 import socket
-import sys
 import threading
 import time
 import traceback
@@ -29,14 +28,12 @@ from typing import Any
 
 from tokenmill._core.process import count_threads
 from tokenmill.build import wire
-from tokenmill.build.process import EXIT_OUT_OF_MEMORY
+from tokenmill.build.process import ARROW_VARIABLE, EXIT_OUT_OF_MEMORY
 from tokenmill.build.tasks import Completion, Task, Work, close_work, foreign_error, open_work
 from tokenmill.errors import TokenmillError
 
 READ_BYTES = 1 << 16  # of the channel at once; frames are small
 END_S = 1.0  # seconds in which a thread that was joined must have left the process
-# Arrow would start a thread when it is imported. The variable is not for children of a task.
-ARROW_VARIABLE, ARROW_VALUE = "JE_ARROW_MALLOC_CONF", "background_thread:false"
 
 
 class Sender:
@@ -131,18 +128,36 @@ def report_errors(sender: Sender, number: int | None, label: str = "") -> Iterat
         sender.send(wire.Failed(number, wire.pack_error(wrapped)))
 
 
-class TaskRunner:
-    """Runs tasks; the completion of a task runs in a thread beside the next task."""
+class Worker:
+    """Runs the tasks of a channel; the completion of a task runs in a thread beside the next."""
 
-    def __init__(self, work: Work, sender: Sender) -> None:
-        self._work = work
-        self._sender = sender
+    def __init__(self, channel: int, beat_s: float) -> None:
+        self._sender = Sender(channel)
+        self._messages = messages(channel)
+        self._beat_s = beat_s
         self._thread: threading.Thread | None = None
 
-    def run(self, message: wire.Assign) -> None:
+    def set_up(self) -> Work | None:
+        """Load what the tasks need; return None if the parent ended or was sent an error."""
+        with heartbeat(self._sender, self._beat_s), report_errors(self._sender, None):
+            begin = next(self._messages, None)
+            return open_work(begin.entry, begin.options) if isinstance(begin, wire.Begin) else None
+        return None
+
+    def serve(self, work: Work) -> None:
+        with heartbeat(self._sender, self._beat_s):
+            self._sender.send(wire.Ready())
+            for message in self._messages:
+                if isinstance(message, wire.Assign):  # not `Begin`, with which the server set up
+                    self._run(work, message)
+                    collect_memory()
+            self._wait()
+            close_work(work)
+
+    def _run(self, work: Work, message: wire.Assign) -> None:
         started = time.perf_counter()
         with report_errors(self._sender, message.number, message.label):
-            outcome = self._work(message.payload)
+            outcome = work(message.payload)
             if not callable(outcome):
                 self._send_result(message, outcome, started)
                 return
@@ -152,10 +167,6 @@ class TaskRunner:
             )
             self._thread.start()
             self._sender.send(wire.Finishing(message.number))
-
-    def close(self) -> None:
-        self._wait()
-        close_work(self._work)
 
     def _wait(self) -> None:
         if self._thread is not None:
@@ -172,47 +183,6 @@ class TaskRunner:
         self._sender.send(wire.Finished(message.number, result, seconds))
 
 
-class Worker:
-    """The messages of one worker; the server reads the first one."""
-
-    def __init__(self, channel: int, beat_s: float) -> None:
-        self.sender = Sender(channel)
-        self._messages = messages(channel)
-        self._beat_s = beat_s
-
-    def set_up(self) -> Work | None:
-        """Load what the tasks need; return None if the parent ended or was sent an error."""
-        with heartbeat(self.sender, self._beat_s):
-            for message in self._messages:
-                if isinstance(message, wire.Begin):
-                    with report_errors(self.sender, None), _without_arrow_thread():
-                        return open_work(message.entry, message.options)
-                    break
-        return None
-
-    def serve(self, work: Work) -> None:
-        runner = TaskRunner(work, self.sender)
-        with heartbeat(self.sender, self._beat_s):
-            self.sender.send(wire.Ready())
-            for message in self._messages:
-                if isinstance(message, wire.Assign):
-                    runner.run(message)
-                    collect_memory()
-            runner.close()
-
-
-@contextlib.contextmanager
-def _without_arrow_thread() -> Iterator[None]:
-    if ARROW_VARIABLE in os.environ:
-        yield
-        return
-    os.environ[ARROW_VARIABLE] = ARROW_VALUE
-    try:
-        yield
-    finally:
-        del os.environ[ARROW_VARIABLE]
-
-
 class Server:
     """Starts a worker for each request of the parent, and reports those that exit."""
 
@@ -222,14 +192,10 @@ class Server:
         self._sender = Sender(channel)
         self._beat_s = beat_s
         self._parent = os.getppid()
-        self._children: set[int] = set()
-        self._woken, self._wake = os.pipe()
-        os.set_blocking(self._wake, False)
-        signal.set_wakeup_fd(self._wake)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # only wakes `_next`
+        self._children: dict[int, int] = {}  # process ids by pidfd
 
     def run(self) -> None:
-        """Return when there is no more work for this process, a server or a forked worker."""
+        """Return when there is no more work for this process, a server or a worker."""
         work: Work | None = None
         while (request := self._next()) is not None:
             core, (channel, lifeline, output) = request
@@ -238,72 +204,67 @@ class Server:
             os.close(output)
             worker = Worker(channel, self._beat_s)
             if work is None:
-                work = worker.set_up()
-                if work is None:
+                if (work := worker.set_up()) is None:
                     return
+                os.environ.pop(ARROW_VARIABLE, None)  # not for children of a task
                 collect_memory()
                 gc.freeze()  # loaded objects stay; the collector need not visit them
-                can_fork = sys.platform == "linux" and _has_one_thread()
+                can_fork = _can_fork()
             pid = os.fork() if can_fork else os.getpid()
-            if pid != 0:
+            if pid == 0:
+                self._channel.close()
+                os.close(self._lifeline)
+                if core is not None:
+                    os.sched_setaffinity(0, [core])
+            else:
                 self._sender.send(wire.Started(pid))
-            if pid in (0, os.getpid()):
-                if pid == 0:
-                    self._leave()
-                    if core is not None:
-                        os.sched_setaffinity(0, [core])
+            if pid == 0 or not can_fork:
                 die_with_parent(lifeline)
                 worker.serve(work)
                 return
-            self._children.add(pid)
+            self._children[os.pidfd_open(pid)] = pid
             os.close(channel)
             os.close(lifeline)
 
     def _next(self) -> tuple[int | None, list[int]] | None:
         """Return the next request and its descriptors; None when the parent needs no more."""
-        poll = select.poll()
-        poll.register(self._channel, select.POLLIN)
-        poll.register(self._woken, select.POLLIN)
         while True:
+            poll = select.poll()
+            for fd in (self._channel.fileno(), *self._children):
+                poll.register(fd, select.POLLIN)
             ready = {fd for fd, _ in poll.poll(self._beat_s * 1000)}
             exit_without(self._parent)
-            if self._woken in ready:
-                os.read(self._woken, READ_BYTES)
-                for pid in list(self._children):
-                    ended, status = os.waitpid(pid, os.WNOHANG)
-                    if ended:
-                        self._children.remove(pid)
-                        code = os.waitstatus_to_exitcode(status)
-                        self._sender.send(wire.Exited(pid, code))
-            if self._channel.fileno() in ready:
-                data, descriptors, _, _ = socket.recv_fds(self._channel, READ_BYTES, 3)
-                if not data:
-                    for pid in self._children:
-                        os.kill(pid, signal.SIGKILL)
-                        os.waitpid(pid, 0)
-                    return None
-                for fd in descriptors:
-                    os.set_inheritable(fd, False)  # not for children of a task
-                frames = wire.Frames()
-                frames.feed(data)
-                (request,) = frames.downs()
-                assert isinstance(request, wire.Start)
-                return request.core, descriptors
-
-    def _leave(self) -> None:
-        """Close what belongs to the server, in a worker."""
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        self._channel.close()
-        for fd in (self._lifeline, self._woken, self._wake):
-            os.close(fd)
+            for pidfd in ready & self._children.keys():
+                pid = self._children.pop(pidfd)
+                os.close(pidfd)
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                self._sender.send(wire.Exited(pid, code))
+            if self._channel.fileno() not in ready:
+                continue
+            data, descriptors, _, _ = socket.recv_fds(self._channel, READ_BYTES, 3)
+            if not data:
+                for pid in self._children.values():
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+                return None
+            for fd in descriptors:
+                os.set_inheritable(fd, False)  # not for children of a task
+            frames = wire.Frames()
+            frames.feed(data)
+            (request,) = frames.downs()
+            assert isinstance(request, wire.Start)
+            return request.core, descriptors
 
 
-def _has_one_thread() -> bool:
-    """Whether no thread is left; one that was joined may need a moment to end."""
+def _can_fork() -> bool:
+    """Whether this process has one thread; one that was joined may need a moment to end."""
     deadline = time.monotonic() + END_S
-    while count_threads() != 1 and time.monotonic() < deadline:
+    while count_threads() > 1 and time.monotonic() < deadline:
         time.sleep(0.001)
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):  # not Linux, or an old one
+        return False
     return count_threads() == 1
 
 
