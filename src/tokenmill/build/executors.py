@@ -174,14 +174,14 @@ class _Run:
         if hasattr(os, "sched_setaffinity"):
             core = core_of_worker(number, self._executor.num_workers, self._cores)
         worker = WorkerProcess(number)
-        self._workers[worker] = {}
-        self._selector.register(worker.channel, selectors.EVENT_READ, worker)
-        self._selector.register(worker.output, selectors.EVENT_READ, worker)
         if not self._servers or self._cannot_fork:
             server = WorkerServer(worker, core, self._beat_s)
             self._servers.append(server)
             self._selector.register(server.channel, selectors.EVENT_READ, server)
         self._servers[-1].start(worker, core)
+        self._workers[worker] = {}
+        self._selector.register(worker.channel, selectors.EVENT_READ, worker)
+        self._selector.register(worker.output, selectors.EVENT_READ, worker)
         worker.send(self._begin)
         return worker
 

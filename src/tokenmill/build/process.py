@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from tokenmill.build import wire
 from tokenmill.errors import WorkerError
@@ -59,15 +60,10 @@ class _Peer:
 
     def __init__(self) -> None:
         self._frames = wire.Frames()
-        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
-            pairs = [socket.socketpair() for _ in range(2)]
-            for own, other in pairs:
-                ours.callback(own.close)
-                theirs.callback(other.close)
-            (self.channel, channel), (self._lifeline, lifeline) = pairs
-            self.channel.setblocking(False)
-            self.their_ends = [channel.fileno(), lifeline.fileno()]
-            self._ours, self._theirs = ours.pop_all(), theirs.pop_all()
+        self.channel, channel = socket.socketpair()
+        self._lifeline, lifeline = socket.socketpair()
+        self.channel.setblocking(False)
+        self.their_ends: list[Any] = [channel, lifeline]
 
     def receive(self) -> tuple[bool, Iterator[wire.Up]]:
         """Return whether the channel is still open, and the messages received."""
@@ -93,17 +89,22 @@ class _Peer:
         with contextlib.suppress(OSError):  # the kernel sends SIGKILL
             self._lifeline.shutdown(socket.SHUT_RDWR)
 
+    def close_their_ends(self) -> None:
+        for end in self.their_ends:
+            end.close()
+
     def release(self) -> None:
         """Close the descriptors of this process, and nothing else."""
-        self._theirs.close()
-        self._ours.close()
+        self.close_their_ends()
+        self.channel.close()
+        self._lifeline.close()
 
 
 class WorkerProcess(_Peer):
     def __init__(self, number: int) -> None:
         super().__init__()
         self.number = number
-        self.server: WorkerServer
+        self.server: WorkerServer  # set by `WorkerServer.start`
         self.pid: int | None = None  # None: its server has not forked it yet
         self.is_ready = False
         self.has_exited = False
@@ -114,15 +115,10 @@ class WorkerProcess(_Peer):
         self.ending = ""  # why it ended, if the exit code does not show it
         self.outgoing = bytearray()  # bytes of messages that are not sent yet
         self._tail = bytearray()
-        try:
-            self.output, output = os.pipe()
-        except OSError:
-            self.release()
-            raise
-        self._ours.callback(os.close, self.output)
-        self._theirs.callback(os.close, output)
-        self.their_ends.append(output)
-        os.set_blocking(self.output, False)
+        output, their_output = os.pipe()
+        os.set_blocking(output, False)
+        self.output = open(output, "rb", buffering=0)  # noqa: SIM115
+        self.their_ends.append(open(their_output, "wb", buffering=0))  # noqa: SIM115
 
     def send(self, message: wire.Down) -> None:
         self.outgoing += wire.frame(message)
@@ -143,12 +139,9 @@ class WorkerProcess(_Peer):
     def drain_output(self) -> bool:
         """Read what the worker printed and keep the end; return False at the end of the output."""
         while True:
-            try:
-                data = os.read(self.output, READ_BYTES)
-            except BlockingIOError:
-                return True
+            data = self.output.read(READ_BYTES)
             if not data:
-                return False
+                return data is None
             self._tail += data
             if len(self._tail) > TAIL_BYTES:
                 del self._tail[:-TAIL_BYTES]
@@ -175,6 +168,10 @@ class WorkerProcess(_Peer):
         if self.pid is None:
             self.server.kill()
 
+    def release(self) -> None:
+        super().release()
+        self.output.close()
+
     def wait(self, grace_s: float) -> int | None:
         """Return the exit code; kill the process after `grace_s` seconds."""
         if not self.server.wait_for(self, grace_s):
@@ -195,7 +192,7 @@ class WorkerServer(_Peer):
         self.has_exited = False
         self.starting: WorkerProcess | None = None
         self._workers: dict[int, WorkerProcess] = {}  # by process id
-        channel, lifeline = self.their_ends
+        channel, lifeline = (end.fileno() for end in self.their_ends)
         given = {
             "channel": channel,
             "lifeline": lifeline,
@@ -204,19 +201,20 @@ class WorkerServer(_Peer):
             "path": import_path(),
         }
         try:
-            with self._theirs:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-c", BOOT, json.dumps(given)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=first.their_ends[-1],
-                    stderr=first.their_ends[-1],
-                    env={ARROW_VARIABLE: ARROW_VALUE, **os.environ},
-                    pass_fds=self.their_ends,
-                    start_new_session=True,  # Ctrl-C on a terminal reaches the parent alone
-                )
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", BOOT, json.dumps(given)],
+                stdin=subprocess.DEVNULL,
+                stdout=first.their_ends[-1],
+                stderr=first.their_ends[-1],
+                env={ARROW_VARIABLE: ARROW_VALUE, **os.environ},
+                pass_fds=(channel, lifeline),
+                start_new_session=True,  # Ctrl-C on a terminal reaches the parent alone
+            )
         except OSError as error:
-            self.release()
+            for process in (self, first):
+                process.release()
             raise WorkerError(f"a worker process cannot be started: {error}") from error
+        self.close_their_ends()
 
     @property
     def pid(self) -> int:
@@ -230,9 +228,10 @@ class WorkerServer(_Peer):
     def start(self, worker: WorkerProcess, core: int | None) -> None:
         """Request a worker; there may be one request at a time."""
         self.starting, worker.server = worker, self
-        request = wire.frame(wire.Start(core))
-        with worker._theirs, contextlib.suppress(OSError):  # a dead server is noticed later
-            socket.send_fds(self.channel, [request], worker.their_ends, socket.MSG_NOSIGNAL)
+        request, ends = wire.frame(wire.Start(core)), [end.fileno() for end in worker.their_ends]
+        with contextlib.suppress(OSError):  # a dead server is noticed later
+            socket.send_fds(self.channel, [request], ends, socket.MSG_NOSIGNAL)
+        worker.close_their_ends()
 
     def listen(self) -> None:
         """Read which workers have started and which have exited."""
