@@ -71,23 +71,13 @@ def count_threads() -> int:
         return 0
 
 
-_threads_at_fork = 0
-
-
-def _before_fork() -> None:
-    global _threads_at_fork
-    _threads_at_fork = count_threads()
-
-
-os.register_at_fork(before=_before_fork)
+_threads_at_fork: list[int] = []
+os.register_at_fork(before=lambda: _threads_at_fork.append(count_threads()))
 
 
 def parent_had_threads() -> bool:
-    """Return whether the parent of this forked process may have had other threads at the fork.
-
-    If not, no lock is held in this process and no thread pool is lost.
-    """
-    return _threads_at_fork != 1
+    """Return whether locks may be held, or thread pools lost, since the fork of this process."""
+    return _threads_at_fork[-1] != 1
 
 
 class ProcessLock:

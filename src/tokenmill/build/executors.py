@@ -109,7 +109,7 @@ class _Run:
             worker.finish()
         deadline = time.monotonic() + FINISH_S
         for worker in self._workers:
-            code = worker.wait(max(0.0, deadline - time.monotonic()))
+            code = worker.server.wait(worker, max(0.0, deadline - time.monotonic()))
             worker.drain_output()
             if code is not None and code > 0:
                 raise WorkerError(f"worker {worker.number} failed at exit{worker.last_output()}")
@@ -232,9 +232,7 @@ class _Run:
         worker.silent_s = 0.0
         under_way = self._workers[worker]
         for message in messages:
-            if isinstance(message, wire.Ready):
-                worker.is_ready = True
-            elif isinstance(message, wire.Finishing) and message.number in under_way:
+            if isinstance(message, wire.Finishing) and message.number in under_way:
                 under_way[message.number].finishing = True
             elif isinstance(message, wire.Finished) and message.number in under_way:
                 assignment = under_way.pop(message.number)
@@ -275,7 +273,7 @@ class _Run:
 
     def _replace(self, worker: WorkerProcess) -> None:
         """Remove a dead worker; retry its tasks on other workers, or fail."""
-        code = worker.wait(END_S)
+        code = worker.server.wait(worker, END_S)
         self._hear(worker)  # results that it sent before it died count
         worker.drain_output()
         self._selector.unregister(worker.channel)
@@ -283,7 +281,7 @@ class _Run:
             self._selector.unregister(worker.output)
         worker.release()
         ending = worker.ending or describe_exit(code)
-        if not worker.is_ready:
+        if worker.pid is None:
             ending += " (while it started)"
         for assignment in self._workers.pop(worker).values():
             assignment.finishing = False

@@ -105,8 +105,7 @@ class WorkerProcess(_Peer):
         super().__init__()
         self.number = number
         self.server: WorkerServer  # set by `WorkerServer.start`
-        self.pid: int | None = None  # None: its server has not forked it yet
-        self.is_ready = False
+        self.pid: int | None = None  # None: its server sets up
         self.has_exited = False
         self.exit_code: int | None = None
         self.silent_s = 0.0  # since its last message; counts only while the parent reads
@@ -172,14 +171,6 @@ class WorkerProcess(_Peer):
         super().release()
         self.output.close()
 
-    def wait(self, grace_s: float) -> int | None:
-        """Return the exit code; kill the process after `grace_s` seconds."""
-        if not self.server.wait_for(self, grace_s):
-            self.kill()
-            # A process that hangs in the kernel (a dead network mount) is not waited for.
-            self.server.wait_for(self, END_S)
-        return self.exit_code
-
 
 class WorkerServer(_Peer):
     def __init__(self, first: WorkerProcess, core: int | None, beat_s: float) -> None:
@@ -228,7 +219,7 @@ class WorkerServer(_Peer):
     def start(self, worker: WorkerProcess, core: int | None) -> None:
         """Request a worker; there may be one request at a time."""
         self.starting, worker.server = worker, self
-        request, ends = wire.frame(wire.Start(core)), [end.fileno() for end in worker.their_ends]
+        request, ends = json.dumps(core).encode(), [end.fileno() for end in worker.their_ends]
         with contextlib.suppress(OSError):  # a dead server is noticed later
             socket.send_fds(self.channel, [request], ends, socket.MSG_NOSIGNAL)
         worker.close_their_ends()
@@ -250,16 +241,19 @@ class WorkerServer(_Peer):
                 worker.kill()
                 worker.has_exited, worker.exit_code = True, code
 
-    def wait_for(self, worker: WorkerProcess, seconds: float) -> bool:
-        """Wait until a worker has exited; return whether it has."""
-        deadline = time.monotonic() + seconds
-        while not worker.has_exited:
-            poll = select.poll()  # `select` cannot wait for a descriptor above 1024
-            poll.register(self.channel, select.POLLIN)
-            if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
-                return False
-            self.listen()
-        return True
+    def wait(self, worker: WorkerProcess, grace_s: float) -> int | None:
+        """Return the exit code of a worker; kill it after `grace_s` seconds."""
+        # A process that hangs in the kernel (a dead network mount) is not waited for.
+        for seconds in (grace_s, END_S):
+            deadline = time.monotonic() + seconds
+            while not worker.has_exited:
+                poll = select.poll()  # `select` cannot wait for a descriptor above 1024
+                poll.register(self.channel, select.POLLIN)
+                if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
+                    worker.kill()
+                    break
+                self.listen()
+        return worker.exit_code
 
     def stop(self) -> None:
         """End the server and all its workers."""

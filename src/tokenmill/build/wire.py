@@ -31,12 +31,6 @@ class Assign(msgspec.Struct, tag=True):
     label: str = ""
 
 
-class Start(msgspec.Struct, tag=True):
-    """Start a worker; its descriptors are attached."""
-
-    core: int | None
-
-
 class Started(msgspec.Struct, tag=True):
     pid: int  # the server's own: it cannot fork and becomes the worker
 
@@ -44,10 +38,6 @@ class Started(msgspec.Struct, tag=True):
 class Exited(msgspec.Struct, tag=True):
     pid: int
     code: int
-
-
-class Ready(msgspec.Struct, tag=True):
-    """The worker is set up."""
 
 
 class Beat(msgspec.Struct, tag=True):
@@ -78,8 +68,8 @@ class Failed(msgspec.Struct, tag=True):
     failure: Failure
 
 
-Down = Begin | Assign | Start
-Up = Started | Exited | Ready | Beat | Finishing | Finished | Failed
+Down = Begin | Assign
+Up = Started | Exited | Beat | Finishing | Finished | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _down: msgspec.msgpack.Decoder[Down] = msgspec.msgpack.Decoder(Down)

@@ -16,6 +16,7 @@ import ctypes
 import faulthandler
 import fcntl
 import gc
+import json
 import os
 import select
 import signal
@@ -146,7 +147,6 @@ class Worker:
 
     def serve(self, work: Work) -> None:
         with heartbeat(self._sender, self._beat_s):
-            self._sender.send(wire.Ready())
             for message in self._messages:
                 if isinstance(message, wire.Assign):  # not `Begin`, with which the server set up
                     self._run(work, message)
@@ -249,11 +249,7 @@ class Server:
                 return None
             for fd in descriptors:
                 os.set_inheritable(fd, False)  # not for children of a task
-            frames = wire.Frames()
-            frames.feed(data)
-            (request,) = frames.downs()
-            assert isinstance(request, wire.Start)
-            return request.core, descriptors
+            return json.loads(data), descriptors
 
 
 def _can_fork() -> bool:
