@@ -193,6 +193,7 @@ class Worker:
 
         return {
             "pid": os.getpid(),
+            "server": os.getppid(),
             "cores": sorted(os.sched_getaffinity(0)),
             "tokenmill": tokenmill.errors.__file__,
             "path": sys.path,
