@@ -259,6 +259,7 @@ def test_forked_workers_and_separate_ones_publish_the_same_bytes(
         store = tm.prepare(rows, tokenizer=TOKENIZER, tokenizer_backend="file", num_workers=2,
                            cache_dir=cache)  # fmt: skip
         assert store.proof["engine"] == "fastokens"
+        assert store.proof["notes"]["encode"]["engine_failures"] == 0
         published.append(files_of(cache, "slices"))
     assert published[0] == published[1]
     assert len(published[0]) > 6
