@@ -24,6 +24,9 @@ from benchmarks.text import write_rows
 SIZE = 800_000_000  # bytes of distinct rows: about all that the corpora and packages give
 SMALL, LARGE = 200_000_000, 1_000_000_000  # bytes for the memory figures
 SAMPLE = 30_000_000  # bytes for the peers
+STARTS = 3  # measured starts of a process
+FEW, MANY = 2, 16  # workers whose memory and CPU time are compared
+COMPARED = 170_000_000  # bytes for this comparison
 RANDOM_ROWS = 20_000
 MIB = 1 << 20
 
@@ -34,14 +37,15 @@ def run(report: Report) -> None:
         source = home / "rows.jsonl"
         write_rows(source, SIZE)
         store, ours = _prepare(report, source, home)
-        _peers(report, source, home, ours)
+        peer = _peers(report, source, home, ours)
         _hits(report, source, home)
         _random_rows(report, store)
-        _memory(report, home)
+        _memory(report, home, peer)
+        _many_workers(report, home)
 
 
-def _flags(source: Path, home: Path, *more: str) -> list[str]:
-    tokenizer = str(shared() / "tokenizers" / "qwen3")
+def _flags(source: Path, home: Path, *more: str, name: str = "qwen3") -> list[str]:
+    tokenizer = str(shared() / "tokenizers" / name)
     return ["prepare", str(source), "--tokenizer", tokenizer, "--json",
             "--cache-dir", str(home / "cache"), *more]  # fmt: skip
 
@@ -56,6 +60,7 @@ def _prepare(report: Report, source: Path, home: Path) -> tuple[str, float]:
                   note=f"{summary['rows_out']:,} rows, {summary['slices']} slices")  # fmt: skip
     report.figure("prepare, 1 worker, start-up included", megabytes / one.seconds, "MB/s")
     report.figure("start-up of prepare", startup := _startup(home), "s")
+    report.figure("start-up of prepare, 250k vocabulary", _startup(home, "gemma3"), "s")
     ratio = (one.seconds - startup) / (two.seconds - startup)
     report.figure("2 workers / 1 worker, start-up aside", ratio, "x", at_least=1.5)
     report.figure("parent, peak resident (800 MB)", two.parent_peak / MIB, "MiB", at_most=200)
@@ -64,23 +69,27 @@ def _prepare(report: Report, source: Path, home: Path) -> tuple[str, float]:
     return str(summary["path"]), two.seconds / source.stat().st_size
 
 
-def _startup(home: Path) -> float:
+def _startup(home: Path, name: str = "qwen3") -> float:
     """Return the seconds for a source of one row: imports, worker, tokenizer, template, engine.
 
-    The worker and the engine of a large source are forced; one row alone would start neither.
+    The tokenizer is known. The worker and the engine of a large source are forced; one row alone
+    would start neither.
     """
-    tiny = home / "tiny.jsonl"
-    write_rows(tiny, 1)
-    flags = _flags(tiny, home / "tiny", "--num-workers", "1")
     program = (
         "from tokenmill.tokenizers import cache; cache.SMALL_JOB_BYTES = 0\n"
         "from tokenmill.cli import main; main()"
     )
-    return watched([sys.executable, "-c", program, *flags]).seconds
+    seconds = []
+    for number in range(STARTS + 1):  # the first one identifies the tokenizer
+        tiny = home / f"tiny-{number}.jsonl"
+        tiny.write_text(json.dumps({"text": f"row {number} for {name}"}) + "\n")
+        flags = _flags(tiny, home / "tiny", "--num-workers", "1", name=name)
+        seconds.append(watched([sys.executable, "-c", program, *flags]).seconds)
+    return min(seconds[1:])
 
 
-def _peers(report: Report, source: Path, home: Path, ours: float) -> None:
-    """Run both peers on one sample file."""
+def _peers(report: Report, source: Path, home: Path, ours: float) -> float:
+    """Run both peers on one sample file; return the seconds per byte of SkyRL's path."""
     import datasets
 
     datasets.disable_progress_bars()
@@ -92,13 +101,14 @@ def _peers(report: Report, source: Path, home: Path, ours: float) -> None:
             messages = [{"role": m["role"], "content": m["content"]} for m in row["messages"]]
             file.write(json.dumps({"messages": messages}, ensure_ascii=False) + "\n")
     size = sample.stat().st_size
-    peer = seconds(lambda: skyrl_slices(sample, directory, home / "skyrl"))
-    report.figure("SkyRL's slice path, 2 workers", size / peer / 1e6, "MB/s")
-    report.ratio("prepare / SkyRL's slice path", ours=ours, peer=peer / size, at_least=18)
+    skyrl = seconds(lambda: skyrl_slices(sample, directory, home / "skyrl")) / size
+    report.figure("SkyRL's slice path, 2 workers", 1 / skyrl / 1e6, "MB/s")
+    report.ratio("prepare / SkyRL's slice path", ours=ours, peer=skyrl, at_least=18)
     tokenizer = load_auto(directory)
     peer = seconds(lambda: datasets_map(tokenizer, rows, num_proc=2))
     report.figure("datasets.map, num_proc=2", size / peer / 1e6, "MB/s")
     report.ratio("prepare / datasets.map", ours=ours, peer=peer / size, at_least=12)
+    return skyrl
 
 
 def _hits(report: Report, source: Path, home: Path) -> None:
@@ -160,8 +170,11 @@ def _random_rows(report: Report, path: str) -> None:
     report.ratio("store[i] / datasets row as numpy", ours=our_seconds, peer=spent, at_least=50)
 
 
-def _memory(report: Report, home: Path) -> None:
+def _memory(report: Report, home: Path, peer: float) -> None:
+    one = home / "one.jsonl"
+    one.write_text('{"text": "makes the tokenizer known"}\n')
     for name, size in (("200 MB", SMALL), ("1 GB", LARGE)):
+        watched(tokenmill(*_flags(one, home / name)))
         rows = home / f"{size}.jsonl"
         write_rows(rows, size)
         run = watched(tokenmill(*_flags(rows, home / name, "--num-workers", "2")))
@@ -169,3 +182,21 @@ def _memory(report: Report, home: Path) -> None:
         peak = run.worker_private_peak / MIB
         report.figure(f"worker, peak private ({name})", peak, "MiB", at_most=900)
         report.figure(f"prepare, {name}, 2 workers", size / run.seconds / 1e6, "MB/s")
+        if size == SMALL:
+            ours = run.seconds / size
+            report.ratio("prepare, 200 MB / SkyRL's slice path", ours=ours, peer=peer, at_least=22)
+
+
+def _many_workers(report: Report, home: Path) -> None:
+    """Memory and CPU time of many workers with a vocabulary of 250k tokens."""
+    rows = home / "compared.jsonl"
+    write_rows(rows, COMPARED)
+    runs = {}
+    for workers in (FEW, FEW, MANY):  # the first run identifies the tokenizer
+        flags = [*_flags(rows, home / "many", "--num-workers", str(workers), name="gemma3")]
+        runs[workers] = watched(tokenmill(*flags, "--force-recache"), measure_pss=True)
+    pss = runs[MANY].workers_pss_peak / 1e9
+    report.figure(f"{MANY} workers, 250k vocabulary, peak PSS", pss, "GB", at_most=2.2)
+    cpu = runs[MANY].cpu_seconds / runs[FEW].cpu_seconds
+    report.figure(f"CPU time, {MANY} workers / {FEW} workers, 250k vocabulary", cpu, "x",
+                  at_most=1.3)  # fmt: skip

@@ -1,13 +1,15 @@
 """Run a command and sample its memory from ``/proc``, or limit this process to one core.
 
-`watched` reports the peak resident size of the parent and the peak private memory (resident minus
-shared, so without mapped files) of any one child.
+`watched` reports the peak resident size of the parent, the peak private memory (resident minus
+shared, so without mapped files) of any one child, and of all descendants together the CPU time and
+the peak proportional memory (PSS), in which a page of n processes counts 1/n for each.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -27,27 +29,35 @@ class Watched:
     stdout: str
     parent_peak: int
     worker_private_peak: int
+    workers_pss_peak: int = 0  # only with `measure_pss`: reading it takes time
+    cpu_seconds: float = 0.0
 
 
-def watched(command: Sequence[str], env: dict[str, str] | None = None) -> Watched:
+def watched(
+    command: Sequence[str], env: dict[str, str] | None = None, *, measure_pss: bool = False
+) -> Watched:
     """Run a command to its end; raise with its output if it fails."""
     os.sync()  # so that this run does not write earlier data
+    cpu = _cpu_of_children()
     start = time.perf_counter()
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
     )
     private_peak = 0
-    peak = 0
+    peak = pss_peak = 0
     while process.poll() is None:
         peak = max(peak, _peak_resident(process.pid))
-        for child in _children(process.pid):
-            private_peak = max(private_peak, private(child))
+        workers = _descendants(process.pid)
+        for worker in workers:
+            private_peak = max(private_peak, private(worker))
+        if measure_pss:
+            pss_peak = max(pss_peak, sum(map(_proportional, workers)))
         time.sleep(SAMPLE_S)
     seconds = time.perf_counter() - start
     stdout, stderr = process.communicate()
     if process.returncode:
         raise RuntimeError(f"{command} failed:\n{stderr}")
-    return Watched(seconds, stdout, peak, private_peak)
+    return Watched(seconds, stdout, peak, private_peak, pss_peak, _cpu_of_children() - cpu)
 
 
 @contextlib.contextmanager
@@ -88,9 +98,26 @@ def private(pid: int) -> int:
         return 0
 
 
-def _children(pid: int) -> list[int]:
+def _proportional(pid: int) -> int:
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 0
+
+
+def _cpu_of_children() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _descendants(pid: int) -> list[int]:
+    """Return children and grandchildren: servers, and the workers that they forked."""
     try:
         text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     except OSError:
         return []
-    return [int(child) for child in text.split()]
+    children = [int(child) for child in text.split()]
+    return children + [grandchild for child in children for grandchild in _descendants(child)]

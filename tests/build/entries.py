@@ -10,8 +10,10 @@ import contextlib
 import ctypes
 import functools
 import os
+import pkgutil
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -56,9 +58,38 @@ def open_worker(options: dict[str, Any]) -> Any:
         raise UsageError("options are bad", path="recipe.yaml")
     if options.get("broken"):
         raise KeyError("broken")
+    if "opened" in options:
+        Path(options["opened"], str(os.getpid())).touch()
     if "die_starting" in options and once(options.get("mark")):
         FAULTS[options["die_starting"]]()
     return Worker(options)
+
+
+def open_with_thread(options: dict[str, Any]) -> Any:
+    """Open another entry and leave a thread, so that the server cannot fork."""
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    return pkgutil.resolve_name(options["wrapped"])(options)
+
+
+def open_engines(options: dict[str, Any]) -> Any:
+    """Load both engines; a task uses them with threads."""
+    import fastokens
+
+    import tokenizers
+
+    data = Path(options["tokenizer"], "tokenizer.json").read_text()
+    reference = tokenizers.Tokenizer.from_str(data)
+    fast = fastokens.Tokenizer.from_json_str(data)
+    loaded = len(os.listdir("/proc/self/task"))  # with the thread of the heartbeat
+
+    def encode(payload: dict[str, Any]) -> dict[str, Any]:
+        os.sched_setaffinity(0, payload["cores"])
+        ids = [e.ids for e in reference.encode_batch(payload["texts"], add_special_tokens=False)]
+        flat, _ = fast.encode_batch_flat(payload["texts"])
+        return {"ids": ids, "fast": memoryview(flat).cast("B").hex(), "loaded": loaded,
+                "threads": len(os.listdir("/proc/self/task")), "server": os.getppid()}  # fmt: skip
+
+    return encode
 
 
 class Worker:
@@ -162,6 +193,7 @@ class Worker:
 
         return {
             "pid": os.getpid(),
+            "server": os.getppid(),
             "cores": sorted(os.sched_getaffinity(0)),
             "tokenmill": tokenmill.errors.__file__,
             "path": sys.path,

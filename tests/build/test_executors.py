@@ -9,16 +9,23 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tokenizers
+import tokenmill as tm
 from tests.build import entries
+from tests.build.making import TOKENIZER, conversations, files_of, small_cuts, write_rows
 from tokenmill.build import executors, wire
+from tokenmill.build.blocks import BlockJob
 from tokenmill.build.executors import LocalExecutor, resolve_executor
 from tokenmill.build.process import WorkerProcess
+from tokenmill.build.run import BUILD
 from tokenmill.build.tasks import Executor, InlineExecutor, Setup, Task
 from tokenmill.errors import RowError, TokenmillError, UsageError, WorkerError
 
@@ -207,6 +214,66 @@ def test_workers_see_the_parents_package_and_are_pinned_to_one_core_each() -> No
     for d in done:
         theirs = {k: v for k, v in d.result["env"].items() if k.startswith(steering)}
         assert theirs == {k: v for k, v in os.environ.items() if k.startswith(steering)}
+
+
+def both_ways(entry: str, **options: object) -> list[Setup]:
+    """Setups with forked workers, and with a server per worker because a thread is left."""
+    exec_entry = f"{entries.__name__}:open_with_thread"
+    return [Setup(entry, options), Setup(exec_entry, {**options, "wrapped": entry})]
+
+
+def test_forked_workers_and_separate_ones_encode_alike_also_with_threads() -> None:
+    texts = [f"Hello number {n}, how are you? Größe 中文 🙂 {n * n}" for n in range(2000)]
+    payload = {"texts": texts, "cores": sorted(os.sched_getaffinity(0))}
+    tasks = [Task(n, payload) for n in range(4)]
+    answers = []
+    for setup in both_ways(f"{entries.__name__}:open_engines", tokenizer=str(TOKENIZER)):
+        results = [done.result for done in LocalExecutor(2).run(setup, tasks)]
+        assert {result["loaded"] - ("wrapped" in setup.options) for result in results} == {2}
+        assert max(result["threads"] for result in results) > 3, "nothing was parallel"
+        servers = {result["server"] for result in results}
+        assert (servers == {os.getpid()}) == ("wrapped" in setup.options)
+        answers += [(result["ids"], result["fast"]) for result in results]
+    reference = tokenizers.Tokenizer.from_file(str(TOKENIZER / "tokenizer.json"))
+    expected = [reference.encode(text, add_special_tokens=False).ids for text in texts]
+    assert all(ids == expected for ids, _ in answers)
+    flat = np.fromiter(itertools.chain.from_iterable(expected), "<i4").tobytes().hex()
+    assert all(fast == flat for _, fast in answers)
+
+
+def test_forked_workers_and_separate_ones_publish_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_cuts(monkeypatch)
+    for module in ("tokenmill.build.blocks", "tokenmill.tokenizers.cache"):
+        monkeypatch.setattr(f"{module}.SMALL_JOB_BYTES", 100)  # so that fastokens is used
+    rows = write_rows(tmp_path / "rows.jsonl", conversations(300))
+    published, setup = [], BlockJob.setup
+    for entry in (BUILD, f"{entries.__name__}:open_with_thread"):
+
+        def with_entry(self: Any, _: str, size: int, entry: str = entry, **options: Any) -> Setup:
+            return setup(self, entry, size, **options, wrapped=BUILD)
+
+        monkeypatch.setattr(BlockJob, "setup", with_entry)
+        cache = tmp_path / entry
+        store = tm.prepare(rows, tokenizer=TOKENIZER, tokenizer_backend="file", num_workers=2,
+                           cache_dir=cache)  # fmt: skip
+        assert store.proof["engine"] == "fastokens"
+        assert store.proof["notes"]["encode"]["engine_failures"] == 0
+        published.append(files_of(cache, "slices"))
+    assert published[0] == published[1]
+    assert len(published[0]) > 6
+
+
+def test_worker_that_dies_is_forked_again_by_the_same_server(tmp_path: Path) -> None:
+    setups = tmp_path / "setups"
+    setups.mkdir()
+    tasks = [Task(n, {"do": "describe"}) for n in range(6)]
+    tasks[3] = Task(3, {"do": "square", "value": 3, "fault": "SIGKILL", "when": "start",
+                        "mark": str(tmp_path / "mark")})  # fmt: skip
+    done = list(LocalExecutor(2).run(Setup(ENTRY, {"opened": str(setups)}), tasks))
+    assert sorted(d.number for d in done) == list(range(6))
+    assert len(os.listdir(setups)) == 1
 
 
 def test_fewer_tasks_than_workers_start_only_as_many_workers() -> None:

@@ -78,6 +78,18 @@ def test_result_sent_before_the_worker_is_lost_is_a_result(signal_number: int) -
     assert second.attempts == 1
 
 
+def test_server_that_dies_is_replaced_and_its_tasks_are_retried() -> None:
+    tasks = [
+        Task(n, {"do": "sleep", "seconds": 0.5} if n else {"do": "describe"}) for n in range(6)
+    ]
+    run = LocalExecutor(2).run(SETUP, tasks)
+    first = next(run)
+    os.kill(first.result["server"], signal.SIGKILL)
+    rest = list(run)
+    assert sorted(d.number for d in rest) == list(range(1, 6))
+    assert {d.attempts for d in rest} == {1, 2}
+
+
 @pytest.mark.parametrize(
     ("fault", "says"),
     [

@@ -63,6 +63,23 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+def count_threads() -> int:
+    """Return the number of threads of this process, those of libraries included; 0 if unknown."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return 0
+
+
+_threads_at_fork: list[int] = []
+os.register_at_fork(before=lambda: _threads_at_fork.append(count_threads()))
+
+
+def parent_had_threads() -> bool:
+    """Return whether locks may be held, or thread pools lost, since the fork of this process."""
+    return _threads_at_fork[-1] != 1
+
+
 class ProcessLock:
     """A lock between the threads of one process; in a forked child it is free."""
 

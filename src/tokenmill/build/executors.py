@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tokenmill.build import wire
-from tokenmill.build.process import END_S, WorkerProcess, describe_exit
+from tokenmill.build.process import END_S, WorkerProcess, WorkerServer, describe_exit
 from tokenmill.build.tasks import MAX_RETRIES, Done, Executor, InlineExecutor, Setup, Task
 from tokenmill.errors import UsageError, WorkerError, check_one_of, check_positive
 
@@ -78,6 +78,7 @@ class _Run:
         self._tasks = tasks
         self._retries: deque[_Assignment] = deque()
         self._workers: dict[WorkerProcess, dict[int, _Assignment]] = {}  # by their tasks' numbers
+        self._servers: list[WorkerServer] = []  # several only if they cannot fork
         self._finished: deque[Done] = deque()
         self._failure: Exception | None = None
         self._cores = allowed_cores()
@@ -108,7 +109,7 @@ class _Run:
             worker.finish()
         deadline = time.monotonic() + FINISH_S
         for worker in self._workers:
-            code = worker.wait(max(0.0, deadline - time.monotonic()))
+            code = worker.server.wait(worker, max(0.0, deadline - time.monotonic()))
             worker.drain_output()
             if code is not None and code > 0:
                 raise WorkerError(f"worker {worker.number} failed at exit{worker.last_output()}")
@@ -118,17 +119,18 @@ class _Run:
         if os.getpid() == self._owner:
             for worker in self._workers:
                 worker.kill()
-            for worker in self._workers:
-                worker.wait(END_S)
+            for server in self._servers:
+                server.stop()
         # A forked child of the owner must not kill the workers of its parent.
-        for worker in self._workers:
-            worker.release()
+        for process in [*self._workers, *self._servers]:
+            process.release()
         self._workers.clear()
+        self._servers.clear()
 
     def _assign(self) -> None:
         while True:
             idle = next(filter(self._is_idle, self._workers), None)
-            if idle is None and len(self._workers) >= self._executor.num_workers:
+            if idle is None and not self._can_start():
                 return
             assignment = self._next()
             if assignment is None:
@@ -155,13 +157,28 @@ class _Run:
         task = next(self._tasks, None)
         return None if task is None else _Assignment(task)
 
+    def _can_start(self) -> bool:
+        """Whether another worker can be started; a server that can fork starts one at a time."""
+        is_starting = bool(self._servers) and self._servers[-1].starting is not None
+        has_room = len(self._workers) < self._executor.num_workers
+        return has_room and (self._cannot_fork or not is_starting)
+
+    @property
+    def _cannot_fork(self) -> bool:
+        return any(server.is_worker for server in self._servers)
+
     def _start(self) -> WorkerProcess:
         used_numbers = {worker.number for worker in self._workers}
         number = next(n for n in range(self._executor.num_workers) if n not in used_numbers)
         core = None
         if hasattr(os, "sched_setaffinity"):
             core = core_of_worker(number, self._executor.num_workers, self._cores)
-        worker = WorkerProcess(number, core, self._beat_s)
+        worker = WorkerProcess(number)
+        if not self._servers or self._cannot_fork:
+            server = WorkerServer(worker, core, self._beat_s)
+            self._servers.append(server)
+            self._selector.register(server.channel, selectors.EVENT_READ, server)
+        self._servers[-1].start(worker, core)
         self._workers[worker] = {}
         self._selector.register(worker.channel, selectors.EVENT_READ, worker)
         self._selector.register(worker.output, selectors.EVENT_READ, worker)
@@ -178,6 +195,9 @@ class _Run:
         """Handle the workers' messages; then check the workers that sent nothing."""
         heard = set()
         for key, events in self._selector.select(timeout_s):
+            if isinstance(key.data, WorkerServer):
+                key.data.listen()
+                continue
             worker: WorkerProcess = key.data
             if worker not in self._workers:
                 continue  # replaced earlier in this loop
@@ -196,8 +216,15 @@ class _Run:
         # A longer time was not spent waiting: the machine was suspended or the consumer slow.
         elapsed_s = min(now - self._listened, 2 * self._beat_s)
         self._listened = now
-        for worker in [worker for worker in self._workers if worker not in heard]:
-            self._check_worker(worker, elapsed_s)
+        for worker in list(self._workers):
+            if worker.has_exited:  # a child of a task may keep its channel open
+                self._replace(worker)
+            elif worker not in heard:
+                self._check_worker(worker, elapsed_s)
+        for server in [server for server in self._servers if server.has_exited]:
+            self._selector.unregister(server.channel)
+            server.release()
+            self._servers.remove(server)
 
     def _hear(self, worker: WorkerProcess) -> bool:
         """Handle a worker's messages; return False if its channel is closed."""
@@ -205,11 +232,7 @@ class _Run:
         worker.silent_s = 0.0
         under_way = self._workers[worker]
         for message in messages:
-            if isinstance(message, wire.Ready):
-                worker.is_ready = True
-            elif isinstance(message, wire.OutOfMemory):
-                worker.ending = "ran out of memory (hint: use fewer num_workers)"
-            elif isinstance(message, wire.Finishing) and message.number in under_way:
+            if isinstance(message, wire.Finishing) and message.number in under_way:
                 under_way[message.number].finishing = True
             elif isinstance(message, wire.Finished) and message.number in under_way:
                 assignment = under_way.pop(message.number)
@@ -235,9 +258,6 @@ class _Run:
         if worker.silent_s <= 2 * self._beat_s:
             worker.cpu_ticks = None
             return
-        if not worker.is_alive:  # a child of a task keeps its channel open
-            self._replace(worker)
-            return
         state, ticks = worker.read_cpu()
         if ticks != worker.cpu_ticks or state == RUNNABLE:
             worker.cpu_ticks, worker.idle_s = ticks, 0.0
@@ -253,7 +273,7 @@ class _Run:
 
     def _replace(self, worker: WorkerProcess) -> None:
         """Remove a dead worker; retry its tasks on other workers, or fail."""
-        code = worker.wait(END_S)
+        code = worker.server.wait(worker, END_S)
         self._hear(worker)  # results that it sent before it died count
         worker.drain_output()
         self._selector.unregister(worker.channel)
@@ -261,7 +281,7 @@ class _Run:
             self._selector.unregister(worker.output)
         worker.release()
         ending = worker.ending or describe_exit(code)
-        if not worker.is_ready:
+        if worker.pid is None:
             ending += " (while it started)"
         for assignment in self._workers.pop(worker).values():
             assignment.finishing = False

@@ -236,7 +236,7 @@ class Plan:
 
 def explain(plan: Plan, cache: CacheLayout) -> dict[str, Any]:
     """Compare a plan with the nearest store of a cache: the object of ``tokenmill why --json``."""
-    cached = sum(1 for key, _ in plan.walk() if cache.slice(key).record.exists())
+    cached = sum(1 for key, _ in plan.walk() if cache.has_slice(key))
     nearest, differs = _nearest(plan, cache)
     return {
         "hit": nearest == plan.key,

@@ -353,13 +353,13 @@ class Builder:
     def _is_built(self, task: BlockTask) -> bool:
         if self._options.force_recache or self._build_stats.restarted:
             return False
-        if not self._cache.slice(task.key).record.exists():
+        if not self._cache.has_slice(task.key):
             return False
         self._count(task, is_hit=True)
         return True
 
     def _is_limited(self, task: BlockTask) -> bool:
-        return self._cache.slice(self._key_in_store(task.key)).record.exists()
+        return self._cache.has_slice(self._key_in_store(task.key))
 
     def _key_in_store(self, key: str) -> str:
         """Return the key of the slice that the store uses: the slice itself or a limited copy."""
@@ -391,11 +391,10 @@ class Builder:
         """
 
         def is_missing(key: str) -> bool:
-            record = self._cache.slice(key).record
-            if not record.exists():
+            if not self._cache.has_slice(key):
                 with contextlib.suppress(FileNotFoundError):
-                    os.scandir(record.parent).close()
-            return not record.exists()
+                    os.scandir(self._cache.slice(key).directory).close()
+            return not self._cache.has_slice(key)
 
         # The record of the slice determines whether there is a limited copy.
         return sum(

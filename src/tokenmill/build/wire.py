@@ -31,8 +31,13 @@ class Assign(msgspec.Struct, tag=True):
     label: str = ""
 
 
-class Ready(msgspec.Struct, tag=True):
-    """The worker is set up."""
+class Started(msgspec.Struct, tag=True):
+    pid: int  # the server's own: it cannot fork and becomes the worker
+
+
+class Exited(msgspec.Struct, tag=True):
+    pid: int
+    code: int
 
 
 class Beat(msgspec.Struct, tag=True):
@@ -63,12 +68,8 @@ class Failed(msgspec.Struct, tag=True):
     failure: Failure
 
 
-class OutOfMemory(msgspec.Struct, tag=True):
-    """A task raised MemoryError; the worker exits."""
-
-
 Down = Begin | Assign
-Up = Ready | Beat | Finishing | Finished | Failed | OutOfMemory
+Up = Started | Exited | Beat | Finishing | Finished | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _down: msgspec.msgpack.Decoder[Down] = msgspec.msgpack.Decoder(Down)

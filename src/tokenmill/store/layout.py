@@ -6,6 +6,7 @@ The slices of a store are in the same cache (``../../slices``) or, if the store 
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -121,6 +122,10 @@ class CacheLayout:
 
     def slice(self, key: str) -> SliceFiles:
         return SliceFiles(self.slices / key[:2], key)
+
+    def has_slice(self, key: str) -> bool:
+        """Return whether a slice is published; a build calls this several times per slice."""
+        return os.path.exists(f"{self.slices}/{key[:2]}/{key}.json")
 
     def notes(self, key: str) -> Path:
         """What the pipeline counted while it built a slice; part of no digest."""

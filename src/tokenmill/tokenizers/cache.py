@@ -21,6 +21,7 @@ from tokenmill._core import fingerprint
 from tokenmill._core.artifact import ArtifactKind, publish_files
 from tokenmill._core.encoders import EncoderSource
 from tokenmill._core.optional import installed_version
+from tokenmill._core.process import parent_had_threads
 from tokenmill.errors import CacheError, CorruptionError, TokenizerError
 from tokenmill.tokenizers.directory import (
     choose_template,
@@ -301,8 +302,10 @@ def clear_cache() -> None:
 
 
 def _reset_after_fork() -> None:
-    """Start empty: a thread of the parent may have held a lock or used an engine at the fork."""
+    """Start empty if a thread of the parent may have held a lock or used an engine at the fork."""
     global _lock, _slots
+    if not parent_had_threads():
+        return
     _parent_slots.append(_slots)  # keep a reference, because freeing them is not safe
     _lock, _slots = threading.Lock(), OrderedDict()
 

@@ -2,7 +2,8 @@
 
 fastokens uses every core that the process may use, so workers are pinned before they load it.
 The thread pools of both libraries do not survive a fork. So a forked child uses `tokenizers` text
-by text, which needs no pool. A small job does the same, because the user's process may fork later.
+by text, which needs no pool, and fastokens only if its parent had no other thread at the fork: then
+there was no pool. A small job does the same, because the user's process may fork later.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tokenmill._core.optional import optional
+from tokenmill._core.process import parent_had_threads
 from tokenmill.errors import TokenizerError, check_one_of
 from tokenmill.tokenizers.cache import SMALL_JOB_BYTES, once
 from tokenmill.tokenizers.encoded import starts_of
@@ -25,7 +27,16 @@ from tokenmill.tokenizers.tokenizer import Tokenizer
 ENGINES = ("auto", "fastokens", "hf")
 
 _import_pid = os.getpid()  # another process is a forked child
-_fastokens_pid: int | None = None  # the process that has the threads of fastokens
+_is_loaded = False  # fastokens, perhaps with threads
+_is_lost = False  # a fork left them behind
+
+
+def _after_fork() -> None:
+    global _is_lost
+    _is_lost |= _is_loaded and parent_had_threads()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class Engine(Protocol):
@@ -82,10 +93,10 @@ class FastokensEngine:
     name = "fastokens"
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        global _fastokens_pid
+        global _is_loaded
         with optional("fastokens", "engine='fastokens'", raises=TokenizerError):
             import fastokens
-        if _fastokens_pid not in (None, os.getpid()):
+        if _is_lost:
             raise TokenizerError("fastokens cannot run in a process forked after it was loaded")
 
         def load() -> Any:
@@ -99,10 +110,10 @@ class FastokensEngine:
         except BaseException as error:
             reraise_interrupts(error)
             raise TokenizerError(f"fastokens cannot load this tokenizer: {error}") from error
-        _fastokens_pid = os.getpid()
+        _is_loaded = True
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        if _fastokens_pid != os.getpid():
+        if _is_lost:
             raise TokenizerError("fastokens cannot run in a process forked after it was loaded")
         ids, starts = self._backend.encode_batch_flat(list(texts))
         # Ids are far below 2**31, so reading unsigned numbers as signed is safe and copies nothing.
