@@ -228,6 +228,22 @@ def test_observations_without_a_call_are_user_turns_except_the_last() -> None:
     assert list(found.notes) == ["subagents_left_out"]
 
 
+def test_messages_without_a_result_between_them_are_turns_of_their_own() -> None:
+    output = [ITEMS["output"][-1]] * 2 + [{"role": "user", "content": []}]
+    found = read({**ITEMS, "output": output}, format="responses")
+    assert [message["content"] for message in found.messages[1:]] == ["It is cold."] * 2 + [""]
+    blocks = [{"type": "text", "text": text} for text in "ab"]
+    found = read(changed("anthropic", "messages.0.content", blocks))
+    assert [message["content"] for message in found.messages[:2]] == ["Be brief.", "ab"]
+    found = read(changed("anthropic", "messages.2.content.0.is_error", True))
+    assert found.messages[3] == {**MESSAGES[3], "is_error": True}
+
+
+def test_calls_without_text_have_null_content_for_templates_that_need_it() -> None:
+    found = read(changed("atif", "steps.2.message", ""))
+    assert [form.messages[2]["content"] for form in found.forms()][:2] == ["", None]
+
+
 def test_blocks_of_openai_messages_stay_openais() -> None:
     parts = [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Yo"}]
     messages = [*MESSAGES[:2], {**MESSAGES[2], "content": parts}]
