@@ -50,8 +50,8 @@ ITEMS = {
         {"type": "function_call", "id": "f1", "call_id": "c1", "name": "weather",
          "arguments": ARGUMENTS},
         {"type": "function_call_output", "call_id": "c1", "output": "4 degrees"},
-        {"type": "message", "role": "assistant",
-         "content": [{"type": "output_text", "text": "It is cold."}]},
+        {"type": "message", "id": "m2", "role": "assistant", "status": "completed",
+         "content": [{"type": "output_text", "text": "It is cold.", "annotations": []}]},
     ],
 }  # fmt: skip
 RESPONSES_TOOL = {"type": "function", "strict": None, **FUNCTION}
