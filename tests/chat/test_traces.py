@@ -50,8 +50,8 @@ ITEMS = {
         {"type": "function_call", "id": "f1", "call_id": "c1", "name": "weather",
          "arguments": ARGUMENTS},
         {"type": "function_call_output", "call_id": "c1", "output": "4 degrees"},
-        {"type": "message", "role": "assistant",
-         "content": [{"type": "output_text", "text": "It is cold."}]},
+        {"type": "message", "id": "m2", "role": "assistant", "status": "completed",
+         "content": [{"type": "output_text", "text": "It is cold.", "annotations": []}]},
     ],
 }  # fmt: skip
 RESPONSES_TOOL = {"type": "function", "strict": None, **FUNCTION}
@@ -226,6 +226,22 @@ def test_observations_without_a_call_are_user_turns_except_the_last() -> None:
     found = read(row)
     assert [message["role"] for message in found.messages] == roles
     assert list(found.notes) == ["subagents_left_out"]
+
+
+def test_messages_without_a_result_between_them_are_turns_of_their_own() -> None:
+    output = [ITEMS["output"][-1]] * 2 + [{"role": "user", "content": []}]
+    found = read({**ITEMS, "output": output}, format="responses")
+    assert [message["content"] for message in found.messages[1:]] == ["It is cold."] * 2 + [""]
+    blocks = [{"type": "text", "text": text} for text in "ab"]
+    found = read(changed("anthropic", "messages.0.content", blocks))
+    assert [message["content"] for message in found.messages[:2]] == ["Be brief.", "ab"]
+    found = read(changed("anthropic", "messages.2.content.0.is_error", True))
+    assert found.messages[3] == {**MESSAGES[3], "is_error": True}
+
+
+def test_calls_without_text_have_null_content_for_templates_that_need_it() -> None:
+    found = read(changed("atif", "steps.2.message", ""))
+    assert [form.messages[2]["content"] for form in found.forms()][:2] == ["", None]
 
 
 def test_blocks_of_openai_messages_stay_openais() -> None:

@@ -439,7 +439,6 @@ def _trace(name: str) -> Callable[[Row], Recording]:
                 _numbers(tokens, logprobs),
             )  # fmt: skip
             trajectory.messages, trajectory.tools = _messages(messages), trace.tools
-            trajectory.has_siblings = len(recorded) > 1
             trajectory.finish = "length" if tokens.get("is_truncated") else None
             trajectory.reward = _number(row.get("reward"), "reward")
             trajectory.group = _first_of(row, "group", "example_id", "_ng_task_index")
