@@ -6,8 +6,7 @@ piece, which no token predicts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import accumulate, chain
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ MAX_MULTIPLE = 1 << 20  # tokens that a length is rounded up to
 
 Piece = tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]  # views of stored ids and mask
 Batch = dict[str, Any]
-_EMPTY: Piece = np.zeros(0, np.int32), np.zeros(0, np.uint8)
 
 
 def check_multiple(value: object) -> int | None:
@@ -33,40 +31,29 @@ def padded_width(longest: int, multiple: int | None) -> int:
     return longest if multiple is None else -(-longest // multiple) * multiple
 
 
-def _placed(
-    pieces: Iterable[Piece], starts: Int64Array, size: int, pad_token_id: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Return flat ids and mask with pieces at ascending positions."""
-    input_ids = np.full(size, pad_token_id, dtype=np.int64)
-    loss_mask = np.zeros(size, dtype=np.uint8)
-    for (ids, mask), start in zip(pieces, starts.tolist(), strict=True):
-        stop = start + ids.size
-        input_ids[start:stop] = ids
-        loss_mask[start:stop] = mask
-        loss_mask[start : start + 1] = 0
-    return input_ids, loss_mask
-
-
 def fill_rows(
     pieces: Sequence[Piece], pad_token_id: int, *, side: str = "right", multiple: int | None = None
 ) -> Batch:
     """Pad rows to (batch, longest); without pieces, return one row of padding."""
     lengths = np.fromiter((ids.size for ids, _ in pieces), dtype=np.int64, count=len(pieces))
     width = padded_width(int(lengths.max(initial=0)), multiple)
-    shape = (max(len(pieces), 1), width)
-    firsts = np.zeros_like(lengths) if side == "right" else width - lengths
-    starts = np.arange(lengths.size) * width + firsts
-    input_ids, loss_mask = _placed(pieces, starts, shape[0] * width, pad_token_id)
-    attention_mask = np.zeros(shape, dtype=np.uint8)
-    for row, first, stop in zip(
-        attention_mask, firsts.tolist(), (firsts + lengths).tolist(), strict=False
-    ):
-        row[first:stop] = 1
+    height = max(len(pieces), 1)
+    input_ids = np.full((height, width), pad_token_id, dtype=np.int64)
+    loss_mask = np.zeros((height, width), dtype=np.uint8)
+    attention_mask = np.zeros((height, width), dtype=np.uint8)
+    for number, (ids, mask) in enumerate(pieces):
+        size = ids.size
+        first = 0 if side == "right" else width - size
+        input_ids[number, first : first + size] = ids
+        loss_mask[number, first : first + size] = mask
+        attention_mask[number, first : first + size] = 1
+        if size:
+            loss_mask[number, first] = 0
     return {
-        "input_ids": input_ids.reshape(shape),
+        "input_ids": input_ids,
         "attention_mask": attention_mask,
-        "labels": _labels(input_ids, loss_mask).reshape(shape),
-        "loss_mask": loss_mask.reshape(shape),
+        "labels": _labels(input_ids, loss_mask),
+        "loss_mask": loss_mask,
     }
 
 
@@ -80,28 +67,36 @@ def fill_packs(packs: Sequence[Sequence[Piece]], length: int, pad_token_id: int)
         seq_idx        0 0 0 1 1 - - -     -1 in the tail
         cu_seqlens     0 3 5 8             the tail is its own segment
     """
+    height = max(len(packs), 1)
+    input_ids = np.full(height * length, pad_token_id, dtype=np.int64)
+    loss_mask = np.zeros(height * length, dtype=np.uint8)
     sizes: list[int] = []  # of every segment, padding tails included
     numbers: list[int] = []  # of every segment within its pack, -1 for a tail
-    for pieces in packs or [()]:
-        lengths = [ids.size for ids, _ in pieces]
-        tail = length - sum(lengths)
-        sizes += [*lengths, tail] if tail else lengths
-        numbers += [*range(len(lengths)), -1] if tail else range(len(lengths))
-    seq_idx, segments = np.asarray(numbers, dtype=np.int32), np.asarray(sizes, dtype=np.int64)
-    bounds = np.concatenate(([0], np.cumsum(segments)))
-    total, starts = int(bounds[-1]), bounds[:-1]
-    every = chain.from_iterable(packs)
-    input_ids, loss_mask = _placed(every, starts[seq_idx >= 0], total, pad_token_id)
-    flat = {
-        "input_ids": input_ids,
-        "labels": _labels(input_ids, loss_mask),
-        "position_ids": np.arange(total, dtype=np.int64) - np.repeat(starts, segments),
-        "loss_mask": loss_mask,
-        "seq_idx": np.repeat(seq_idx, segments),
-    }
+    for pack, pieces in enumerate(packs or [()]):
+        start = pack * length
+        for number, (ids, mask) in enumerate(pieces):
+            stop = start + ids.size
+            input_ids[start:stop] = ids
+            loss_mask[start:stop] = mask
+            loss_mask[start] = 0
+            sizes.append(ids.size)
+            numbers.append(number)
+            start = stop
+        tail = (pack + 1) * length - start
+        if tail:
+            sizes.append(tail)
+            numbers.append(-1)
+    segments = np.asarray(sizes, dtype=np.int64)
+    cu_seqlens = np.concatenate(([0], np.cumsum(segments)))
+    positions = np.arange(height * length, dtype=np.int64)
+    shape = (height, length)
     return {
-        **{name: values.reshape(-1, length) for name, values in flat.items()},
-        "cu_seqlens": bounds.astype(np.int32),
+        "input_ids": input_ids.reshape(shape),
+        "labels": _labels(input_ids, loss_mask).reshape(shape),
+        "position_ids": (positions - np.repeat(cu_seqlens[:-1], segments)).reshape(shape),
+        "loss_mask": loss_mask.reshape(shape),
+        "seq_idx": np.repeat(np.asarray(numbers, dtype=np.int32), segments).reshape(shape),
+        "cu_seqlens": cu_seqlens.astype(np.int32),
         "max_seqlen": int(segments.max(initial=0)),
     }
 
@@ -132,36 +127,43 @@ def fill_padded_packs(
     there. ``cu_seqlens`` counts tokens without padding, ``cu_seqlens_padded`` with it, as for
     Transformer Engine (drawing in docs/guides/micro-batches.md).
     """
-    filled = [list(pieces) or [_EMPTY] for pieces in packs] or [[_EMPTY]]
-    lengths = [ids.size for pieces in filled for ids, _ in pieces]
+    filled = [list(pieces) for pieces in packs] or [[]]
     sizes = [[-(-ids.size // sequence) * sequence for ids, _ in pieces] for pieces in filled]
     width = length
     if width is None:
         width = max(-(-max(map(sum, sizes)) // multiple), 1) * multiple
-    before = (
-        pack * width + at
-        for pack, padded in enumerate(sizes)
-        for at in accumulate(padded[:-1], initial=0)
-    )
-    bounds = np.asarray([*before, len(filled) * width], dtype=np.int64)
-    starts, padded_lengths = bounds[:-1], np.diff(bounds)
-    every = chain.from_iterable(filled)
-    input_ids, loss_mask = _placed(every, starts, int(bounds[-1]), pad_token_id)
-    numbers = [number for pieces in filled for number in range(len(pieces))]
-    seq_idx = np.full(bounds[-1], -1, dtype=np.int32)
-    for number, start, size in zip(numbers, starts.tolist(), lengths, strict=True):
-        seq_idx[start : start + size] = number
-    flat = {
-        "input_ids": input_ids,
-        "labels": _labels(input_ids, loss_mask),
-        "position_ids": np.arange(bounds[-1]) - np.repeat(starts, padded_lengths),
-        "loss_mask": loss_mask,
-        "seq_idx": seq_idx,
-    }
+    total = len(filled) * width
+    input_ids = np.full(total, pad_token_id, dtype=np.int64)
+    loss_mask = np.zeros(total, dtype=np.uint8)
+    seq_idx = np.full(total, -1, dtype=np.int32)
+    lengths: list[int] = []
+    starts: list[int] = []
+    for pack, (pieces, padded_sizes) in enumerate(zip(filled, sizes, strict=True)):
+        start = pack * width
+        for number, ((ids, mask), size) in enumerate(zip(pieces, padded_sizes, strict=True)):
+            stop = start + ids.size
+            input_ids[start:stop] = ids
+            loss_mask[start:stop] = mask
+            loss_mask[start : start + 1] = 0
+            seq_idx[start:stop] = number
+            starts.append(start)
+            lengths.append(ids.size)
+            start += size
+        if not pieces:  # a pack of padding is one sequence without tokens
+            starts.append(start)
+            lengths.append(0)
+    padded = np.asarray([*starts, total], dtype=np.int64)
+    padded_lengths = np.diff(padded)
+    shape = (len(filled), width)
+    positions = np.arange(total, dtype=np.int64) - np.repeat(padded[:-1], padded_lengths)
     return {
-        **{name: values.reshape(-1, width) for name, values in flat.items()},
+        "input_ids": input_ids.reshape(shape),
+        "labels": _labels(input_ids, loss_mask).reshape(shape),
+        "position_ids": positions.reshape(shape),
+        "loss_mask": loss_mask.reshape(shape),
+        "seq_idx": seq_idx.reshape(shape),
         "cu_seqlens": np.concatenate(([0], np.cumsum(lengths))).astype(np.int32),
-        "cu_seqlens_padded": bounds.astype(np.int32),
+        "cu_seqlens_padded": padded.astype(np.int32),
         "max_seqlen": int(padded_lengths.max()),
     }
 

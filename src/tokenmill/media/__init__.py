@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from tokenmill.media.reference import reference_from_text as reference_from_text
     from tokenmill.media.reference import reference_of as reference_of
 
-__getattr__ = lazy_exports(
-    __name__,
-    probe="ImageExpansion RowExpansion Size",
-    images="Limits ImageFacts Images",
-    processor="ExpansionMismatch Expanded Processor",
-    reference="Reference reference_from_text reference_of",
-)
+_EXPORTS = {
+    "probe": "ImageExpansion RowExpansion Size",
+    "images": "Limits ImageFacts Images",
+    "processor": "ExpansionMismatch Expanded Processor",
+    "reference": "Reference reference_from_text reference_of",
+}
+
+__all__ = sorted(" ".join(_EXPORTS.values()).split())
+__getattr__ = lazy_exports(__name__, **_EXPORTS)
