@@ -138,7 +138,7 @@ class Loader:
             data,
             rank=self._rank,
             seed=seed,
-            order=_order_name(shuffle, group_by_length),
+            order="length_grouped" if group_by_length else "feistel" if shuffle else "sequential",
             unit=unit,
             pack=pack,
             slots=slots,
@@ -184,7 +184,7 @@ class Loader:
                 stacklevel=2,
             )
         if draws is not None:
-            self.filler = SourceFiller(draws, self.filler, indices, pack is not None)
+            self.filler = SourceFiller(draws, self.filler, indices)
         limits = [getattr(store, "max_rejected", None) for store in view.stores]
         self.rejections = Rejections(
             min((limit for limit in limits if limit is not None), default=None)
@@ -423,12 +423,6 @@ def _run(items: Iterator[T], ready: _Ready[T], closed: threading.Event) -> None:
 
 
 # Options of a loader.
-
-
-def _order_name(shuffle: bool, group_by_length: bool) -> str:
-    if not shuffle:
-        return "sequential"
-    return "length_grouped" if group_by_length else "feistel"
 
 
 def _pad_token_id(view: View, pad_token_id: int | None) -> int:

@@ -39,6 +39,7 @@ from tokenmill.errors import (
 )
 from tokenmill.store import Row, Store
 from tokenmill.store.by_source import SourceRows, needs_store
+from tokenmill.store.columns import row_numbers
 
 ORDERS = (*BASE_ORDERS, "length_grouped")
 # Of "length_grouped": sort this many positions by length, then shuffle groups of this many rows.
@@ -327,24 +328,17 @@ class RunIndex:
 
     def packs(self, indices: Iterable[SupportsIndex]) -> Packs:
         """Return samples by number: a row is a pack of one piece, a group one of several."""
-        numbers = self._checked(indices)
+        numbers = row_numbers(indices, len(self), "sample")
         if self._stream.draws is not None:
             raise needs_store("lengths of samples")
         if self._ends is None:
             return self._stream.units.as_packs(unroll(self._stream.order, numbers))
         return self._stream.units.expand(self._packs(numbers, self._ends))
 
-    def _checked(self, indices: Iterable[SupportsIndex]) -> Int64Array:
-        numbers = np.asarray([int(index) for index in indices], dtype=np.int64)
-        wrong = (numbers < 0) | (numbers >= len(self))
-        if wrong.any():
-            raise IndexError(f"sample {int(numbers[wrong][0])} is out of range({len(self)})")
-        return numbers
-
     def groups(self, indices: Iterable[SupportsIndex]) -> list[list[Row]]:
         """Return the rows of every sample, without packing."""
         if self._stream.draws is not None:
-            return self._stream.draws.plain_rows(self._checked(indices))
+            return self._stream.draws.plain_rows(row_numbers(indices, len(self), "sample"))
         packs = self.packs(indices)
         rows = self.view.rows(packs.rows)
         return [rows[first:stop] for first, stop in pairwise(packs.bounds.tolist())]
