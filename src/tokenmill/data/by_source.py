@@ -19,14 +19,7 @@ from tokenmill.data.fill import Batch
 from tokenmill.data.filler import WEIGHT_SUM, Attached, Filler
 from tokenmill.data.group_batches import group_kind
 from tokenmill.data.index import Whole
-from tokenmill.data.order import (
-    LARGEST,
-    PURPOSE_REPLACEMENT,
-    Int64Array,
-    Order,
-    derive_key,
-    unroll,
-)
+from tokenmill.data.order import LARGEST, PURPOSE_REPLACEMENT, Int64Array, Order, derive_key, unroll
 from tokenmill.data.packs import Pack, Packs
 from tokenmill.data.samples import PackSamples, Samples, Step
 from tokenmill.data.view import SumsOfRows, View

@@ -17,13 +17,7 @@ from typing import Any, TypeVar
 
 from tokenmill._core.process import at_end
 from tokenmill.data.batch_media import MEDIA, MediaFiller, Pixels
-from tokenmill.data.by_source import (
-    REJECTED,
-    RankPacks,
-    Rejections,
-    SourceFiller,
-    check_options,
-)
+from tokenmill.data.by_source import REJECTED, RankPacks, Rejections, SourceFiller, check_options
 from tokenmill.data.cursor import Cursor
 from tokenmill.data.fill import check_multiple
 from tokenmill.data.filler import Attached, Filler, MicroFiller, SidecarNames
@@ -34,13 +28,7 @@ from tokenmill.data.packs import Pack, Packs, Slots
 from tokenmill.data.samples import Step
 from tokenmill.data.stream import Stream
 from tokenmill.data.view import View
-from tokenmill.errors import (
-    UsageError,
-    check_bool,
-    check_integer,
-    check_one_of,
-    check_positive,
-)
+from tokenmill.errors import UsageError, check_bool, check_integer, check_one_of, check_positive
 from tokenmill.store import Store
 from tokenmill.store.by_source import SourceRows
 

@@ -30,13 +30,7 @@ from tokenmill.data.order import ORDERS as BASE_ORDERS
 from tokenmill.data.packs import Pack, Packs, Slots, oversize_error
 from tokenmill.data.samples import PackSamples, RowSamples, Samples
 from tokenmill.data.view import View, as_view
-from tokenmill.errors import (
-    StateError,
-    UsageError,
-    check_integer,
-    check_one_of,
-    check_positive,
-)
+from tokenmill.errors import StateError, UsageError, check_integer, check_one_of, check_positive
 from tokenmill.store import Row, Store
 from tokenmill.store.by_source import SourceRows, needs_store
 from tokenmill.store.columns import row_numbers
@@ -72,9 +66,8 @@ class Stream:
         self.pack = pack
         self.slots = slots
         if self.view.is_by_source:
-            length_grouped = order == "length_grouped"
-            rows_of_groups = unit == "rows" and self.view.has_groups
-            check_options(self.view, group_by_length=length_grouped, unit=rows_of_groups)
+            splits = unit == "rows" and self.view.has_groups
+            check_options(self.view, group_by_length=order == "length_grouped", unit=splits)
         self.units = Samples.of(self.view, unit, None if slots is None else slots.of)
         check_one_of("order", order, ORDERS)
         self.order = self._make_order(order)
