@@ -35,7 +35,7 @@ def test_summary_counts_rejected_rows_by_reason_and_file(shell: Shell, sources: 
     assert lines[3] == f"{every}: 3 of 3 rejected"
     assert lines[4].startswith(f"{every}:1: turn 2: the conversation ends with a user turn")
     assert lines[5] == f"{some}: 1 of 7 rejected"
-    assert lines[7].startswith("1  bad_shape      name the columns")
+    assert lines[7].startswith("1  bad_shape      set --format or --column")
     assert f"next: tokenmill inspect {answer.out.strip()}" in lines
     assert "add --rejected FILE to write all rejected rows" in lines
 

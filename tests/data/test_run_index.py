@@ -94,7 +94,7 @@ def test_pieces_are_the_stored_tokens(store: Store) -> None:
 
 def test_numbers_outside_are_an_index_error(store: Store) -> None:
     run = RunIndex(store, epochs=2)
-    for number in (-1, 2 * len(store)):
+    for number in (-2 * len(store) - 1, 2 * len(store)):
         with pytest.raises(IndexError, match=f"sample {number} is out of range"):
             run.packs([number])
     assert len(run.packs([])) == 0

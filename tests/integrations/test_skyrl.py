@@ -157,7 +157,7 @@ def test_sampler_wrong_arguments_are_refused(
         ({"data_source": range(44)}, {}, "dataset"),
         ({"seed": 1}, {}, "seed"),
         ({"order": "sequential"}, {}, "order"),
-        ({}, {"begun": None}, "no start position"),
+        ({}, {"begun": None}, "None is no position"),
         ({}, {"position": 44}, "its position is"),
     ],
 )

@@ -228,7 +228,7 @@ def require_tokenizer(plan: Plan, cache: CacheLayout, executor: Executor) -> Non
         identify_tokenizer(choice, cache.root, executor)
     if not copy.is_dir():
         raise CacheError(
-            "the copy of the tokenizer could not be written; try again, or set another ",
+            "the copy of the tokenizer could not be written; free disk space, or set another ",
             ("cache_dir",),
             path=copy,
         )

@@ -19,14 +19,7 @@ from tokenmill.data.fill import Batch
 from tokenmill.data.filler import WEIGHT_SUM, Attached, Filler
 from tokenmill.data.group_batches import group_kind
 from tokenmill.data.index import Whole
-from tokenmill.data.order import (
-    LARGEST,
-    PURPOSE_REPLACEMENT,
-    Int64Array,
-    Order,
-    derive_key,
-    unroll,
-)
+from tokenmill.data.order import LARGEST, PURPOSE_REPLACEMENT, Int64Array, Order, derive_key, unroll
 from tokenmill.data.packs import Pack, Packs
 from tokenmill.data.samples import PackSamples, Samples, Step
 from tokenmill.data.view import SumsOfRows, View
@@ -197,7 +190,6 @@ class SourceFiller:
     draws: Draws
     filler: Any  # a `Filler`, `GroupFiller` or `MediaFiller`, for any rows
     indices: bool  # whether batches have row numbers
-    packed: bool
 
     def fill(self, step: Step) -> Batch:
         packs = step.packs
@@ -207,7 +199,7 @@ class SourceFiller:
         rows: Any = BatchRows(units, self.draws.view)
         view = View([rows], Whole(rows))
         held = Samples(view, view.has_groups).as_packs(inverse)
-        if self.packed:
+        if packs.lengths.any():  # of packs; those of rows are known only now
             bounds = packs.bounds[step.first : step.stop + 1] - own.start
             held = Packs(inverse, packs.starts[own], packs.lengths[own], bounds)
         batch: Batch = _with_view(self.filler, view).fill(Step(held, 0, len(held)))

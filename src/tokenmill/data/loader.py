@@ -17,13 +17,7 @@ from typing import Any, TypeVar
 
 from tokenmill._core.process import at_end
 from tokenmill.data.batch_media import MEDIA, MediaFiller, Pixels
-from tokenmill.data.by_source import (
-    REJECTED,
-    RankPacks,
-    Rejections,
-    SourceFiller,
-    check_options,
-)
+from tokenmill.data.by_source import REJECTED, RankPacks, Rejections, SourceFiller, check_options
 from tokenmill.data.cursor import Cursor
 from tokenmill.data.fill import check_multiple
 from tokenmill.data.filler import Attached, Filler, MicroFiller, SidecarNames
@@ -34,13 +28,7 @@ from tokenmill.data.packs import Pack, Packs, Slots
 from tokenmill.data.samples import Step
 from tokenmill.data.stream import Stream
 from tokenmill.data.view import View
-from tokenmill.errors import (
-    UsageError,
-    check_bool,
-    check_integer,
-    check_one_of,
-    check_positive,
-)
+from tokenmill.errors import UsageError, check_bool, check_integer, check_one_of, check_positive
 from tokenmill.store import Store
 from tokenmill.store.by_source import SourceRows
 
@@ -138,7 +126,7 @@ class Loader:
             data,
             rank=self._rank,
             seed=seed,
-            order=_order_name(shuffle, group_by_length),
+            order="length_grouped" if group_by_length else "feistel" if shuffle else "sequential",
             unit=unit,
             pack=pack,
             slots=slots,
@@ -184,7 +172,7 @@ class Loader:
                 stacklevel=2,
             )
         if draws is not None:
-            self.filler = SourceFiller(draws, self.filler, indices, pack is not None)
+            self.filler = SourceFiller(draws, self.filler, indices)
         limits = [getattr(store, "max_rejected", None) for store in view.stores]
         self.rejections = Rejections(
             min((limit for limit in limits if limit is not None), default=None)
@@ -423,12 +411,6 @@ def _run(items: Iterator[T], ready: _Ready[T], closed: threading.Event) -> None:
 
 
 # Options of a loader.
-
-
-def _order_name(shuffle: bool, group_by_length: bool) -> str:
-    if not shuffle:
-        return "sequential"
-    return "length_grouped" if group_by_length else "feistel"
 
 
 def _pad_token_id(view: View, pad_token_id: int | None) -> int:

@@ -22,9 +22,7 @@ class Samples:
 
     view: View
     grouped: bool = False
-    tokens_in_pack: Callable[[Int64Array], Int64Array] | None = (
-        None  # row lengths → tokens of a pack
-    )
+    tokens_in_pack: Callable[[Int64Array], Int64Array] | None = None  # of row lengths
 
     @classmethod
     def of(

@@ -30,15 +30,10 @@ from tokenmill.data.order import ORDERS as BASE_ORDERS
 from tokenmill.data.packs import Pack, Packs, Slots, oversize_error
 from tokenmill.data.samples import PackSamples, RowSamples, Samples
 from tokenmill.data.view import View, as_view
-from tokenmill.errors import (
-    StateError,
-    UsageError,
-    check_integer,
-    check_one_of,
-    check_positive,
-)
+from tokenmill.errors import StateError, UsageError, check_integer, check_one_of, check_positive
 from tokenmill.store import Row, Store
 from tokenmill.store.by_source import SourceRows, needs_store
+from tokenmill.store.columns import row_numbers
 
 ORDERS = (*BASE_ORDERS, "length_grouped")
 # Of "length_grouped": sort this many positions by length, then shuffle groups of this many rows.
@@ -71,9 +66,8 @@ class Stream:
         self.pack = pack
         self.slots = slots
         if self.view.is_by_source:
-            length_grouped = order == "length_grouped"
-            rows_of_groups = unit == "rows" and self.view.has_groups
-            check_options(self.view, group_by_length=length_grouped, unit=rows_of_groups)
+            splits = unit == "rows" and self.view.has_groups
+            check_options(self.view, group_by_length=order == "length_grouped", unit=splits)
         self.units = Samples.of(self.view, unit, None if slots is None else slots.of)
         check_one_of("order", order, ORDERS)
         self.order = self._make_order(order)
@@ -327,24 +321,17 @@ class RunIndex:
 
     def packs(self, indices: Iterable[SupportsIndex]) -> Packs:
         """Return samples by number: a row is a pack of one piece, a group one of several."""
-        numbers = self._checked(indices)
+        numbers = row_numbers(indices, len(self), "sample")
         if self._stream.draws is not None:
             raise needs_store("lengths of samples")
         if self._ends is None:
             return self._stream.units.as_packs(unroll(self._stream.order, numbers))
         return self._stream.units.expand(self._packs(numbers, self._ends))
 
-    def _checked(self, indices: Iterable[SupportsIndex]) -> Int64Array:
-        numbers = np.asarray([int(index) for index in indices], dtype=np.int64)
-        wrong = (numbers < 0) | (numbers >= len(self))
-        if wrong.any():
-            raise IndexError(f"sample {int(numbers[wrong][0])} is out of range({len(self)})")
-        return numbers
-
     def groups(self, indices: Iterable[SupportsIndex]) -> list[list[Row]]:
         """Return the rows of every sample, without packing."""
         if self._stream.draws is not None:
-            return self._stream.draws.plain_rows(self._checked(indices))
+            return self._stream.draws.plain_rows(row_numbers(indices, len(self), "sample"))
         packs = self.packs(indices)
         rows = self.view.rows(packs.rows)
         return [rows[first:stop] for first, stop in pairwise(packs.bounds.tolist())]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -53,31 +51,23 @@ def rejected_by_file(store: Store) -> dict[str, list[RejectedInFile]]:
     }
 
 
-def rejected_documents(store: Store, cache_dir: str | None = None) -> Iterator[dict[str, Any]]:
-    """Yield place, reason, detail, turn and text of every rejected row."""
+def write_rejected(store: Store, path: Path, cache_dir: str | None = None) -> int:
+    """Write place, reason, turn and text of rejected rows to a JSONL file; return their number."""
     recipe = store.manifest["document"]["recipe"]
     columns = ChatSpec(columns=recipe.get("columns")).message_columns
     excerpts = SourceExcerpts(store, cache_dir, fetch=True)
-    for origin, reason, detail in store.rejected_rows():
-        text = excerpts.excerpt(origin, _MAX_ROW_BYTES)["text"]
-        number, message = None, None
-        named = _TURN.search(detail)
-        if named is not None and text is not None:
-            number = int(named[1])
-            with suppress(msgspec.DecodeError, AttributeError, IndexError):
-                row = msgspec.json.decode(text)
-                turns = [row[name] for name in columns if isinstance(row.get(name), list)]
-                message = turns[0][number]
-        location = {**origin.location, "path": public_path(origin.path or "?")}
-        document = {**location, "reason": reason, "detail": detail}
-        yield {**document, "turn": number, "message": message, "text": text}
-
-
-def write_rejected(store: Store, path: Path, cache_dir: str | None = None) -> int:
-    """Write rejected rows to a JSONL file; return their number."""
-    count = 0
     with writing_errors(path), open(path, "wb") as file:
-        for document in rejected_documents(store, cache_dir):
-            file.write(msgspec.json.encode(document) + b"\n")
-            count += 1
-    return count
+        for origin, reason, detail in store.rejected_rows():
+            text = excerpts.excerpt(origin, _MAX_ROW_BYTES)["text"]
+            number, message = None, None
+            named = _TURN.search(detail)
+            if named is not None and text is not None:
+                number = int(named[1])
+                with suppress(msgspec.DecodeError, AttributeError, IndexError):
+                    row = msgspec.json.decode(text)
+                    turns = [row[name] for name in columns if isinstance(row.get(name), list)]
+                    message = turns[0][number]
+            location = {**origin.location, "path": public_path(origin.path or "?")}
+            document = {**location, "reason": reason, "detail": detail, "turn": number}
+            file.write(msgspec.json.encode(document | {"message": message, "text": text}) + b"\n")
+    return sum(store.rejected.values())

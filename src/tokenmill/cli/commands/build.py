@@ -37,7 +37,7 @@ from tokenmill.data.prompt_rows import PromptSpec
 from tokenmill.errors import CacheError, StateError, UsageError
 
 if TYPE_CHECKING:
-    from tokenmill.build.outcome import Prepared, Unfinished
+    from tokenmill.build.outcome import Prepared
     from tokenmill.data.prompts import PromptDataset
     from tokenmill.store import Store
 
@@ -90,8 +90,13 @@ def prepare(
         missing = getattr(outcome, "missing", 0)
         part_summary = {"part": part, "complete": not missing, "slices_missing": missing}
     if isinstance(outcome, Unfinished):
-        _report_unfinished(output, outcome)
-        output.result(outcome.summary() | part_summary, lambda: None)
+        summary = outcome.summary()
+        output.message(
+            f"part {outcome.partition}: {_slice_counts(summary)} in {summary['seconds']:.1f} s; "
+            f"{outcome.missing:,} slices of other parts are missing; "
+            "the last part to finish writes the store"
+        )
+        output.result(summary | part_summary, lambda: None)
         return
     output.partial.update(outcome.summary() | part_summary)
     _report(output, outcome)
@@ -106,15 +111,6 @@ def prepare(
     _remember(outcome)
     _report_next(output, outcome, has_rejected_file=rejected is not None)
     output.result(outcome.summary() | part_summary)
-
-
-def _report_unfinished(output: Output, outcome: Unfinished) -> None:
-    summary = outcome.summary()
-    output.message(
-        f"part {outcome.partition}: {_slice_counts(summary)} in {summary['seconds']:.1f} s; "
-        f"{outcome.missing:,} slices of other parts are missing; "
-        "the last part to finish writes the store"
-    )
 
 
 def _report(output: Output, prepared: Prepared) -> None:

@@ -153,7 +153,7 @@ class Sampler(torch_data.Sampler[int]):  # type: ignore[misc]
             order=order + shares,
             packing=None,
         )
-        self._next = 0  # stream position at which the next pass begins
+        self.next_pass = 0  # stream position at which the next pass begins
         self._loaded: SamplerPass | None = None  # a pass that the next iterator continues
         self._current: SamplerPass | None = None
 
@@ -161,27 +161,24 @@ class Sampler(torch_data.Sampler[int]):  # type: ignore[misc]
         return self.num_samples
 
     def __iter__(self) -> SamplerPass:
-        new = SamplerPass(self, self._next, self._next, self.num_samples)
+        new = SamplerPass(self, self.next_pass, self.next_pass, self.num_samples)
         self._current, self._loaded = self._loaded or new, None
         return self._current
 
     def set_epoch(self, epoch: int) -> None:
         epoch = check_integer("epoch", epoch, 0)
-        self._next, self._current, self._loaded = epoch * self.num_samples, None, None
-
-    def begin_next_pass_at(self, position: int) -> None:
-        self._next = position
+        self.next_pass, self._current, self._loaded = epoch * self.num_samples, None, None
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the current pass; between passes, the start of the next."""
         current = self._current or self._loaded
         if current is not None and not current.ended:
             return current.state_dict()
-        return self.save(self._next, self._next, self.num_samples)
+        return self.save(self.next_pass, self.next_pass, self.num_samples)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         begun, position, length = self.load(state)
-        self._next, self._current = begun, None
+        self.next_pass, self._current = begun, None
         self._loaded = SamplerPass(self, begun, position, length)
 
     def save(self, begun: int, position: int, length: int) -> dict[str, Any]:
@@ -192,15 +189,10 @@ class Sampler(torch_data.Sampler[int]):  # type: ignore[misc]
     def load(self, state: Any) -> tuple[int, int, int]:
         cursor, _ = self._spec.load(state)
         position = cursor.epoch * self.order.rows + cursor.position
-        numbers = [state.get("begun"), state.get("num_samples")]
-        for number in numbers:
-            if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-                raise StateError("Not a state of this sampler: it has no start position.")
-            if max(number, position) > LARGEST:
-                raise StateError(
-                    f"The position of the state is too large: {max(number, position)}."
-                )
-        begun, length = numbers
+        begun, length = state.get("begun"), state.get("num_samples")
+        for number in (begun, length, position):
+            if type(number) is not int or not 0 <= number <= LARGEST:
+                raise StateError(f"Not a state of this sampler: {number!r} is no position.")
         if not begun <= position <= begun + length:
             raise StateError(
                 f"The pass of the state began at {begun}, but its position is {position}."
@@ -226,7 +218,7 @@ class SamplerPass(Iterator[int]):
             # torchdata may drop a finished iterator, so it moves the sampler.
             if not self.ended:
                 self.ended = True
-                self._sampler.begin_next_pass_at(self._end)
+                self._sampler.next_pass = self._end
             raise StopIteration
         if self._inside == len(self._block):
             positions = np.arange(self._position, min(self._position + _BLOCK, self._end))
@@ -241,7 +233,7 @@ class SamplerPass(Iterator[int]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._seek(*self._sampler.load(state))
         if self._position >= self._end:
-            self._sampler.begin_next_pass_at(self._end)
+            self._sampler.next_pass = self._end
 
 
 Item = dict[str, Any]
