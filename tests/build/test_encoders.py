@@ -266,11 +266,13 @@ def test_history_that_drops_thinking_is_rejected_with_its_remedy() -> None:
     assert reason.startswith("mask_unproven: the text does not continue the generation prompt of ")
     for part in ("<think>", "</think>", "expand turns", "{'thinking_mode': 'chat'}"):
         assert part in reason
-    rendering = thinking(expand="turns").render([row])
+    other = {"messages": [{"role": "user", "content": "What?"}, says("Three.", "Third.")]}
+    rendering = thinking(expand="turns").render([row, other])
     assert [
         [text[slice(*span)] for span in spans or ()]
         for text, spans in zip(rendering.texts, rendering.spans, strict=True)
-    ] == [["First.</think>One.</s>"], ["Second.</think>Two.</s>"]]
+    ] == [[f"{said}</s>"] for said in ("First.</think>One.", "Second.</think>Two.",
+                                       "Third.</think>Three.")]  # fmt: skip
     kept = thinking(train_on="last_assistant_message").render([row])
     assert kept.rejected == []
     bare = {"messages": [asks, {"role": "assistant", "content": "One."}]}

@@ -481,18 +481,22 @@ def check(encoder: Encoder, rows: Iterable[dict[str, Any]]) -> list[Outcome]:
             found, refused = iter(served.get(number, ())), iter(rejected.get(number, ()))
             for messages, trained in samples(row, encoder.expand):
                 answer = expected(encoder, messages, trained, row.get("tools"))
-                outcomes.append(_compare(answer, found, refused))
+                outcomes.append(_compare(encoder, answer, found, refused))
             if next(found, None) is not None:
                 outcomes.append(Outcome("wrong", f"row {number} has samples of no answer"))
     return outcomes
 
 
-def _compare(answer: Any, found: Iterator[Any], refused: Iterator[str]) -> Outcome:
+def _compare(
+    encoder: Encoder, answer: Any, found: Iterator[Any], refused: Iterator[str]
+) -> Outcome:
     if isinstance(answer, str):
         reason = next(refused, None)
         if reason is None:
             return Outcome("wrong", f"a row is served that is {answer}")
-        remedy = "" if answer != "dropped" or "'thinking'" in reason else "no remedy: "
+        has_mode = "thinking_mode" in encoder.options.get("encoder_kwargs", ())
+        is_bare = has_mode and answer == "dropped" and "'thinking'" not in reason
+        remedy = "no remedy: " if is_bare else ""
         return Outcome("wrong" if remedy else answer, remedy + reason)
     one = next(found, None)
     if one is None:

@@ -162,15 +162,11 @@ class EncoderTemplate:
         except (RowError, UsageError):
             raise
         except PYTHON_LIMITS as error:
-            rejection = RowError(
-                f"the encoder exceeds a limit of Python: {type(error).__name__}", reason="limit"
-            )
+            message, reason = f"exceeds a limit of Python: {type(error).__name__}", "limit"
         except Exception as error:  # an encoder can raise whatever Python can
-            rejection = RowError(
-                f"the encoder failed ({type(error).__name__}: {str(error)[:200]})",
-                reason="template_error",
-            )
-        raise rejection
+            shown = str(error)[:200]
+            message, reason = f"failed ({type(error).__name__}: {shown})", "template_error"
+        raise RowError(f"the encoder {message}", reason=reason)
 
     def _text(self, result: Any) -> str:
         if isinstance(result, Mapping) and "input_ids" in result:

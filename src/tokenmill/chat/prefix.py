@@ -13,8 +13,8 @@ turn on must occur exactly once in the whole text.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from typing import Any
 
 from tokenmill._core.id_text import IdText
@@ -42,6 +42,7 @@ def prove_by_prompts(
     messages: list[Message],
     trained: Sequence[int],
     resolver: SpanResolver,
+    known: dict[tuple[int, bool], str],
     encoder: EncoderTemplate | None = None,
     tools: Any = None,
 ) -> RenderedRow:
@@ -52,6 +53,7 @@ def prove_by_prompts(
         messages: The conversation.
         trained: Indices of the messages that are trained.
         resolver: Conventions of the template: thinking tags, end of a turn.
+        known: Renders of the first messages, by their number and with the prompt or without.
         encoder: What `render` calls, if it is no template. Its text must begin with each prompt:
             nothing is known about how it prints earlier messages.
         tools: The tools that `render` prints.
@@ -59,7 +61,6 @@ def prove_by_prompts(
     Raises:
         RowError: A trained turn is not proven; the message shows the first difference.
     """
-    known: dict[tuple[int, bool], str] = {}
 
     def prefix(length: int, prompt: bool) -> str:
         if (length, prompt) not in known:
@@ -72,8 +73,7 @@ def prove_by_prompts(
     last = max(k for k, message in enumerate(messages) if message["role"] == "assistant")
     unique = with_unique_words(messages[: max(trained) + 1], resolver.thinking)
     # Rows of the same form become the same conversation, which is checked once.
-    shape = repr((unique, trained, last, tools, coded)).encode("utf-8", "replace")
-    form = hashlib.blake2b(shape).digest()
+    form = blake2b(repr((unique, trained, last, tools, coded)).encode("utf-8", "replace")).digest()
     spans: list[Span] = []
     ends: list[int] = []
     closed = True

@@ -320,6 +320,7 @@ class Renderer:
             _refuse_options(spec, media)
         self._templates: dict[str, Template] = {}
         self._printed = 0
+        self._prefixes: dict[bool, dict[tuple[int, bool], str]] = {}  # of the row, see `prefix`
         self.first_audited = FIRST_AUDITED
         self.engine_seconds = 0.0  # time spent in templates
         if "default" in self._sources and spec.format != "text":
@@ -556,6 +557,7 @@ class Renderer:
 
     def _render_row(self, each: _Read, digest: int | None, result: Rendering) -> None:
         number, content, weight, samples = each
+        self._prefixes = {}
         if samples and self.spec.expand == "append":
             self._append(samples, weight, digest, result)
             return
@@ -810,8 +812,9 @@ class Renderer:
             return text
 
         unproven_error: RowError | None = None
-        printed = False
-        for form in sample.conversation.forms(parts=self.media is not None):
+        if self.spec.expand != "turns":  # there, the first forms of all turns begin alike
+            self._prefixes = {}
+        for number, form in enumerate(sample.conversation.forms(parts=self.media is not None)):
             if unproven_error is not None and form.note == NULL_AS_EMPTY:
                 continue
             if encoder is not None:
@@ -819,8 +822,9 @@ class Renderer:
                 own_arguments.update(zip(map(id, form.messages), written, strict=True))
             try:
                 printed = encoder is not None and encoder.is_text(written, tools)
+                known = {} if number else self._prefixes.setdefault(printed, {})
                 rendered = prove_by_prompts(
-                    render, form.messages, sample.trained, template.resolver, encoder, tools
+                    render, form.messages, sample.trained, template.resolver, known, encoder, tools
                 )
             except RowError as error:
                 if error.reason in ("template_error", "limit"):

@@ -197,6 +197,4 @@ def encoder_of_directory(directory: Path) -> str | None:
             return f"{where}:{name}"
     if (directory / "tekken.json").is_file() or any(directory.glob("tokenizer.model.v*")):
         return "mistral-common"
-    if (directory / "tiktoken.model").is_file():
-        return "transformers"
-    return None
+    return "transformers" if (directory / "tiktoken.model").is_file() else None
