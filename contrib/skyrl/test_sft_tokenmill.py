@@ -41,7 +41,9 @@ def tokenizer():
 @pytest.fixture
 def rows():
     def turns(n):
-        pairs = [[("user", f"{n} + {k}?"), ("assistant", f"{n + k}, sure")] for k in range(n % 3 + 1)]
+        pairs = [
+            [("user", f"{n} + {k}?"), ("assistant", f"{n + k}, sure")] for k in range(n % 3 + 1)
+        ]
         return [{"role": role, "content": text} for pair in pairs for role, text in pair]
 
     return [{"messages": turns(n)} for n in range(20)]
