@@ -180,6 +180,7 @@ class Tried:
                 held = message["content"][1:] in content or message["content"] not in text
                 # Some templates print a system message in the turn of another message.
                 held |= not content and message["role"] == "system"
+                held &= not any(word in content for word in others)
                 self.require(case, "content", holds=held and not TAG.search(content))
         trained = {rendered.message_indices[i] for i, on in enumerate(rendered.sampled_mask) if on}
         roles = {messages[k]["role"] for k in trained}

@@ -11,6 +11,7 @@ import json
 import logging
 import re
 import threading
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -113,7 +114,7 @@ class TemplateRenderer:
             if len(turns) != len(given) or max([0, *turns[:-1], *sum(spans, ())]) > same:
                 turns, spans = [], []  # the template prints another text before a generation prompt
             turns = [*turns[:-1], same] if turns else []
-            ends, content = [*turns, len(text)], _content(run)
+            ends, content = [*turns, len(text)], _content(run, turns)
             encoded = self._encoder.encode([text, text], [spans, content], [ends, ends])
         if encoded.rejected and not prompt:
             raise encoded.rejected[0][1]
@@ -243,13 +244,14 @@ def _described(rendered: RenderedTokens, messages: list[dict[str, Any]]) -> Rend
     return rendered
 
 
-def _content(run: Run | None) -> list[Span]:
-    """Return the spans of a traced text that come from messages; none if these are unsure."""
+def _content(run: Run | None, turns: list[int]) -> list[Span]:
+    """Return the spans of a traced text that come from the message in whose turn they are."""
     if run is None or run.inserted:
-        return []
+        return []  # unknown
     position = list(itertools.accumulate(map(len, run.out), initial=0))
-    own = sorted({*run.own, *(index for index, _ in run.taken)})
-    return [(position[index], position[index + 1]) for index in own]
+    own = {*run.own, *(index for index, _ in run.taken)}
+    own -= {index for index, k in run.taken if 0 <= k != bisect_right(turns, position[index])}
+    return [(position[index], position[index + 1]) for index in sorted(own)]
 
 
 # How a template prints reasoning and calls
