@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import re
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -92,9 +93,12 @@ def tokenizer_of(template: str) -> Tokenizer:
     return Tokenizer(made.to_str().encode(), template=template, special_tokens=SPECIAL)
 
 
-def own_words(message: dict[str, Any]) -> set[str]:
-    """Words of the alphabet in a message; each is in one message only."""
-    return {word.strip('.,?"') for word in str(message).split() if word[0].isupper()} - {"X"}
+def own_words(*messages: dict[str, Any]) -> set[str]:
+    """Words of the alphabet in messages, each of them in one message only.
+
+    Their first letter may be in one token with text of the message before.
+    """
+    return set(re.findall(r"\b[A-Z]([a-z]{3,})\b", str(messages)))
 
 
 class Tried:
@@ -160,15 +164,12 @@ class Tried:
         for k, message in enumerate(messages):
             own = [i for i, owner in enumerate(rendered.message_indices) if owner == k]
             shown = self.decode([ids[i] for i in own])
-            words, others = (
-                own_words(message),
-                own_words({"all": [m for m in messages if m is not message]}),
-            )
-            if not all(word in text for word in words):
-                words = {word for word in words if word in text}  # dropped thinking
-            held = all(word in shown for word in words) and not any(
-                word in shown for word in others
-            )
+            words = {word for word in own_words(message) if word in text}  # but dropped thinking
+            others = own_words(*(m for m in messages if m is not message))
+            # Some templates print a system message in the turn of another message.
+            system = own_words(*(m for m in messages if m["role"] == "system"))
+            held = words <= {word for word in words if word in shown} | system
+            held &= not any(word in shown for word in others - system)
             self.require(case, "words of a message", holds=held)
             if message["role"] == "assistant":
                 sampled = self.decode([ids[i] for i in own if rendered.sampled_mask[i]])
@@ -176,9 +177,7 @@ class Tried:
                 self.require(case, "sampled words", holds=held)
             elif rendered.is_content:
                 content = self.decode([ids[i] for i in own if rendered.is_content[i]])
-                # The first letter may be in one token with text of another message.
                 held = message["content"][1:] in content or message["content"] not in text
-                # Some templates print a system message in the turn of another message.
                 held |= not content and message["role"] == "system"
                 held &= not any(word in content for word in others)
                 self.require(case, "content", holds=held and not TAG.search(content))
