@@ -10,12 +10,13 @@ import pytest
 tm = pytest.importorskip("tokenmill")
 pytest.importorskip("skyrl.train.sft_trainer")
 
-from skyrl.train.config import SFTConfig
-from skyrl.train.dataset.pretokenized import load_from_pretokenized
-from skyrl.train.sft_trainer import SFTTrainer, tokenize_chat_example
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from torchdata.stateful_dataloader import StatefulDataLoader
-from transformers import PreTrainedTokenizerFast
+from skyrl.train.config import SFTConfig  # noqa: E402
+from skyrl.train.dataset.pretokenized import load_from_pretokenized  # noqa: E402
+from skyrl.train.sft_trainer import SFTTrainer, tokenize_chat_example  # noqa: E402
+from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
+from transformers import PreTrainedTokenizerFast  # noqa: E402
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: E402
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -41,7 +42,9 @@ def tokenizer():
 @pytest.fixture
 def rows():
     def turns(n):
-        pairs = [[("user", f"{n} + {k}?"), ("assistant", f"{n + k}, sure")] for k in range(n % 3 + 1)]
+        pairs = [
+            [("user", f"{n} + {k}?"), ("assistant", f"{n + k}, sure")] for k in range(n % 3 + 1)
+        ]
         return [{"role": role, "content": text} for pair in pairs for role, text in pair]
 
     return [{"messages": turns(n)} for n in range(20)]

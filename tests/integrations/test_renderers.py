@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import re
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -92,9 +93,12 @@ def tokenizer_of(template: str) -> Tokenizer:
     return Tokenizer(made.to_str().encode(), template=template, special_tokens=SPECIAL)
 
 
-def own_words(message: dict[str, Any]) -> set[str]:
-    """Words of the alphabet in a message; each is in one message only."""
-    return {word.strip('.,?"') for word in str(message).split() if word[0].isupper()} - {"X"}
+def own_words(*messages: dict[str, Any]) -> set[str]:
+    """Words of the alphabet in messages, each of them in one message only.
+
+    Their first letter may be in one token with text of the message before.
+    """
+    return set(re.findall(r"\b[A-Z]([a-z]{3,})\b", str(messages)))
 
 
 class Tried:
@@ -160,15 +164,12 @@ class Tried:
         for k, message in enumerate(messages):
             own = [i for i, owner in enumerate(rendered.message_indices) if owner == k]
             shown = self.decode([ids[i] for i in own])
-            words, others = (
-                own_words(message),
-                own_words({"all": [m for m in messages if m is not message]}),
-            )
-            if not all(word in text for word in words):
-                words = {word for word in words if word in text}  # dropped thinking
-            held = all(word in shown for word in words) and not any(
-                word in shown for word in others
-            )
+            words = {word for word in own_words(message) if word in text}  # but dropped thinking
+            others = own_words(*(m for m in messages if m is not message))
+            # Some templates print a system message in the turn of another message.
+            system = own_words(*(m for m in messages if m["role"] == "system"))
+            held = words <= {word for word in words if word in shown} | system
+            held &= not any(word in shown for word in others - system)
             self.require(case, "words of a message", holds=held)
             if message["role"] == "assistant":
                 sampled = self.decode([ids[i] for i in own if rendered.sampled_mask[i]])
@@ -176,8 +177,9 @@ class Tried:
                 self.require(case, "sampled words", holds=held)
             elif rendered.is_content:
                 content = self.decode([ids[i] for i in own if rendered.is_content[i]])
-                # The first letter may be in one token with text of another message.
                 held = message["content"][1:] in content or message["content"] not in text
+                held |= not content and message["role"] == "system"
+                held &= not any(word in content for word in others)
                 self.require(case, "content", holds=held and not TAG.search(content))
         trained = {rendered.message_indices[i] for i, on in enumerate(rendered.sampled_mask) if on}
         roles = {messages[k]["role"] for k in trained}
@@ -232,7 +234,9 @@ class Tried:
             own = [i for i, k in owners if (k == j and found.is_content[i] if exact else k >= 0)]
             text = decode([found.token_ids[i] for i in own])
             self.require(case, "new message", holds=message["content"].strip() in text)
-        if completion[-1] in self.renderer.get_stop_token_ids():
+        # Where a call ends with another token, a part of it is continued as an answer.
+        is_closed = completion[-1] in self.renderer.get_stop_token_ids()
+        if is_closed and not messages[k].get("tool_calls"):
             cut = self.renderer.bridge_to_next_turn(prompt, completion[:-1], new, tools=tools)
             if cut is not None:
                 self.require(case, "bridge after a length limit", holds=cut.token_ids == following)
@@ -287,7 +291,7 @@ def test_thirty_templates_without_a_class(shared: Path) -> None:
     counts = total(NAMES, sources_of(shared))
     assert counts["ids of the template"] > 90
     assert counts["round trip"] > 130
-    assert counts["bridge"] == counts["prefix stability"] > 90
+    assert counts["bridge"] > 90
     assert counts["not bridged"] < 10
 
 
@@ -328,7 +332,7 @@ def test_the_package_loads_it_by_its_config(tokenizer: Any, tmp_path: Path) -> N
     assert loud.render_ids(messages) == [*calm.render_ids(messages), *tokenizer.encode("!")]
     again = pickle.loads(pickle.dumps(loud))
     assert again.render(messages) == loud.render(messages)
-    with pytest.raises(UsageError, match="the template decides which thinking"):
+    with pytest.raises(UsageError, match="the template decides"):
         create_renderer(tokenizer, custom(thinking_retention="all"))
 
 
@@ -360,7 +364,7 @@ def test_what_cannot_be_proven_is_an_error_or_unknown() -> None:
     assert raised.value.reason == "template_drops_content"
     prompt = renderer.render([*messages, turn("user", "Charlie")], add_generation_prompt=True)
     assert prompt.sampled_mask == prompt.is_content == []
-    assert {*prompt.message_indices} == {0, 1, 2}
+    assert {*prompt.message_indices} == {-1}
     assert renderer.get_stop_token_ids() == [renderer.bridge.tokenizer.eos_token_id]
     xml = CHATML.replace("{{ m.content }}", "{{ m.content }}{% for c in m.tool_calls or [] %}<call>"
                          "{{ c.function.name }}{% for k, v in c.function.arguments.items() %}"

@@ -449,9 +449,7 @@ class Renderer:
         """
         content = self.read({"messages": messages, "tools": tools})
         assert isinstance(content, Conversation)
-        answers = [
-            k for k, message in enumerate(content.messages) if message["role"] == "assistant"
-        ]
+        answers = [k for k, m in enumerate(content.messages) if m["role"] == "assistant"]
         template = self._for(content.tools)
         sample = Sample(0, 0, content, tuple(answers) or None, template)
         self._printed += 1

@@ -19,14 +19,12 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tokenmill._core.optional import optional
-from tokenmill.chat.calls import TOOL_ROLES
 from tokenmill.chat.program import Run
 from tokenmill.chat.template import REASONING_KEYS
 from tokenmill.chat.thinking import CLOSING, TAG, before_thinking
-from tokenmill.chat.turns import Span, with_unlooped
+from tokenmill.chat.turns import Span, common_prefix
 from tokenmill.errors import BridgeError, RowError, UsageError
 from tokenmill.rl.bridge import MAX_OPENER, Bridge
 from tokenmill.tokenizers.encoder import Encoder
@@ -46,15 +44,13 @@ with optional("renderers"):
 __all__ = ["TemplateRenderer", "TemplateRendererConfig"]
 
 Message = Mapping[str, Any]
+Messages = Sequence[Message]
 Tools = list[Any] | None
 _log = logging.getLogger(__name__)
 
 
 class TemplateRendererConfig(BaseRendererConfig):  # type: ignore[misc]
-    """Options of `TemplateRenderer`, named as in `tokenmill.prepare`.
-
-    Other fields are variables of the chat template, as in the default renderer's config.
-    """
+    """Options, named as in `tokenmill.prepare`; other fields are variables of the template."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -73,15 +69,11 @@ class TemplateRenderer:
 
     config_class = TemplateRendererConfig
     is_prefix_stable = False  # unknown; `Bridge.rewrite` checks one conversation
-    effective_thinking_retention = "all"  # the bridge continues all that the template does not drop
 
     def __init__(self, tokenizer: Any, config: TemplateRendererConfig | None = None) -> None:
         self.config = config = config or TemplateRendererConfig()
         if config.thinking_retention is not None:
-            raise UsageError(
-                "thinking_retention is not supported, because the template decides which thinking"
-                " it keeps. Set the template's own variable."
-            )
+            raise UsageError("Remove thinking_retention: the template decides what stays.")
         self._tokenizer = tokenizer
         self.bridge = Bridge(
             tokenizer,
@@ -98,11 +90,7 @@ class TemplateRenderer:
         return type(self), (self._tokenizer, self.config)
 
     def render(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Tools = None,
-        add_generation_prompt: bool = False,
+        self, messages: Messages, *, tools: Tools = None, add_generation_prompt: bool = False
     ) -> RenderedTokens:
         """Render messages to ids with the message of each.
 
@@ -110,8 +98,8 @@ class TemplateRenderer:
             RowError: The template raises an error, or a mask is not proven. With a generation
                 prompt such a mask is left empty, which means that it is unknown.
         """
-        prompt, tools = add_generation_prompt, tools or None
-        given, proven, renderer = list(map(dict, messages)), None, self.bridge.renderer
+        tools, given, proven = tools or None, [dict(message) for message in messages], None
+        renderer, prompt = self.bridge.renderer, add_generation_prompt
         with self._lock:
             try:
                 proven, accepted = renderer.conversation(given, tools)
@@ -121,29 +109,28 @@ class TemplateRenderer:
             if prompt:
                 accepted = self.bridge.messages(self.bridge.prompt(given, tools))
             text, run = renderer.printed(accepted, tools, prompt=prompt)
-            if proven and (not text.startswith(proven.text) or len(proven.ends) != len(given)):
-                proven = None  # the template prints another text before a generation prompt
             turns, spans = (proven.ends, proven.spans or []) if proven else ([], [])
-            parts, content = _parts(run, turns, len(text))
-            ends = parts[:, 0].tolist()
-            encoded = self._encoder.encode([text, text], [spans, content or []], [ends, ends])
-        if encoded.rejected:
-            if not prompt:
-                raise encoded.rejected[0][1]
-            proven = None
+            same = len(common_prefix(text, proven.text)) if proven else 0
+            if len(turns) != len(given) or max([0, *turns[:-1], *sum(spans, ())]) > same:
+                turns, spans = [], []  # the template prints another text before a generation prompt
+            turns = [*turns[:-1], same] if turns else []
+            ends, content = [*turns, len(text)], _content(run, turns)
+            encoded = self._encoder.encode([text, text], [spans, content], [ends, ends])
+        if encoded.rejected and not prompt:
+            raise encoded.rejected[0][1]
         (ids, mask, counts), (_, is_content, _) = encoded.row(0), encoded.row(1)
-        owner, turn = np.repeat(parts[:, 1:], np.diff(counts, prepend=0), axis=0).T
-        # A trained token is the answer's, also where the template prints it in the next turn.
-        owner = np.where(mask, turn, owner) if proven else owner
+        owner = np.repeat([*range(len(turns)), -1], np.diff(counts, prepend=0))
         found = RenderedTokens(token_ids=ids.tolist(), message_indices=owner.tolist())
-        if proven:
+        if turns and not encoded.rejected:
             found.sampled_mask = (mask > 0).tolist()
-        if proven and content is not None:
-            is_answer = np.array([*(message["role"] == "assistant" for message in given), False])
-            found.is_content = (np.where(is_answer[owner], mask, is_content) > 0).tolist()
+            if content:
+                is_answer = np.array(
+                    [*(message["role"] == "assistant" for message in given), False]
+                )
+                found.is_content = (np.where(is_answer[owner], mask, is_content) > 0).tolist()
         return _described(found, given)
 
-    def render_ids(self, messages: Sequence[Message], **options: Any) -> list[int]:
+    def render_ids(self, messages: Messages, **options: Any) -> list[int]:
         return list(self.render(messages, **options).token_ids)
 
     def get_stop_token_ids(self) -> list[int]:
@@ -162,8 +149,6 @@ class TemplateRenderer:
                 found += ids[-1:] if ids and tokenizer.table.is_added[ids[-1]] else []
         if tokenizer.eos_token_id is not None:
             found.append(tokenizer.eos_token_id)
-        if not found:
-            raise UsageError("The template ends no turn with a token, and there is no eos_token.")
         return list(dict.fromkeys(found))
 
     def _answer(self, message: Message, tools: Tools = None) -> list[int]:
@@ -177,7 +162,7 @@ class TemplateRenderer:
 
     def bridge_to_next_turn(
         self, previous_prompt_ids: list[int], previous_completion_ids: list[int],
-        new_messages: Sequence[Message], *, tools: Tools = None,
+        new_messages: Messages, *, tools: Tools = None,
     ) -> RenderedTokens | None:  # fmt: skip
         """Return the ids, followed by the text that the template prints after them.
 
@@ -187,12 +172,10 @@ class TemplateRenderer:
         new = [dict(message) for message in new_messages]
         if not previous_prompt_ids or not new or reject_assistant_in_extension(new):
             return None
-        previous, sampled = [*previous_prompt_ids, *previous_completion_ids], None
+        previous = [*previous_prompt_ids, *previous_completion_ids]
         with self._lock:
             try:
-                if any(message.get("role") in TOOL_ROLES for message in new):
-                    sampled = self._parsed(previous_completion_ids, previous_prompt_ids, new)
-                ids = self.bridge.extend(previous, new, sampled=sampled)
+                ids = self.bridge.extend(previous, new)
                 messages = self.bridge.messages(ids)
                 whole = self.render(messages, tools=tools, add_generation_prompt=True)
             except (BridgeError, RowError, UsageError) as error:
@@ -203,31 +186,10 @@ class TemplateRenderer:
         if whole.token_ids[-count:] == ids[-count:]:
             owners = [max(owner - first, -1) for owner in whole.message_indices[-count:]]
             found.message_indices[-count:] = owners
-            if whole.is_content:
-                own = zip(owners, whole.is_content[-count:], strict=True)
-                found.is_content = [False] * len(previous) + [
-                    k >= 0 and is_own for k, is_own in own
-                ]
+            if own := whole.is_content[-count:]:
+                new_content = [k >= 0 and is_own for k, is_own in zip(owners, own, strict=True)]
+                found.is_content = [False] * len(previous) + new_content
         return _described(found, new)
-
-    def _parsed(
-        self, ids: list[int], prompt: list[int], answers: Sequence[Message]
-    ) -> Message | None:
-        """Return a completion as a message, with the ids of its answers; None if it has no form."""
-        try:
-            parsed = self.parse_response(ids, tools=_TOOLS, prompt_ids=prompt)
-        except UsageError:
-            return None
-        if any(call.status != "ok" for call in parsed.tool_calls):
-            return None
-        calls = [
-            {"id": answer.get("tool_call_id"), "type": "function",
-             "function": {"name": call.name, "arguments": call.arguments}}
-            for call, answer in zip(parsed.tool_calls, answers, strict=False)
-        ]  # fmt: skip
-        message = {"reasoning_content": parsed.reasoning_content, "tool_calls": calls}
-        given = {name: value for name, value in message.items() if value}
-        return {"role": "assistant", "content": parsed.content, **given}
 
     def parse_response(
         self, token_ids: list[int], *, tools: Tools = None, prompt_ids: list[int] | None = None
@@ -272,6 +234,7 @@ class TemplateRenderer:
         with suppress(ValueError):
             form.calls = _CallForm.of(alone) if alone else None
         form.calls_problem = form.mismatch(calling) if alone else "it prints no calls"
+        form.calls = None if form.calls_problem else form.calls
         return form
 
 
@@ -281,38 +244,14 @@ def _described(rendered: RenderedTokens, messages: list[dict[str, Any]]) -> Rend
     return rendered
 
 
-def _parts(
-    run: Run | None, turns: Sequence[int], size: int
-) -> tuple[NDArray[np.int64], list[Span] | None]:
-    """Cut a text at the fragments of its trace, if it was traced, and at the ends of turns.
-
-    Returns:
-        Of each part its end, the message that it belongs to, and the message in whose turn it is,
-        -1 if there is none; and the spans that are text of a message, None if these are unknown.
-    """
-    ends: list[int] = []
-    owners: list[int] = []
-    content = None
-    if run is not None and not run.inserted:
-        position = list(itertools.accumulate(map(len, run.out), initial=0))
-        owners = [-1] * len(run.out)
-        pieces = with_unlooped(run, position)
-        marks = itertools.pairwise([*run.marks, (len(run.out), -1)])
-        spans = [(first, stop, k) for k, (first, stop) in pieces.items() if first >= 0]
-        spans += [(first, stop, k) for (first, k), (stop, _) in marks if k >= 0]
-        for first, stop, k in spans:
-            owners[first:stop] = [k] * (stop - first)
-        for index, k in run.taken:
-            owners[index] = k if k not in pieces and k >= 0 else owners[index]
-        own = sorted({*run.own, *(index for index, _ in run.taken)})
-        content, ends = [(position[index], position[index + 1]) for index in own], position[1:]
-    parts, start = [], 0
-    for end in sorted({*ends, *turns, size} - {0}):
-        turn = bisect_right(turns, start) if turns and start < turns[-1] else -1
-        owner = owners[bisect_right(ends, start)] if ends and start < ends[-1] else turn
-        parts.append((end, owner, turn))
-        start = end
-    return np.array(parts, np.int64), content
+def _content(run: Run | None, turns: list[int]) -> list[Span]:
+    """Return the spans of a traced text that come from the message in whose turn they are."""
+    if run is None or run.inserted:
+        return []  # unknown
+    position = list(itertools.accumulate(map(len, run.out), initial=0))
+    own = {*run.own, *(index for index, _ in run.taken)}
+    own -= {index for index, k in run.taken if 0 <= k != bisect_right(turns, position[index])}
+    return [(position[index], position[index + 1]) for index in sorted(own)]
 
 
 # How a template prints reasoning and calls
@@ -377,21 +316,17 @@ class _CallForm:
     def parse(self, text: str) -> tuple[str, list[ParsedToolCall]]:
         """Return the content of a text and its calls."""
         content, marker, _ = text.partition(self.marker)
-        start, calls = len(content), []
-        found = self.first.match(text, start)
-        while found is not None:
-            call = ParsedToolCall(text[start:], found[1])
-            calls.append(call)
+        start, calls, pattern = len(content), [], self.first if marker else None
+        while pattern and (found := pattern.match(text, start)):
+            calls.append(call := ParsedToolCall(text[start:], found[1]))
             try:
                 call.arguments, end = _JSON.raw_decode(text, found.end())
             except ValueError:
                 call.status = ToolCallParseStatus.INVALID_JSON
                 return content, calls
-            call.raw, start = text[start:end], end
-            found = None if self.again is None else self.again.match(text, end)
+            call.raw, start, pattern = text[start:end], end, self.again
         if marker and not calls:
-            broken = ToolCallParseStatus.MALFORMED_STRUCTURE
-            calls.append(ParsedToolCall(text[start:], status=broken))
+            calls = [ParsedToolCall(text[start:], status=ToolCallParseStatus.MALFORMED_STRUCTURE)]
         elif calls and not self.end.match(text, start):
             calls[-1].status = ToolCallParseStatus.UNCLOSED_BLOCK
         return content, calls
@@ -438,8 +373,7 @@ class _Form:
             expected = [(*c["function"].values(), "ok") for c in message.get("tool_calls", ())]
             reasoning = _THOUGHT if _THOUGHT in text else None
             found = [(call.name, call.arguments, call.status) for call in parsed.tool_calls]
-            if (parsed.content, parsed.reasoning_content, found) != (
-                message["content"], reasoning, expected,
-            ):  # fmt: skip
+            own = parsed.content, parsed.reasoning_content, found
+            if own != (message["content"], reasoning, expected):
                 return f"it prints {text!r:.100}"
         return ""

@@ -6,7 +6,7 @@ The position of a batch follows from epoch and index alone, so the cookbook's re
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -58,23 +58,14 @@ class _Datums(RowDataset):
 class Dataset(SupervisedDataset):  # type: ignore[misc]
     """Batches of a store, a view, source rows, or the path of a store.
 
-    Args:
-        data: Its length limit is that of ``prepare``.
-        batch_size: Rows of a batch. As in the cookbook, an incomplete last batch is not served.
-        shuffle: Use our order of the seed and the epoch; otherwise that of the data.
-        seed: Of the order.
-        reduction: See `datum`.
+    As in the cookbook, an incomplete last batch is not served. ``shuffle`` uses our order of
+    ``seed`` and epoch. The length limit is that of ``prepare``.
     """
 
     def __init__(
-        self,
-        data: Source,
-        batch_size: int,
-        *,
-        shuffle: bool = True,
-        seed: int = 0,
+        self, data: Source, batch_size: int, *, shuffle: bool = True, seed: int = 0,
         reduction: Reduction = "mean",
-    ) -> None:
+    ) -> None:  # fmt: skip
         check_positive("batch_size", batch_size)
         check_one_of("reduction", reduction, ("mean", "none"))
         if isinstance(data, str | os.PathLike):
@@ -108,18 +99,10 @@ class DatasetBuilder(SupervisedDatasetBuilder):  # type: ignore[misc]
 
     store: str
     batch_size: int
-    eval_store: str | None = None
-    shuffle: bool = True
+    eval_store: str | None = None  # its rows are one batch
     seed: int = 0
-    reduction: Reduction = "mean"
 
     def __call__(self) -> tuple[Dataset, Dataset | None]:
-        def opened(path: str, *, shuffle: bool, batch_size: int) -> Dataset:
-            options: dict[str, Any] = {"seed": self.seed, "reduction": self.reduction}
-            return Dataset(path, batch_size, shuffle=shuffle, **options)
-
-        train = opened(self.store, shuffle=self.shuffle, batch_size=self.batch_size)
-        if self.eval_store is None:
-            return train, None
-        held_out = open_store(self.eval_store)
-        return train, opened(self.eval_store, shuffle=False, batch_size=len(held_out))
+        held_out = open_store(self.eval_store) if self.eval_store else None
+        evaluation = Dataset(held_out, len(held_out), shuffle=False) if held_out else None
+        return Dataset(self.store, self.batch_size, seed=self.seed), evaluation
