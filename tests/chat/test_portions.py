@@ -87,7 +87,7 @@ def test_portions_change_no_row(expand: Any, monkeypatch: pytest.MonkeyPatch) ->
         audit(self, run, messages, tools)
 
     monkeypatch.setattr(TracedTemplate, "audit", record)
-    count = 2 * PORTION
+    count = 5 * PORTION
     rows = _rows(count)
     digests = [AUDIT_ONE_IN * i if i % 5 == 0 else AUDIT_ONE_IN * i + 300 for i in range(count)]
     renderer = Renderer(ChatSpec(expand=expand), TEMPLATE, SPECIAL)

@@ -587,8 +587,8 @@ class TracedTemplate:
         self.recorded = 0  # rows from which a path was recorded
         self.differed = ""  # the first difference from the reference
         self._tools: dict[bytes, tuple[list[Any], Memo]] = {}
-        self._last_tools: tuple[list[Any] | None, bytes, tuple[list[Any], Memo]]
-        self._last_tools = None, b"", ([], {})
+        self._last_key = b""
+        self._recent: dict[int, tuple[list[Any], tuple[list[Any], Memo]]] = {}  # by `id`
         self._start()
 
     def _start(self) -> None:
@@ -663,21 +663,22 @@ class TracedTemplate:
 
     def _interned(self, tools: list[Any]) -> tuple[list[Any], Memo | None]:
         """Return one list for equal tools, with the cached output of loops over it."""
-        last, last_key, cached = self._last_tools
-        if tools is last:  # one row may be rendered in two forms
-            return cached
+        recent = self._recent.get(id(tools))
+        if recent is not None and recent[0] is tools:  # one row may be rendered in two forms
+            return recent[1]
         try:
             key = msgspec.json.encode(tools)
         except (msgspec.MsgspecError, ValueError, OverflowError, TypeError, RecursionError):
             return tools, None  # contains objects that are not JSON
-        if key != last_key:  # most datasets have one list of tools
-            entry = self._tools.get(key)
-            if entry is None:
-                if len(self._tools) >= MAX_TOOLS:
-                    self._tools.clear()
-                entry = self._tools[key] = (tools, {})
-            cached = entry
-        self._last_tools = tools, key, cached
+        key = self._last_key if key == self._last_key else key  # it has its hash already
+        cached = self._tools.get(key)
+        if cached is None:
+            if len(self._tools) >= MAX_TOOLS:
+                self._tools.clear()
+            cached = self._tools[key] = (tools, {})
+        if len(self._recent) >= MAX_TOOLS:
+            self._recent.clear()
+        self._last_key, self._recent[id(tools)] = key, (tools, cached)
         return cached
 
     def _record(
