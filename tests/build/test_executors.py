@@ -279,7 +279,7 @@ def test_worker_that_dies_is_forked_again_by_the_same_server(tmp_path: Path) -> 
 def test_fewer_tasks_than_workers_start_only_as_many_workers() -> None:
     with mock.patch.object(executors, "WorkerProcess", wraps=WorkerProcess) as started:
         assert len(list(LocalExecutor(8).run(SETUP, squares(2)))) == 2
-    assert started.call_count == 2
+    assert 1 <= started.call_count <= 2  # the first may be free before the second starts
 
 
 @pytest.mark.parametrize(

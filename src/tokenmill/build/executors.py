@@ -159,9 +159,9 @@ class _Run:
 
     def _can_start(self) -> bool:
         """Whether another worker can be started; a server that can fork starts one at a time."""
-        is_starting = bool(self._servers) and self._servers[-1].starting is not None
-        has_room = len(self._workers) < self._executor.num_workers
-        return has_room and (self._cannot_fork or not is_starting)
+        if len(self._workers) >= self._executor.num_workers:
+            return False
+        return self._cannot_fork or all(server.starting is None for server in self._servers)
 
     @property
     def _cannot_fork(self) -> bool:
