@@ -170,3 +170,25 @@ def test_prompt_depends_on_the_conversation_alone(
             for job in expected_samples(real_rows[row], ChatSpec())
         ]
         check(name, templates[name], talks, 13, ChatSpec(date=DATE), prompted)
+
+
+FAILS_ON_NULL = """
+{%- for message in messages %}
+{%- if message.content is not defined %}{{ raise_exception("no content") }}{% endif %}
+{{- message.role }}: {{ message.content }}
+{%- for call in message.tool_calls or [] %}{{ call.function.name }}{% endfor %}|
+{%- endfor %}
+{%- if add_generation_prompt %}assistant: {% endif %}"""
+
+
+@pytest.mark.parametrize("renderer", ["auto", "jinja2"])
+def test_rejection_does_not_depend_on_recorded_errors(renderer: str) -> None:
+    """The template raises an error on null content, and drops the argument of the call."""
+    call = {"type": "function", "function": {"name": "look", "arguments": {"at": "sky"}}}
+    answer = {"role": "assistant", "content": None, "tool_calls": [call]}
+    row = {"messages": [{"role": "user", "content": "q"}, answer]}
+    clear_templates()
+    chat = Renderer(ChatSpec(), FAILS_ON_NULL, {}, renderer=renderer)
+    first, *later = (outcomes(chat.render([row]), 1) for _ in range(3))
+    assert first[0][0][1] == "template_drops_content"
+    assert later == [first, first]

@@ -548,6 +548,13 @@ class NotTraced(Exception):
         return f"{self.cause} (line {self.line} of the template)" if self.line else self.cause
 
 
+class TemplateFails(NotTraced):
+    """The template raises an error on this row."""
+
+    def __init__(self) -> None:
+        super().__init__("the template fails on the row")
+
+
 class Untraceable(NotTraced):
     """The template uses a feature that tracing does not support, for any row."""
 

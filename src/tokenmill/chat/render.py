@@ -33,7 +33,7 @@ from tokenmill.chat.images import (
     take_images,
 )
 from tokenmill.chat.prefix import prove_by_prompts
-from tokenmill.chat.program import NotTraced, Run, Untraceable
+from tokenmill.chat.program import NotTraced, Run, TemplateFails, Untraceable
 from tokenmill.chat.shapes import (
     KNOWN_ROLES,
     NULL_AS_EMPTY,
@@ -64,7 +64,7 @@ MAX_TEMPLATES = 8  # cached per thread
 UNTRAINED: dict[str, Callable[[str], int]] = {"prompt": len, "trained": before_thinking}
 
 
-Failure = TypeVar("Failure", NotTraced, RowError, NotTraced | RowError)
+Failure = TypeVar("Failure", bound=Exception)
 
 
 class PromptRequest(NamedTuple):
@@ -715,7 +715,8 @@ class Renderer:
             if sample.trained is None:
                 return self._untraced(sample, None, result), conversation.messages
             return self._by_prompts(sample, None, result)
-        raised: NotTraced | RowError | None = None
+        raised: TemplateFails | RowError | None = None
+        untraced: NotTraced | None = None
         failed: RowError | None = None
         for form in conversation.forms(parts=self.media is not None):
             if failed is not None and form.note == NULL_AS_EMPTY:
@@ -726,8 +727,11 @@ class Renderer:
                     run = self._follow(paths, form.messages, conversation.tools)
                 elif isinstance(run, Exception):
                     raise run
-            except (NotTraced, RowError) as error:
+            except (TemplateFails, RowError) as error:
                 raised = raised or _without_traceback(error)
+                continue
+            except NotTraced as error:
+                untraced = untraced or _without_traceback(error)
                 continue
             if self.renderer == "auto":
                 chosen_by = digest_of(run.text) if digest is None else digest + sample.part
@@ -754,14 +758,17 @@ class Renderer:
                 result.note("proven_by_generation_blocks" if blocks else "proven_by_trace")
             return _finished(sample, rendered), form.messages
         if sample.trained is None:
-            if failed is None and isinstance(raised, NotTraced):
-                return self._untraced(sample, raised, result), conversation.messages
-        elif isinstance(raised, NotTraced) or (failed and failed.reason == "mask_unproven"):
-            return self._by_prompts(sample, failed or raised, result)
-        if failed is not None:
-            raise failed
-        assert isinstance(raised, RowError)
-        raise raised
+            if failed is None and untraced is not None:
+                return self._untraced(sample, untraced, result), conversation.messages
+        elif untraced is not None or (failed and failed.reason == "mask_unproven"):
+            return self._by_prompts(sample, failed or untraced, result)
+        if failed is None and isinstance(raised, TemplateFails):
+            form = next(iter(conversation.forms(parts=self.media is not None)))
+            sample.template.reference.render(form.messages, conversation.tools)  # raises its error
+            failed = unproven("the template raises an error on its traced path only")
+        outcome = failed or raised
+        assert isinstance(outcome, RowError)
+        raise outcome
 
     def _proven(self, sample: Sample, messages: list[Message], run: Run) -> RenderedRow:
         """Find the trained spans of a run, and check that their words come from the right fields.
@@ -806,6 +813,7 @@ class Renderer:
             return text
 
         unproven_error: RowError | None = None
+        raised: RowError | None = None
         if self.spec.expand != "turns":  # there, the first forms of all turns begin alike
             self._prefixes = {}
         for number, form in enumerate(sample.conversation.forms(parts=self.media is not None)):
@@ -822,7 +830,7 @@ class Renderer:
                 )
             except RowError as error:
                 if error.reason in ("template_error", "limit"):
-                    raised = _without_traceback(error)
+                    raised = raised or _without_traceback(error)
                 else:
                     unproven_error = unproven_error or _without_traceback(error)
                 continue
@@ -830,11 +838,12 @@ class Renderer:
             if form.note:
                 result.note(form.note)
             return _finished(sample, rendered), form.messages
+        failure = unproven_error or raised
+        assert failure is not None
         if encoder is not None:
-            failure = unproven_error or raised
             raise RowError(encoder.remedy(failure), reason=failure.reason)
         if unproven_error is None:
-            raise raised
+            raise failure
         raise RowError(f"{failed}; {unproven_error.message}", reason="mask_unproven")
 
     def _untraced(self, sample: Sample, error: NotTraced | None, result: Rendering) -> RenderedRow:

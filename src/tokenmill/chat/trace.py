@@ -38,6 +38,7 @@ from tokenmill.chat.program import (
     Sources,
     Symbol,
     TemplateBlock,
+    TemplateFails,
     TemplateRaised,
     Untraceable,
     class_of,
@@ -607,9 +608,12 @@ class TracedTemplate:
     def follow(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> Run:
         """Render a conversation, and record its path if it is new.
 
+        The result does not depend on the rows that were rendered before.
+
         Raises:
+            TemplateFails: The template raises an error.
             NotTraced: It cannot be traced.
-            RowError: Its path is new, and the template raises an error.
+            RowError: It exceeds a limit.
         """
         tracer = self._tracer
         if isinstance(tracer, NotTraced):
@@ -624,6 +628,9 @@ class TracedTemplate:
             return tracer.program.run(normalized, tools, memo)
         except PathMiss:
             return self._record(tracer, messages, normalized, tools)
+        except LimitExceeded as error:
+            self._rendered(messages, tools)  # raises an error if the reference exceeds it, too
+            raise _not_traced(error) from error
         except Exception as error:
             raise _not_traced(error) from error
 
@@ -691,9 +698,10 @@ class TracedTemplate:
         try:
             expected = self._rendered(messages, tools)
         except RowError as error:
-            if error.reason == "template_error":
-                self._record_error(tracer, normalized, tools)
-            raise
+            if error.reason != "template_error":
+                raise
+            self._record_error(tracer, normalized, tools)
+            raise TemplateFails from error
         if tracer.program.size() > MAX_OPERATIONS:
             self._start()
             assert isinstance(self._tracer, Tracer)
@@ -729,7 +737,7 @@ def _not_traced(error: Exception) -> NotTraced:
     if isinstance(error, NotTraced):
         return NotTraced(error.cause, error.line)
     if isinstance(error, TemplateRaised):
-        return NotTraced("the template fails on the row")
+        return TemplateFails()
     if isinstance(error, LimitExceeded):
         return NotTraced("a row near the limits of a render")
     return NotTraced(f"{type(error).__name__} on the path")
