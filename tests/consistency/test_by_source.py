@@ -206,6 +206,8 @@ def test_packs_of_ranks_have_the_rows_of_their_positions(data: Both) -> None:
         found: list[int] = []
         for batch in loader.repeat():
             found += batch["indices"].tolist()
+            tokens = sum(len(data.finished[number]) for number in batch["indices"].tolist())
+            assert (batch["seq_idx"] >= 0).sum() == tokens
             if loader.state_dict()["window"]:
                 break
         assert sorted(found) == sorted(expected[rank::ranks].tolist())
