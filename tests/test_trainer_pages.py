@@ -46,6 +46,7 @@ def named(page: recording.Page) -> str:
 
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=named)
+imports_ours = pytest.mark.usefixtures("stand_ins")
 
 
 # Commands
@@ -246,6 +247,7 @@ PLACES = {"drone_tool_calls", "smilechat_zh", "toy_chat", "takeoff_drone", "CACH
           "tokens.py"}  # fmt: skip
 
 
+@imports_ours
 @every_page
 def test_names_on_a_page_exist_in_tokenmill_or_its_trainer(page: recording.Page) -> None:
     known: set[str] = set(PLACES)
@@ -277,8 +279,25 @@ def test_every_block_has_the_right_language() -> None:
 # Python that needs a trainer
 
 
-class _Megatron(types.ModuleType):
-    MegatronDataset = object
+class _Anything:
+    """Base class, function or decorator of a trainer that is not installed."""
+
+    def __new__(cls, *arguments: Any, **_: Any) -> Any:
+        return arguments[0] if arguments else super().__new__(cls)
+
+
+class _StandIn(types.ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Anything
+
+
+STAND_INS = {  # module of ours → the modules that it imports
+    "megatron.dataset": ("megatron.core.datasets.megatron_dataset",),
+    "renderers": ("renderers.base", "renderers.configs", "pydantic"),
+    "tinker": ("chz", "tinker", "tinker_cookbook.supervised.types"),
+}
 
 
 @functools.cache
@@ -301,18 +320,33 @@ def ours(dotted: str) -> Any:
     raise ModuleNotFoundError(dotted)
 
 
-@pytest.fixture(autouse=True)
-def megatron_imports(monkeypatch: pytest.MonkeyPatch) -> None:
-    if "megatron.core" in sys.modules:
-        return
-    for name in ("megatron", "megatron.core", "megatron.core.datasets",
-                 "megatron.core.datasets.megatron_dataset"):  # fmt: skip
-        monkeypatch.setitem(sys.modules, name, _Megatron(name))
+def _is_missing(module: str) -> bool:
+    package = module.partition(".")[0]
+    return package not in sys.modules and importlib.util.find_spec(package) is None
+
+
+@pytest.fixture
+def stand_ins() -> Iterator[None]:
+    """Replace missing trainers, and remove afterwards the modules that imported them."""
+    replaced: set[str] = set()
+    for own, modules in STAND_INS.items():
+        if missing := [module for module in modules if _is_missing(module)]:
+            replaced.add(f"tokenmill.integrations.{own}")
+            for module in missing:
+                parts = module.split(".")
+                replaced |= {".".join(parts[: end + 1]) for end in range(len(parts))}
+    kept = {name: sys.modules.pop(name) for name in replaced if name in sys.modules}
+    sys.modules |= {name: _StandIn(name) for name in replaced if not name.startswith("tokenmill")}
+    yield
+    for name in replaced:
+        sys.modules.pop(name, None)
+    sys.modules |= kept
 
 
 OUR_PATH = re.compile(r"(?<![\w./-])tokenmill(?:\.[A-Za-z_]\w*)+")
 
 
+@imports_ours
 @every_page
 def test_dotted_names_of_tokenmill_exist(page: recording.Page) -> None:
     text = page.path.read_text(encoding="utf-8")
@@ -357,6 +391,7 @@ def binds(callee: Any, shape: list[str]) -> None:
     inspect.signature(callee).bind(*given, **named)
 
 
+@imports_ours
 @every_page
 def test_calls_on_a_page_match_our_signatures(page: recording.Page) -> None:
     for language, line, block in page.blocks:
@@ -390,6 +425,7 @@ def signature_of(stated: list[str]) -> Any:
     return space["function"]
 
 
+@imports_ours
 @every_page
 def test_methods_that_a_page_overrides_accept_the_calls_of_the_trainer(
     page: recording.Page,
@@ -414,6 +450,7 @@ INTERFACES = [
 ]
 
 
+@imports_ours
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call.trainer}-{call.ours}")
 def test_our_functions_accept_the_calls_of_the_trainer(call: recording.Call) -> None:
     pytest.importorskip("torch")
@@ -424,6 +461,7 @@ def test_our_functions_accept_the_calls_of_the_trainer(call: recording.Call) -> 
     binds(callee, shape)
 
 
+@imports_ours
 @pytest.mark.parametrize(("trainer", "theirs", "own"), INTERFACES, ids=lambda value: str(value))
 def test_our_class_has_the_methods_that_it_replaces(trainer: str, theirs: str, own: str) -> None:
     pytest.importorskip("torch")

@@ -195,7 +195,10 @@ RENDERED = tuple(
 )
 
 
-RolloutFormat = Literal["auto", "openai", "rollout", "miles", "skyrl", "verl", "trl", "slime"]
+RolloutFormat = Literal[
+    "auto", "openai", "atif", "nemo_gym", "verifiers", "rollout", "miles", "skyrl", "verl", "trl",
+    "slime"
+]  # fmt: skip
 
 
 @command(app, *TOKENIZER, *RENDERED, *WHERE, *REFERENCE, name="check-rollouts")
