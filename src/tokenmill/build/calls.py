@@ -59,6 +59,7 @@ def prepare(
     date: str | None = UNSET,
     encoder: Any = UNSET,
     encoder_kwargs: Mapping[str, Any] | None = UNSET,
+    as_chat: bool = UNSET,
     processor: Any = UNSET,
     media_root: str | os.PathLike[str] | None = UNSET,
     media_urls: bool = UNSET,
@@ -71,7 +72,6 @@ def prepare(
     expand: Literal["none", "turns", "append"] = UNSET,
     trailing: Literal["reject", "trim"] = UNSET,
     append_eos: bool = UNSET,
-    as_chat: bool = UNSET,
     max_length: int | None = UNSET,
     overlong: Literal["drop", "truncate"] = UNSET,
     max_rejected: float | int | str | None = UNSET,
@@ -113,6 +113,8 @@ def prepare(
             ``path/to/file.py:callable``, ``module:callable``, a callable, ``mistral-common``,
             ``harmony`` or ``transformers``. Code of a checkpoint needs ``trust_remote_code``.
         encoder_kwargs: Additional arguments of the encoder.
+        as_chat: Make prompts and answers that are plain strings user and assistant messages, so
+            that the chat template is applied.
         processor: Directory or hub id of the model's processor, or the object; for rows with
             images.
         media_root: Directory of image paths in rows; images outside of it are rejected. Default:
@@ -129,8 +131,6 @@ def prepare(
         trailing: Reject a conversation that ends with a user turn, or trim it after its last
             assistant turn.
         append_eos: End texts and string completions with the end-of-sequence token.
-        as_chat: Make prompts and answers that are plain strings user and assistant messages, so
-            that the chat template is applied.
         max_length: Maximum number of tokens of a row.
         overlong: Drop longer rows, or truncate them.
         max_rejected: Maximum number of rejected rows, or a share like ``1%``; more raise an error.
