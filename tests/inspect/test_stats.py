@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from tokenmill.errors import SourceMissing, UsageError
 from tokenmill.inspect import stats
 from tokenmill.inspect.stats import PERCENTILES, open_mixture, packing_preview, store_stats
 from tokenmill.store import Store, open_store
+from tokenmill.store.named import write_name
 
 rows_of_tokens = st.lists(
     st.integers(1, 40_000).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))), max_size=60
@@ -153,6 +155,18 @@ def test_mixture_counts_the_rows_that_the_loader_serves(
     shown = shell("stats", "--mix", recipe).out
     assert "chat" in shown
     assert "%" in shown
+
+
+def test_mixture_takes_names_of_stores(tmp_path: Path, own_cache: Path) -> None:
+    first, second = (make_store(own_cache, [make_columns([n] * 80)], name=str(n)) for n in (5, 9))
+    write_name(own_cache, "chat", first.key)
+    recipe = tmp_path / "mix.yaml"
+    recipe.write_text(f"sources: {{chat: chat, code: {second.key}}}")
+    views = open_mixture(recipe).views
+    assert [view.key for view in views] == [first.key, second.key]
+    recipe.write_text("sources: {chat: missing/chat}")
+    with pytest.raises(SourceMissing, match=re.escape(str(tmp_path / "missing"))):
+        open_mixture(recipe)
 
 
 @pytest.mark.parametrize(

@@ -237,8 +237,8 @@ def packing_preview(
 def open_mixture(path: str | os.PathLike[str]) -> Mixture:
     """Open a mixture from a YAML file with the arguments of `tokenmill.mix`.
 
-    The sources are paths of stores, relative to the file:
-    ``sources: {chat: stores/chat, code: stores/code}``.
+    The sources are stores, as for `open_store`; paths are relative to the file:
+    ``sources: {chat: stores/chat, code: code-v2}``.
     """
     path = Path(path)
     document: dict[str, Any] = read_yaml(path)
@@ -252,7 +252,9 @@ def open_mixture(path: str | os.PathLike[str]) -> Mixture:
         raise UsageError("weights must map the names of sources to numbers", path=path)
 
     def located(store: str) -> str:
-        return store if "://" in store else str(path.parent / Path(store).expanduser())
+        near = path.parent / Path(store).expanduser()
+        is_name = os.sep not in store and not near.exists()
+        return store if is_name or "://" in store else str(near)
 
     return mix({name: open_store(located(store)) for name, store in sources.items()}, **document)
 

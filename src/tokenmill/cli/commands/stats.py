@@ -45,7 +45,7 @@ def stats(
     Args:
         max_length: Also show what this limit drops. Repeatable.
         pack: Pack an epoch to this length instead of the usual ones. Repeatable.
-        mix: YAML file with sources (stores by name) and weights.
+        mix: YAML file with the stores of a mixture (paths or names) and their weights.
     """
     from tokenmill.data.packs import Pack
     from tokenmill.inspect.stats import (
