@@ -93,7 +93,7 @@ def test_format_of_a_row_is_detected_and_read(name: str) -> None:
 
 
 def test_every_format_has_a_row_here() -> None:
-    traces = ("atif", "verifiers", "nemo_gym")  # test_traces.py
+    traces = ("atif", "verifiers", "nemo_gym")  # test_agent_traces.py
     assert set(FORMATS) == {*ROWS, *traces, "slime"}
     with pytest.raises(UsageError, match="must be one of auto, "):
         read_rollouts({}, "other")

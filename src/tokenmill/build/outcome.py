@@ -17,7 +17,7 @@ from tokenmill._core.origin import nothing_left
 from tokenmill._core.publish import Staging, writing_errors
 from tokenmill.build.plan import Partition
 from tokenmill.build.recipe import RunOptions
-from tokenmill.chat.traces import NOTES
+from tokenmill.chat.agent_traces import NOTES
 from tokenmill.errors import RowError, SourceError
 from tokenmill.store import CacheLayout, Store
 from tokenmill.store.manifest import units_out

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from tokenmill._core.fingerprint import plain
 from tokenmill._core.options import MAX_WEIGHT, MIN_WEIGHT
+from tokenmill.chat.agent_traces import AGENT_TRACES, has_blocks, read_agent_trace
 from tokenmill.chat.calls import (
     TOOL_ROLES,
     call_list,
@@ -28,7 +29,6 @@ from tokenmill.chat.calls import (
 )
 from tokenmill.chat.images import Image, Parts, RowImages
 from tokenmill.chat.spec import GROUPED, RESERVED_KWARGS, TRAINABLE, ChatSpec
-from tokenmill.chat.traces import TRACES, has_blocks, read_trace
 from tokenmill.errors import RowError, UsageError
 
 Message = dict[str, Any]
@@ -182,7 +182,7 @@ def read(row: Any, spec: ChatSpec, shape: str | None = None) -> Conversation | P
         return _pair(row, spec)
     if shape == "alpaca":
         result = _alpaca(row)
-    elif shape in TRACES:
+    elif shape in AGENT_TRACES:
         result = _trace(shape, row, spec)
     else:
         turns = _turns(row, spec)
@@ -192,7 +192,7 @@ def read(row: Any, spec: ChatSpec, shape: str | None = None) -> Conversation | P
             result = conversation("messages", turns)
         else:
             result = _sharegpt_conversation(turns)
-    if shape not in TRACES:
+    if shape not in AGENT_TRACES:
         _add_columns(result, row, spec)
     if not result.messages:
         raise RowError("the conversation is empty")
@@ -224,7 +224,7 @@ def _detect(row: dict[str, Any], spec: ChatSpec) -> str:
         return "preference"
     has_prompt = get(column["prompt"]) is not None
     if has_prompt and get(column["completion"]) is not None:
-        if "example_id" in row and TRACES["verifiers"][0](row):
+        if "example_id" in row and AGENT_TRACES["verifiers"][0](row):
             return "verifiers"
         return "kto" if type(get(column["label"])) is bool else "prompt_completion"
     has_instruction = get("instruction") is not None
@@ -234,7 +234,7 @@ def _detect(row: dict[str, Any], spec: ChatSpec) -> str:
                 return "ranked"
     if has_instruction and get("output") is not None:
         return "alpaca"
-    for name, (matches, _) in TRACES.items():
+    for name, (matches, _) in AGENT_TRACES.items():
         if matches(row):
             return name
     if get(column["text"]) is not None:
@@ -248,7 +248,7 @@ def _detect(row: dict[str, Any], spec: ChatSpec) -> str:
 
 def _trace(shape: str, row: dict[str, Any], spec: ChatSpec) -> Conversation:
     columns = {role: spec.value(row, role) for role in ("system", "tools")}
-    trace = read_trace({**row, **columns, "messages": _turns(row, spec)}, shape)
+    trace = read_agent_trace({**row, **columns, "messages": _turns(row, spec)}, shape)
     result = conversation(shape, trace.messages)
     result.tools, result.completion, result.notes = trace.tools, trace.completion, trace.notes
     if columns["system"] and shape != "anthropic":  # whose reader adds it

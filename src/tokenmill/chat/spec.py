@@ -11,7 +11,7 @@ from msgspec import Meta
 from msgspec.structs import force_setattr
 
 from tokenmill._core.options import Column, Options, Variables, check_names
-from tokenmill.chat.traces import TRACES
+from tokenmill.chat.agent_traces import AGENT_TRACES
 from tokenmill.errors import UsageError
 
 # Part of the key; incremented when a row's text, spans or rejection could change.
@@ -42,7 +42,7 @@ TRAINABLE: dict[str, tuple[str, ...]] = {
     "messages": CONVERSATION,
     "sharegpt": CONVERSATION,
     "alpaca": (*CONVERSATION, "completion"),
-    **dict.fromkeys(("prompt_completion", *TRACES), ("completion", *CONVERSATION)),
+    **dict.fromkeys(("prompt_completion", *AGENT_TRACES), ("completion", *CONVERSATION)),
     **dict.fromkeys(GROUPED, ANSWER),
     "text": ("everything",),
     "tokens": ("everything",),  # default: the masks of the row

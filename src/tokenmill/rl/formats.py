@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenmill.chat.traces import NOTES, TRACES, read_trace
+from tokenmill.chat.agent_traces import AGENT_TRACES, NOTES, read_agent_trace
 from tokenmill.errors import RowError, check_one_of
 from tokenmill.rl.trajectory import Bits, Ids, Recording, Trajectory
 
@@ -426,7 +426,7 @@ def _trace(name: str) -> Callable[[Row], Recording]:
     prompt, sampled, mask, logprobs = _TOKENS[name]
 
     def read(row: Row) -> Recording:
-        trace = read_trace(row, name)
+        trace = read_agent_trace(row, name)
         recorded = [(own, tokens) for own, tokens in trace.generations if tokens.get(sampled)]
         turns = [m for m in trace.messages[trace.completion :] if m.get("role") == "assistant"]
         calls = len(turns) if name == "nemo_gym" else len(trace.generations)
@@ -458,7 +458,7 @@ def _has(*alternatives: str) -> Callable[[Row], bool]:
 
 FORMATS: dict[str, tuple[Callable[[Row], bool], Callable[[Row], Recording]]] = {
     "openai": (_is_openai, _openai),
-    **{name: (TRACES[name][0], _trace(name)) for name in _TOKENS},
+    **{name: (AGENT_TRACES[name][0], _trace(name)) for name in _TOKENS},
     "rollout": (_has("token_ids", "trajectories", "tree"), _rollout),
     "miles": (_has("tokens response_length"), _miles),
     "skyrl": (_has("prompt_token_ids response_ids", "input_prompt output_response"), _skyrl),

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 import tokenmill as tm
 from tests.build.making import INLINE, TOKENIZER, write_rows
+from tokenmill.chat.agent_traces import AGENT_TRACES
 from tokenmill.chat.shapes import Conversation, read_row
 from tokenmill.chat.spec import ChatSpec
-from tokenmill.chat.traces import TRACES
 from tokenmill.errors import RowError
 
 Row = dict[str, Any]
@@ -112,7 +112,7 @@ def read(row: Row, **options: Any) -> Conversation:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_one_run_in_every_format_gives_the_same_messages(name: str) -> None:
-    assert set(ROWS) == set(TRACES)
+    assert set(ROWS) == set(AGENT_TRACES)
     found = read(ROWS[name])
     assert found.shape == name
     assert found.messages == MESSAGES

@@ -17,19 +17,19 @@ NOTES = {  # by counter of the render stage
     "subagents_left_out": "agent traces contain traces of subagents, which are not trained",
 }
 
-# Type of a block of Anthropic or an item of Responses → method of `Trace`, and its arguments.
+# Type of a block of Anthropic or an item of Responses → method of `AgentTrace`, and its arguments.
 _PARTS = {
-    "thinking": ("think", "thinking"),
-    "redacted_thinking": ("think", "thinking", "data"),
-    "tool_use": ("call", "id", "name", "input"),
-    "tool_result": ("answer", "tool_use_id", "content", "is_error"),
-    "reasoning": ("think", "content", "encrypted_content", "summary"),
-    "function_call": ("call", "call_id", "name", "arguments"),
-    "function_call_output": ("answer", "call_id", "output"),
+    "thinking": ("add_reasoning", "thinking"),
+    "redacted_thinking": ("add_reasoning", "thinking", "data"),
+    "tool_use": ("add_call", "id", "name", "input"),
+    "tool_result": ("add_result", "tool_use_id", "content", "is_error"),
+    "reasoning": ("add_reasoning", "content", "encrypted_content", "summary"),
+    "function_call": ("add_call", "call_id", "name", "arguments"),
+    "function_call_output": ("add_result", "call_id", "output"),
 }
 
 
-class Trace:
+class AgentTrace:
     """The messages of a trace, while it is read."""
 
     def __init__(self) -> None:
@@ -42,20 +42,20 @@ class Trace:
         self.in_turn = False  # whether the last message is an assistant's and can continue
         self._functions: dict[str, str] = {}  # names by id of the call
 
-    def say(self, role: Any, content: Any, **fields: Any) -> None:
+    def add_message(self, role: Any, content: Any, **fields: Any) -> None:
         self.in_turn = False
         self.messages.append({"role": _text(role, "role"), "content": content, **fields})
 
     def _turn(self, *later: str) -> Row:
         """Return the assistant's message, in which templates print ``later`` fields afterwards."""
         if not self.in_turn:
-            self.say("assistant", "")
+            self.add_message("assistant", "")
         if any(map(self.messages[-1].get, later)):
-            raise RowError("a message has reasoning, text, calls, but a turn has another order")
+            raise RowError("a turn has another order than reasoning, text, calls")
         self.in_turn = True
         return self.messages[-1]
 
-    def think(self, text: Any, encrypted: Any = None, summary: Any = None) -> None:
+    def add_reasoning(self, text: Any, encrypted: Any = None, summary: Any = None) -> None:
         if encrypted:
             raise RowError("reasoning is encrypted; remove it to train the turn without it")
         found = text or summary
@@ -64,19 +64,21 @@ class Trace:
             thoughts = turn.get("reasoning_content", "") + _text(part.get("text"), "reasoning")
             turn["reasoning_content"] = thoughts
 
-    def write(self, content: Any) -> None:
+    def add_text(self, content: Any) -> None:
         self._turn("tool_calls")["content"] += _content(content)
 
-    def call(self, identity: Any, name: Any, arguments: Any) -> None:
+    def add_call(self, identity: Any, name: Any, arguments: Any) -> None:
         self._functions[_text(identity, "id of a call")] = _text(name, "name of a call")
         calls = self._turn().setdefault("tool_calls", [])
         calls.append(_in_function({"id": identity, "name": name, "arguments": arguments}))
 
-    def answer(self, identity: Any, content: Any, is_error: Any = None) -> None:
+    def add_result(self, identity: Any, content: Any, is_error: Any = None) -> None:
         if _text(identity, "id of a call") not in self._functions:
             raise RowError(f"a result belongs to call {identity!r:.40}, which is not in the trace")
-        fields = {"tool_call_id": identity, "name": self._functions[identity]}
-        self.say("tool", _content(content), **fields, **({"is_error": True} if is_error else {}))
+        fields: Row = {"tool_call_id": identity, "name": self._functions[identity]}
+        if is_error:
+            fields["is_error"] = True
+        self.add_message("tool", _content(content), **fields)
 
     def read(self, item: Row) -> None:
         """Add a message or block of Anthropic, or an item of OpenAI's Responses."""
@@ -93,29 +95,29 @@ class Trace:
         text = [{"type": "text", "text": content}]
         for block in text if isinstance(content, str) else _objects(content, "content"):
             part = _PARTS.get(str(block.get("type")))
-            if part and is_assistant == (part[0] == "answer"):
+            if part and is_assistant == (part[0] == "add_result"):
                 raise RowError(f"a message of role {role!r:.40} has a part {block['type']!r}")
             if part:
                 self.read(block)
             elif is_assistant:
-                self.write([block])
+                self.add_text([block])
             elif continues:
                 self.messages[-1]["content"] += _content([block])
             else:
-                self.say(role, _content([block]))
+                self.add_message(role, _content([block]))
             continues = not part
 
-    def say_pair(self, row: Row) -> None:
+    def add_pair(self, row: Row) -> None:
         """Add ``prompt`` and ``completion``, OpenAI messages whose calls may be flat."""
         for name, role in (("prompt", "user"), ("completion", "assistant")):
             self.completion = len(self.messages)
             for message in _messages(row.get(name), name, role):
                 calls = list(map(_in_function, call_list(message.get("tool_calls"))))
-                self.say(message.get("role"), message.get("content"))
+                self.add_message(message.get("role"), message.get("content"))
                 self.messages[-1] = {**message, "tool_calls": calls} if calls else message
 
 
-def _atif(row: Row, trace: Trace) -> None:
+def _atif(row: Row, trace: AgentTrace) -> None:
     trace.tools = _object(row, "agent").get("tool_definitions")
     steps = _objects(row.get("steps"), "steps")
     last = max((n for n, step in enumerate(steps) if step.get("source") == "agent"), default=-1)
@@ -126,14 +128,14 @@ def _atif(row: Row, trace: Trace) -> None:
             if results and number < last:
                 raise RowError(f"steps[{number}]: after it, the context of the agent is unknown")
             if not results:
-                trace.say(source, _content(step.get("message")))
+                trace.add_message(source, _content(step.get("message")))
             continue
         if source != "agent":
             raise RowError(f"steps[{number}]: the source is {source!r:.40}")
-        trace.think(step.get("reasoning_content"))
-        trace.write(step.get("message"))
+        trace.add_reasoning(step.get("reasoning_content"))
+        trace.add_text(step.get("message"))
         for call in _objects(step.get("tool_calls"), "tool_calls"):
-            trace.call(*map(call.get, ("tool_call_id", "function_name", "arguments")))
+            trace.add_call(*map(call.get, ("tool_call_id", "function_name", "arguments")))
         if step.get("is_copied_context") or calls == 0:  # not sampled for this trace
             trace.messages[-1]["train"] = False
         else:  # the ids of several calls cannot be separated
@@ -143,30 +145,30 @@ def _atif(row: Row, trace: Trace) -> None:
             if result.get("content") is None:
                 raise RowError(f"steps[{number}]: a result has no content")
             if result.get("source_call_id") is not None:
-                trace.answer(result["source_call_id"], result["content"])
+                trace.add_result(result["source_call_id"], result["content"])
             else:  # the last one was never read by the agent, like the results of tools
-                trace.say("user" if number < last else "tool", _content(result["content"]))
+                trace.add_message("user" if number < last else "tool", _content(result["content"]))
         trace.in_turn = False
     if row.get("subagent_trajectories"):
         trace.notes.add("subagents_left_out")
 
 
-def _verifiers(row: Row, trace: Trace) -> None:
+def _verifiers(row: Row, trace: AgentTrace) -> None:
     trace.tools = row.get("tool_defs")
-    trace.say_pair(row)
+    trace.add_pair(row)
     for step in _objects(row.get("trajectory"), "trajectory"):
-        own = Trace()
-        own.say_pair(step)
+        own = AgentTrace()
+        own.add_pair(step)
         trace.generations.append((own.messages, _object(step, "tokens")))
     trace.is_cut = bool(row.get("is_truncated"))
 
 
-def _responses(row: Row, trace: Trace) -> None:
+def _responses(row: Row, trace: AgentTrace) -> None:
     request, response = _object(row, "responses_create_params", "request"), _object(row, "response")
     if request.get("previous_response_id") or request.get("conversation"):
         raise RowError("the row continues a conversation that it does not contain")
     if instructions := request.get("instructions") or response.get("instructions"):
-        trace.say("system", _content(instructions))
+        trace.add_message("system", _content(instructions))
     for item in _messages(request.get("input"), "input", "user"):
         trace.read(item)
     trace.completion, trace.in_turn = len(trace.messages), False
@@ -179,9 +181,9 @@ def _responses(row: Row, trace: Trace) -> None:
     trace.is_cut = response.get("status") == "incomplete"
 
 
-def _anthropic(row: Row, trace: Trace) -> None:
+def _anthropic(row: Row, trace: AgentTrace) -> None:
     if row.get("system"):
-        trace.say("system", _content(row["system"]))
+        trace.add_message("system", _content(row["system"]))
     for message in _objects(row.get("messages"), "messages"):
         trace.read({**message, "type": "message"})
     if isinstance(row.get("response"), dict):
@@ -201,7 +203,7 @@ def has_blocks(messages: Any) -> bool:
 
 
 # Format → whether a row has it, and its reader; tried in this order.
-TRACES: dict[str, tuple[Callable[[Row], bool], Callable[[Row, Trace], None]]] = {
+AGENT_TRACES: dict[str, tuple[Callable[[Row], bool], Callable[[Row, AgentTrace], None]]] = {
     "atif": (lambda row: "steps" in row and isinstance(row.get("agent"), dict), _atif),
     "nemo_gym": (lambda row: isinstance(row.get("responses_create_params"), dict), _responses),
     "responses": (lambda row: isinstance(_object(row, "response").get("output"), list), _responses),
@@ -210,10 +212,10 @@ TRACES: dict[str, tuple[Callable[[Row], bool], Callable[[Row, Trace], None]]] = 
 }
 
 
-def read_trace(row: Row, name: str) -> Trace:
-    """Read a trace of one of `TRACES`; a column ``tools`` adds tools that it lacks."""
-    trace = Trace()
-    TRACES[name][1](row, trace)
+def read_agent_trace(row: Row, name: str) -> AgentTrace:
+    """Read a trace of one of `AGENT_TRACES`; a column ``tools`` adds tools that it lacks."""
+    trace = AgentTrace()
+    AGENT_TRACES[name][1](row, trace)
     if trace.is_cut and trace.messages and trace.messages[-1].get("role") == "assistant":
         trace.messages[-1] = {**trace.messages[-1], "train": False}
         trace.notes.add("truncated_traces")

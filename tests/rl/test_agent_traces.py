@@ -11,7 +11,7 @@ import pytest
 
 import tokenmill as tm
 from tests.build.making import INLINE, TOKENIZER, write_rows
-from tests.chat.test_traces import MESSAGES, ROWS, TOOL
+from tests.chat.test_agent_traces import MESSAGES, ROWS, TOOL
 from tokenmill.errors import RowError
 from tokenmill.rl.formats import read_rollouts
 from tokenmill.store import Row
