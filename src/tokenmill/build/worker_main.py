@@ -71,7 +71,7 @@ def collect_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def exit_without(parent: int) -> None:
+def exit_if_orphaned(parent: int) -> None:
     """Exit if the parent is gone: a forked child of it may keep the lifeline open."""
     if os.getppid() != parent:
         os._exit(1)
@@ -93,7 +93,7 @@ def heartbeat(sender: Sender, seconds: float) -> Iterator[None]:
 def beat(sender: Sender, seconds: float, parent: int, stopped: threading.Event) -> None:
     """Send heartbeats; exit when the parent is gone."""
     while not stopped.wait(seconds):
-        exit_without(parent)
+        exit_if_orphaned(parent)
         try:
             sender.send(wire.Beat())
         except OSError:
@@ -233,7 +233,7 @@ class Server:
             for fd in (self._channel.fileno(), *self._children):
                 poll.register(fd, select.POLLIN)
             ready = {fd for fd, _ in poll.poll(self._beat_s * 1000)}
-            exit_without(self._parent)
+            exit_if_orphaned(self._parent)
             for pidfd in ready & self._children.keys():
                 pid = self._children.pop(pidfd)
                 os.close(pidfd)

@@ -112,15 +112,8 @@ def prove_by_prompts(
             _check_unique_words(render, unique[: k + 1], resolver, k == last, show)
         if not coded:
             start = resolver.generation_prompts.trained_from(text, start)
-        stop = _last_word(text, start, end, show)
-        end_of_turn = resolver.generation_prompts.next_end_of_turn
-        if end_of_turn and not text[start:stop].endswith(end_of_turn.strip()):
-            if text.startswith(end_of_turn, end):
-                stop = end + len(end_of_turn)
-            else:
-                closed = False
-        if resolver.turn_end == "turn":
-            stop = max(stop, end)
+        stop, has_end = _stop(text, start, end, resolver, show)
+        closed &= has_end
         if stop > start:
             spans.append((start, stop))
     if len(resolver.checked) >= MAX_CHECKED:
@@ -134,6 +127,19 @@ def prove_by_prompts(
 def _common(left: str, right: str, coded: bool) -> str:
     """Return the common prefix: of ids, or of text in whole units."""
     return left[: first_difference(left, right)] if coded else common_prefix(left, right)
+
+
+def _stop(
+    text: str, start: int, end: int, resolver: SpanResolver, show: Callable[[str], str]
+) -> tuple[int, bool]:
+    """Return the end of a trained span, and whether the turn has its end-of-turn token."""
+    stop, has_end = _last_word(text, start, end, show), True
+    end_of_turn = resolver.generation_prompts.next_end_of_turn
+    if end_of_turn and not text[start:stop].endswith(end_of_turn.strip()):
+        has_end = text.startswith(end_of_turn, end)
+        if has_end:
+            stop = end + len(end_of_turn)
+    return (max(stop, end) if resolver.turn_end == "turn" else stop), has_end
 
 
 def _last_word(text: str, start: int, end: int, show: Callable[[str], str]) -> int:
