@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 import tokenmill as tm
 from tests.build.making import TOKENIZER
+from tests.programs import PROJECT
 from tokenmill._core import fingerprint
 from tokenmill._core.options import Options, declared
 from tokenmill.build.calls import UNSET, run_recipe
@@ -84,6 +86,18 @@ def test_signature_of_prepare_is_the_declaration() -> None:
         # Any sequence of columns is taken, and a tuple is kept; executors are no matter of options.
         if name not in ("keep_columns", "executor"):
             assert types[name] == declared_types[name], name
+
+
+def test_api_page_states_the_defaults_of_prepare() -> None:
+    page = (PROJECT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
+    stated = page.partition("Defaults of the options:")[2].partition("The others are None, False")[
+        0
+    ]
+    options = (declared(Recipe) | declared(RunOptions)).values()
+    defaults = {one.name: one.default for one in options if one.default not in (None, False, ())}
+    del defaults["sources"]  # has none
+    found = {name: ast.literal_eval(value) for name, value in re.findall(r"`(\w+)=(.+?)`", stated)}
+    assert found == defaults
 
 
 def test_defaults_of_prompts_are_the_declaration() -> None:

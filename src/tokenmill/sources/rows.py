@@ -377,7 +377,7 @@ def _published(root: str, name: str) -> Concatenation:
 
 
 class Rows(Sequence[dict[str, Any]]):
-    """A lazy sequence of the rows of a concatenation, at ``positions`` or all."""
+    """Rows of files by number, read when they are accessed; slices are views. See `open_rows`."""
 
     def __init__(self, whole: Concatenation, positions: range | None = None) -> None:
         self._whole = whole
