@@ -41,6 +41,23 @@ def test_control_characters_of_data_are_escaped(shell: Shell, tmp_path: Path) ->
     assert whole.json["extra"]["note"] == HOSTILE, "--json prints the unchanged text"
 
 
+def test_characters_of_several_tokens_are_shown_whole(shell: Shell, tmp_path: Path) -> None:
+    row = conversations(1)[0]
+    row["messages"][1]["content"] = "は揺れ"
+    prepared = shell("prepare", write_rows(tmp_path / "a.jsonl", [row]), *QUICK)
+    path = prepared.out.strip()
+    assert "⟦は揺れ<|im_end|>⟧" in shell("inspect", path).out
+    shown = shell("inspect", path, "--json").json
+    assert "は揺れ" in "".join(shown["pieces"])
+    first = shown["pieces"].index("")  # of several tokens for a character
+    ids = shown["ids"][: first + 1]
+    cut = {"input_ids": ids, "loss_mask": [0] * first + [1]}
+    prepared = shell(
+        "prepare", write_rows(tmp_path / "b.jsonl", [cut]), *QUICK, "--format", "tokens"
+    )
+    assert re.search(r"⟦(\\x[0-9a-f]{2})+⟧", shell("inspect", prepared.out.strip()).out)
+
+
 def test_control_characters_of_a_damaged_store_are_escaped(
     shell: Shell, store: Path, tmp_path: Path
 ) -> None:

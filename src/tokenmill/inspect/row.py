@@ -6,10 +6,13 @@ import json
 import os
 import re
 from bisect import bisect_right
+from codecs import getincrementaldecoder
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -41,7 +44,7 @@ _numbers = msgspec.json.Decoder(list[float | None])
 class RowView:
     number: int
     ids: list[int]
-    pieces: list[str]  # text of each token; incomplete characters as ``\\xe4``
+    pieces: list[str]  # see `_texts`
     mask: list[int]
     kinds: list[str]  # see `token_kinds`
     turns: list[tuple[str, int, int]]  # role, first token, end
@@ -63,13 +66,13 @@ class RowView:
 def view_row(store: Store, number: int) -> RowView:
     row, tokenizer = store[number], store.tokenizer
     ids, mask = row.input_ids.tolist(), row.loss_mask.tolist()
-    special = tokenizer.is_special(ids).tolist()
+    kinds = token_kinds(mask, tokenizer.is_special(ids).tolist())
     return RowView(
         number=number if number >= 0 else len(store) + number,
         ids=ids,
-        pieces=[piece.decode("utf-8", "backslashreplace") for piece in tokenizer.pieces(ids)],
+        pieces=_texts(tokenizer.pieces(ids), kinds),
         mask=mask,
-        kinds=token_kinds(mask, special),
+        kinds=kinds,
         turns=row.turns,
         origin=row.origin,
         extra=row.extra,
@@ -90,6 +93,19 @@ def token_kinds(mask: Sequence[int], special: Sequence[bool]) -> list[str]:
         else:
             kinds.append("end_of_turn" if at + 1 == len(mask) or not mask[at + 1] else "control")
     return kinds
+
+
+def _texts(pieces: Sequence[bytes], kinds: Sequence[str]) -> list[str]:
+    r"""Return the text of each token; a character of several tokens is in the last of them.
+
+    Bytes that are no character within tokens of one kind are shown as ``\xe4``.
+    """
+    texts: list[str] = []
+    for _, run in groupby(zip(kinds, pieces, strict=True), itemgetter(0)):
+        *before, last = (piece for _, piece in run)
+        decoder = getincrementaldecoder("utf-8")("backslashreplace")
+        texts += [*map(decoder.decode, before), decoder.decode(last, final=True)]
+    return texts
 
 
 def media_document(media: Media) -> dict[str, Any]:

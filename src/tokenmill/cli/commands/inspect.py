@@ -346,7 +346,9 @@ def show_row(
             detail = f"{len(attached):,} values, one per token, mean {mean:.6g}"
         output.line(f"{name}: {detail}", style="cyan")
     shown = view.sidecars.get(values) if values is not None else None
-    for role, start, end in view.turns:
+    covered = view.turns[-1][2] if view.turns else 0  # rows of ids have no turns
+    rest = [("(no turn)", covered, tokens)] if covered < tokens else []
+    for role, start, end in [*view.turns, *rest]:
         title = (role, f"bold {ROLE_STYLES.get(role, 'white')}")
         detail = f" [{start}:{end}] {sum(view.mask[start:end])} trained "
         output.line("── ", title, detail, style="dim")
