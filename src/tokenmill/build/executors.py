@@ -193,7 +193,7 @@ class _Run:
 
     def _listen(self, timeout_s: float) -> None:
         """Handle the workers' messages; then check the workers that sent nothing."""
-        heard = set()
+        received = set()
         for key, events in self._selector.select(timeout_s):
             if isinstance(key.data, WorkerServer):
                 key.data.listen()
@@ -209,8 +209,8 @@ class _Run:
                 worker.flush()
                 self._watch(worker)
             if events & selectors.EVENT_READ:
-                heard.add(worker)
-                if not self._hear(worker):
+                received.add(worker)
+                if not self._receive(worker):
                     self._replace(worker)
         now = time.monotonic()
         # A longer time was not spent waiting: the machine was suspended or the consumer slow.
@@ -219,14 +219,14 @@ class _Run:
         for worker in list(self._workers):
             if worker.has_exited:  # a child of a task may keep its channel open
                 self._replace(worker)
-            elif worker not in heard:
+            elif worker not in received:
                 self._check_worker(worker, elapsed_s)
         for server in [server for server in self._servers if server.has_exited]:
             self._selector.unregister(server.channel)
             server.release()
             self._servers.remove(server)
 
-    def _hear(self, worker: WorkerProcess) -> bool:
+    def _receive(self, worker: WorkerProcess) -> bool:
         """Handle a worker's messages; return False if its channel is closed."""
         is_open, messages = worker.receive()
         worker.silent_s = 0.0
@@ -274,7 +274,7 @@ class _Run:
     def _replace(self, worker: WorkerProcess) -> None:
         """Remove a dead worker; retry its tasks on other workers, or fail."""
         code = worker.server.wait(worker, END_S)
-        self._hear(worker)  # results that it sent before it died count
+        self._receive(worker)  # results that it sent before it died count
         worker.drain_output()
         self._selector.unregister(worker.channel)
         with contextlib.suppress(KeyError):  # unregistered already if its end was read
