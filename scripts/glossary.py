@@ -223,7 +223,7 @@ OLD_IDENTIFIERS = re.compile(
     r"|LengthGrouped|print_rope|NOBODY|TEMPLATES_KNOWN|SOURCES_KNOWN|says_itself|worth_learning"
     r"|encode_surely|believed_until|carefully|handed_out|loop_ended|rows_alone|rows_within"
     r"|Geometry|whole_run|open_guarded|beside_plain"
-    r"|refuse_unknown|lost_slices|rows_holding)(?![A-Za-z0-9])"
+    r"|refuse_unknown|lost_slices|rows_holding|T[0-2]\d|promises? P\d+)(?![A-Za-z0-9])"
 )
 # `compare` passes old names to old commits, and the examples are prose about other subjects.
 NOT_READ = re.compile(

@@ -1,4 +1,4 @@
-"""Workers that die, stop, flood or are left alone: promises P11 and P12, T19 and T20."""
+"""Workers that die, stop, print much or lose their parent."""
 
 from __future__ import annotations
 

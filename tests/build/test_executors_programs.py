@@ -1,4 +1,4 @@
-"""Whole programs: what happens to the workers of another process (P11, T20)."""
+"""Whole programs: what happens to the workers of another process."""
 
 from __future__ import annotations
 

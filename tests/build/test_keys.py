@@ -1,4 +1,4 @@
-"""The key is the content: what must change it (T11) and what must not (T12)."""
+"""The key is the content: what must change it and what must not."""
 
 from __future__ import annotations
 

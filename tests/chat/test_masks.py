@@ -1,4 +1,4 @@
-"""Odd rows on templates of every kind: an exact mask, or a rejection with its reason (T23)."""
+"""Odd rows on templates of every kind: an exact mask, or a rejection with its reason."""
 
 from __future__ import annotations
 

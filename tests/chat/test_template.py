@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - templates on one line are easier to compare
-"""The reference renderer: transformers' behaviour, a pinned date, and hostile templates (P15)."""
+"""The reference renderer: transformers' behaviour, a pinned date, and hostile templates."""
 
 from __future__ import annotations
 

@@ -291,7 +291,7 @@ def test_copied_store_contains_processor_and_images(
 def test_a_rank_opens_the_images_of_its_rows(
     made: ImageStores, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And each once per batch (promise P19)."""
+    """And each once per batch."""
     opened: list[str] = []
     read = StoredImages.read
 
@@ -322,7 +322,7 @@ def own(tmp_path: Path) -> ImageStores:
 
 
 def test_changed_or_missing_image_is_reported(own: ImageStores) -> None:
-    """Before anything of its batch is served (promise P20); batches without it are."""
+    """Before anything of its batch is served; batches without it are."""
     loader = own.loader(batch_size=1, shuffle=False)
     batches = iter(loader)
     next(batches)

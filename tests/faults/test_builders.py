@@ -1,4 +1,4 @@
-"""T02, T04, T05: many builders of one key, with and without locks, killed (P2, P3, P4)."""
+"""Many builders of one key, with and without locks, some of them killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""T13: a source that is edited while it is read is noticed, or is another key (P5)."""
+"""A source that is edited while it is read raises an error, or gives another key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""T09: collecting while others read and build: rows stay right or an error says so (P2)."""
+"""Collection while others read and build: correct rows, or an error."""
 
 from __future__ import annotations
 

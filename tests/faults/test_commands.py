@@ -1,4 +1,4 @@
-"""T01, T02, T19, T20 with real commands: strace, dying workers and parents (P1, P4, P11)."""
+"""Real commands that are killed at a system call, and whose workers or parents die."""
 
 from __future__ import annotations
 

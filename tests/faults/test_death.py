@@ -1,4 +1,4 @@
-"""T01 and T02: a process that dies at any step leaves no store or a whole one (P1, P4)."""
+"""A process that dies at any step leaves no store or a complete one."""
 
 from __future__ import annotations
 

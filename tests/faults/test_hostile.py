@@ -1,4 +1,4 @@
-"""T26: a hostile store cannot lead out of its directory, nor make its reader run code (P15)."""
+"""A hostile store cannot lead out of its directory, nor make its reader run code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""T08 and T26: a hit needs no write, a miss says so; modes come from policy (P16)."""
+"""A hit needs no write, a miss raises an error; file modes follow the cache directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attaching in processes that die anywhere: no sidecar or a whole one, nothing to clean (P1-P4)."""
+"""Processes that die while they attach values: no sidecar or a complete one, nothing to clean."""
 
 from __future__ import annotations
 

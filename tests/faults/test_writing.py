@@ -1,4 +1,4 @@
-"""T03 and T07: calls that fail, disks that fill up, replies that get lost (P1, P2)."""
+"""Failing calls, full disks and lost replies while files are written."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A small world: sources, the command that prepares them, and what its cache must hold.
 
-A *image* is the checksum of every published file of slices and stores, proofs left out. Two
-caches with the same image are bit-identical in all that was promised (P6).
+An *image* is the checksum of every published file of slices and stores, proofs left out. Two
+caches with the same image are bit-identical in everything that is guaranteed.
 """
 
 from __future__ import annotations

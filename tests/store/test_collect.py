@@ -1,4 +1,4 @@
-"""Collecting: two phases, a grace period, and never a wrong row (T09)."""
+"""Collecting: two phases, a grace period, and never a wrong row."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def test_empty_and_missing_caches_are_fine(tmp_path: Path) -> None:
 
 
 def test_reader_within_the_grace_sees_every_row_and_later_a_typed_error(tmp_path: Path) -> None:
-    """T09: the store is given up and collected while it is being read."""
+    """The store is marked and collected while it is being read."""
     slices = [make_columns([4 + n % 5 for n in range(40)], seed=seed) for seed in range(6)]
     wanted = [row.input_ids.tolist() for row in make_store(tmp_path / "twin", slices)]
     store = make_store(tmp_path, slices)

@@ -1,4 +1,4 @@
-"""T10: whatever happens to a published file, no wrong row is served (promise P7)."""
+"""Damaged, truncated, swapped and missing files: no wrong row is served."""
 
 from __future__ import annotations
 
@@ -75,6 +75,16 @@ def test_bit_flips_anywhere_are_refused_by_verify_and_never_served(store: Store)
         path.write_bytes(whole)
     assert unnoticed < 250
     assert rows_of(open_store(store.path)) == expected
+
+
+def test_error_names_the_damaged_file_and_the_offset_of_the_block(tmp_path: Path) -> None:
+    store = make_store(tmp_path, [make_columns([200_000, 400_000])])
+    [path] = store.path.parent.parent.glob("slices/*/*[!a].arrow")
+    flip(path, 8 * 1_500_000)  # in the second block, with ids of the second row only
+    assert len(store[0].input_ids)
+    with pytest.raises(CorruptionError) as raised:
+        store[1]
+    assert (raised.value.path, raised.value.offset) == (str(path), 1 << 20)
 
 
 def test_truncation_extension_and_loss_of_every_file_is_refused(store: Store) -> None:
