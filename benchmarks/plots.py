@@ -59,7 +59,7 @@ def draw(figures: list[dict[str, Any]], directory: Path) -> list[Path]:
 def bar_chart(title: str, bars: list[Bar]) -> str:
     """Return a horizontal bar chart as SVG; a bound is a line across its bar.
 
-    If the longest value exceeds 100, lengths are logarithms, and the title says so.
+    If the longest value exceeds 100, lengths are logarithms, as the title states.
     """
     height = 44 + ROW * len(bars) + 12
     longest = max(max(bar.value, bar.bound or 0) for bar in bars)

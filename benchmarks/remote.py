@@ -167,7 +167,7 @@ def _prepare(report: Report, server: _Server, home: Path, temporary: Path) -> Pa
 
 
 def _read(report: Report, server: _Server, store: Path, home: Path) -> None:
-    """Random rows of a store that lies on the server, first and from the block cache."""
+    """Random rows of a store on the server, first and from the block cache."""
     import random
 
     import tokenmill as tm

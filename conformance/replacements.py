@@ -356,8 +356,8 @@ def skyrl_samplers() -> None:
 def grain_order() -> None:
     """Grain's shuffle, and with it its index sampler and its data loader, in our order.
 
-    Which epoch and position an index is, and what is refused, stays grain's own; where a position
-    of an epoch lies is ours.
+    Which epoch and position an index is, and what is refused, stays grain's own; the index of a
+    position of an epoch is ours.
     """
     from grain._src.python.dataset.transformations import shuffle
 
@@ -374,9 +374,9 @@ def grain_order() -> None:
 
 
 def grain_positions() -> None:
-    """Grain's walk through a `MapDataset`: where it stands, and where a state puts it.
+    """Grain's iteration over a `MapDataset`: its position, and the position of a state.
 
-    It lies beneath grain's data loader and every iterator. Ours comes without grain's threads,
+    Grain's data loader and every iterator use it. Ours comes without grain's threads,
     which read ahead. Datasets of no row, or of more than a small store has, are left to grain.
     """
     from grain._src.python.dataset.transformations.prefetch import PrefetchDatasetIterator
@@ -521,7 +521,7 @@ def streaming_loader() -> None:
                     yield from self.of(batch)
 
     class Serving:
-        """Our own loader for torch, with as many workers as the test wants."""
+        """Our own loader for torch, with the number of workers of the test."""
 
         def __init__(
             self, dataset: Ordered, batch_size: int, num_workers: int = 0, drop_last: bool = False
@@ -558,10 +558,10 @@ def streaming_loader() -> None:
 
 
 def streaming_partitions() -> None:
-    """Streaming's partition of an epoch: what the `Loader` of every rank hands out.
+    """Streaming's partition of an epoch: what the `Loader` of every rank serves.
 
     From where a run is resumed, and without shuffling. What is refused or warned of, and the shape,
-    stays streaming's own; which sample lies where is ours.
+    stays streaming's own; the position of each sample is ours.
     """
     from streaming.base import partition
 

@@ -3,7 +3,7 @@
 Prepares the examples with and without earlier turns trained, writes the *page* of the first store,
 serves it beside the second, makes rollouts out of the examples (answers of several lengths, some
 broken on purpose) and a row with images, opens all of it in Debian's chromium and takes
-*images* of the parts that the documentation speaks of. Needs the extras ``serve``, ``vision``
+*images* of the parts that the documentation describes. Needs the extras ``serve``, ``vision``
 and ``test``: `python scripts/page_images.py [DIRECTORY]`.
 """
 

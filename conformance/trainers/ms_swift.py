@@ -55,7 +55,7 @@ def prepare(rows: list[dict[str, Any]], tokenizer: Any, template: str) -> list[P
 
 
 def swift_row(row: dict[str, Any]) -> dict[str, Any]:
-    """Messages in the form that its documentation asks for: calls are turns of their own."""
+    """Messages in the form of its documentation: calls are turns of their own."""
     messages: list[dict[str, Any]] = []
     for message in copy.deepcopy(row["messages"]):
         calls = message.pop("tool_calls", None) or []

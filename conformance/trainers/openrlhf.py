@@ -21,7 +21,7 @@ HOW = "`SFTDataset`, `multiturn=True`; a list of rows instead of a table of `dat
 
 
 class _Rows(list[dict[str, Any]]):
-    """What the dataset class asks of `datasets`, without Arrow between the columns of calls."""
+    """What the dataset class uses of `datasets`, without Arrow between the columns of calls."""
 
     column_names = ("messages",)
 

@@ -6,7 +6,7 @@ run it with pytest. It tests ``miles.utils.data:Dataset``; name others, separate
     MILES_DATASETS=miles.utils.data:Dataset,miles.utils.data:LazyDataset pytest <this file>
 
 The expected samples come from `expected_samples`, which reads the whole file, and from
-`random.Random`. A dataset that reads samples on request passes if nobody can tell the difference.
+`random.Random`. A dataset that reads samples on request passes if it serves the same samples.
 """
 
 from __future__ import annotations

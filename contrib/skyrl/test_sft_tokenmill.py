@@ -64,7 +64,7 @@ def prepare(tokenizer, rows, tmp_path):
 
 
 def tokens_and_mask(row):
-    """The mask of the whole row; `loss_mask` is that of its end, where all that is trained lies."""
+    """The mask of the whole row; `loss_mask` is that of its end, which has all trained tokens."""
     ids, mask = list(row["input_ids"]), list(row["loss_mask"])
     assert len(mask) == row["num_actions"]
     return ids, [0] * (len(ids) - len(mask)) + mask

@@ -45,9 +45,9 @@ def once(mark: str | None) -> bool:
 
 def hold_interpreter(seconds: float) -> None:
     text = ctypes.create_string_buffer(b"x" * (1 << 22))
-    strlen = ctypes.PyDLL(None).strlen  # unlike CDLL's, its calls do not let the lock go
+    strlen = ctypes.PyDLL(None).strlen  # unlike CDLL's, its calls do not release the lock
     end = time.monotonic() + seconds
-    sys.setswitchinterval(3600)  # and between two calls nobody may ask for it
+    sys.setswitchinterval(3600)  # and no thread gets it between two calls
     while time.monotonic() < end:
         strlen(text)
     sys.setswitchinterval(0.005)

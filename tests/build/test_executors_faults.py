@@ -70,9 +70,9 @@ def test_result_sent_before_the_worker_is_lost_is_a_result(signal_number: int) -
     executor = LocalExecutor(1, heartbeat_silence_s=SILENCE_S)
     run = executor.run(SETUP, [Task(n, {"do": "describe"}) for n in range(3)])
     first = next(run)
-    time.sleep(0.3)  # the worker has been given task 1 and has answered; nobody listens
+    time.sleep(0.3)  # the worker has sent the result of task 1, which is not read yet
     os.kill(first.result["pid"], signal_number)
-    time.sleep(0.2)  # result and death are found in the same moment
+    time.sleep(0.2)  # result and death are found at the same time
     second, third = run
     assert second.result["pid"] == first.result["pid"] != third.result["pid"]
     assert second.attempts == 1

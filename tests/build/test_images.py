@@ -284,13 +284,13 @@ def test_force_recache_reads_images_again_that_seem_unchanged(
     source = write_rows(album.directory / "a.jsonl", [{"messages": asked([part(album.name(0))])}])
     path = album.draw(0, (64, 48))
     first = prepare(source)
-    # What is tried here is a clock that lies: the state of the file does not show the change.
+    # As with a clock that stands still, the state of the file does not show the change.
     same = Signature(1, 2, 3, 4)
     with mock.patch("tokenmill.build.referenced._signature", return_value=same):
         assert prepare(source).hit
         other = path.read_bytes()[:-20] + b"\0" * 20
         path.write_bytes(other)
-        assert prepare(source).hit, "believed"
+        assert prepare(source).hit, "the change is not seen"
         again = prepare(source, force_recache=True)
         assert not again.hit
         assert again.store.key != first.store.key

@@ -1,6 +1,6 @@
-"""Start-up: a little work starts no workers and no fast engine, and nothing is found out twice.
+"""Start-up: a small job starts no workers and no fast engine, and nothing is computed twice.
 
-AutoTokenizer's place is taken by a package of the same name that is slow and writes down who asks.
+A slow package replaces transformers and records the processes that call AutoTokenizer.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ class AutoTokenizer:
 
     @classmethod
     def from_pretrained(cls, directory, **_):
-        with open(os.environ["ASKED"], "a") as file:
+        with open(os.environ["CALLS"], "a") as file:
             file.write(f"{os.getpid()}\\n")
         time.sleep(float(os.environ.get("SLOWLY", "0")))
         return cls(Path(directory))
 """
 
 
-class PromptRequest:
-    """How often the package in AutoTokenizer's place was asked."""
+class Calls:
+    """Counts the calls of AutoTokenizer in the package that replaces transformers."""
 
     def __init__(self, directory: Path) -> None:
-        self.package, self.path = directory / "packages", directory / "asked"
+        self.package, self.path = directory / "packages", directory / "calls"
         write_rows(self.package / "transformers" / "__init__.py", [TRANSFORMERS])
         self.path.touch()
 
@@ -77,11 +77,11 @@ class PromptRequest:
 
 
 @pytest.fixture
-def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PromptRequest:
-    asked = PromptRequest(tmp_path)
-    monkeypatch.syspath_prepend(str(asked.package))
-    monkeypatch.setenv("ASKED", str(asked.path))
-    return asked
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
+    calls = Calls(tmp_path)
+    monkeypatch.syspath_prepend(str(calls.package))
+    monkeypatch.setenv("CALLS", str(calls.path))
+    return calls
 
 
 @pytest.fixture
@@ -177,8 +177,8 @@ print(json.dumps([len(store), [m for m in ("transformers", "fastokens", "torch",
 """
 
 
-def new_process(rows: Path, cache: Path, asked: PromptRequest) -> subprocess.Popen[str]:
-    paths = [str(asked.package), environment().get("PYTHONPATH", str(PROJECT / "src"))]
+def new_process(rows: Path, cache: Path, calls: Calls) -> subprocess.Popen[str]:
+    paths = [str(calls.package), environment().get("PYTHONPATH", str(PROJECT / "src"))]
     return subprocess.Popen(
         [sys.executable, "-c", NEW_PROCESS, str(rows), str(TOKENIZER), str(cache)],
         env={**environment(), "PYTHONPATH": ":".join(paths)},
@@ -188,20 +188,20 @@ def new_process(rows: Path, cache: Path, asked: PromptRequest) -> subprocess.Pop
 
 
 def test_autotokenizer_is_asked_once_by_processes_that_meet_at_once(
-    tmp_path: Path, own_cache: Path, asked: PromptRequest
+    tmp_path: Path, own_cache: Path, calls: Calls
 ) -> None:
     files = [write_rows(tmp_path / f"{n}.jsonl", conversations(1, first=n)) for n in range(3)]
-    children = [new_process(rows, own_cache, asked) for rows in files]
+    children = [new_process(rows, own_cache, calls) for rows in files]
     said = [json.loads(child.communicate(timeout=240)[0]) for child in children]
     assert said == [[1, []]] * 3
-    assert len(asked) == 1
-    again = new_process(files[0], own_cache, asked)
+    assert len(calls) == 1
+    again = new_process(files[0], own_cache, calls)
     assert json.loads(again.communicate(timeout=240)[0]) == [1, []]
-    assert len(asked) == 1
+    assert len(calls) == 1
 
 
 def test_stopped_or_impossible_lock_only_costs_time(
-    one_row: Path, own_cache: Path, asked: PromptRequest, monkeypatch: pytest.MonkeyPatch
+    one_row: Path, own_cache: Path, calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tokenmill.build.identity.MAX_WAIT_S", 0.2)
     place = own_cache / "tokenizers" / "memo"
@@ -212,7 +212,7 @@ def test_stopped_or_impossible_lock_only_costs_time(
         tm.prepare(one_row, tokenizer=TOKENIZER)
     finally:
         os.close(held)
-    assert len(asked) == 1
+    assert len(calls) == 1
     refused = mock.Mock(side_effect=OSError(errno.ENOLCK, "no locks available"))
     monkeypatch.setattr(fcntl, "flock", refused)
     tm.prepare(one_row, **NAMED)
@@ -220,14 +220,14 @@ def test_stopped_or_impossible_lock_only_costs_time(
 
 
 def test_autotokenizers_answer_serves_every_template_and_is_asked_again_when_damaged(
-    one_row: Path, own_cache: Path, asked: PromptRequest
+    one_row: Path, own_cache: Path, calls: Calls
 ) -> None:
     source = (TOKENIZER / "chat_template.jinja").read_text()
 
     def prepare_with(another: int) -> int:
         template = f"{source}{{# {another} #}}"
         tm.prepare(one_row, tokenizer=TOKENIZER, chat_template=template)
-        return len(asked)
+        return len(calls)
 
     assert [prepare_with(0), prepare_with(1)] == [1, 1]
     for path in (own_cache / "tokenizers" / "memo").iterdir():
@@ -237,14 +237,14 @@ def test_autotokenizers_answer_serves_every_template_and_is_asked_again_when_dam
 
 
 def test_difference_is_cached_and_raised_again_without_a_comparison(
-    one_row: Path, own_cache: Path, asked: PromptRequest, monkeypatch: pytest.MonkeyPatch
+    one_row: Path, own_cache: Path, calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DIFFERS", "1")
     for _ in range(2):
         with pytest.raises(TokenizerError, match="tokenizer_backend='file'") as caught:
             tm.prepare(one_row, tokenizer=TOKENIZER)
         assert caught.value.path == str(TOKENIZER)
-    assert len(asked) == 1
+    assert len(calls) == 1
     assert not list((own_cache / "stores").glob("*"))
 
 

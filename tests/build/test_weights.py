@@ -177,7 +177,7 @@ def test_each_turn_by_itself_keeps_its_weight(source: Source) -> None:
 def test_row_weighs_everything_where_everything_is_trained(tmp_path: Path) -> None:
     rows = [weighted(4), {"text": "amber birch", "weight": 2.5}]
     chat = prepare(write_rows(tmp_path / "a.jsonl", rows[:1]), train_on="everything")
-    assert set(chat[0].weights.tolist()) == {3.0}  # what messages say is not asked for
+    assert set(chat[0].weights.tolist()) == {3.0}  # weights of messages do not count
     text = prepare(write_rows(tmp_path / "b.jsonl", rows[1:]))
     assert set(text[0].weights.tolist()) == {2.5}
 

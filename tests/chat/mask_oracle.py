@@ -106,7 +106,7 @@ def check_mask(
         start, end = places[0], places[-1] + 1
         if mask[start] or not _opens(talk, text[start:end]):
             kind = f"{'trained' if mask[start] else 'untrained'}: {LABELS[code][1:]}"
-            owner = "nobody" if who < 0 else f"{who} ({talk.messages[who].get('role')})"
+            owner = "no message" if who < 0 else f"{who} ({talk.messages[who].get('role')})"
             verdict.violations.append(
                 Violation(kind, start, end, owner, _excerpt(text, start, end))
             )
@@ -136,7 +136,7 @@ def _labels(
                 if who in expected or who == NO_OWNER:
                     label = "+generation block" if who in expected else "?"
                     _paint(labels, max(start, run_start), min(end, run_end), label)
-        for index, turn in talk.turns.items():  # `prompt_oracle` judges headers in blocks
+        for index, turn in talk.turns.items():  # `prompt_oracle` checks headers in blocks
             for place in range(turn.start, turn.header or 0) if index in expected else ():
                 if labels[place] == CODES["+generation block"]:
                     labels[place] = CODES["?"]

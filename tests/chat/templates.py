@@ -143,7 +143,7 @@ HABITS = {
         "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{{ eos_token }}\n"
         "{% if loop.last and add_generation_prompt %}<|assistant|>\n{% endif %}{% endfor %}"
     ),
-    # Not asked for a prompt, it prints an eos (phi-3).
+    # Without a generation prompt it prints an eos (phi-3).
     "eos or prompt": (
         "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>\n{% else %}{{ eos_token }}{% endif %}"

@@ -327,7 +327,7 @@ STATEMENTS = st.recursive(
 
 
 def compare_with_plain(body: str) -> None:
-    """Compare values, their order, and which are evaluated at all: the cycler would tell."""
+    """Compare values, their order, and which are evaluated at all, which the cycler shows."""
     source = (
         "{% set c = cycler('1', '2', '3', 'a') %}"
         "{% macro m(a) %}[{{ a }}{{ caller(1) if caller }}]{% endmacro %}"

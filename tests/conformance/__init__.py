@@ -1,1 +1,1 @@
-"""Tests of the judge of `make conformance`; its runs need checkouts and are no tests."""
+"""Tests of the checks of `make conformance`; its runs need checkouts and are no tests."""

@@ -30,7 +30,7 @@ def build(root: Path) -> None:
 
 
 def slices_of(name: str) -> list[SliceColumns]:
-    """The columns of a store; no token occurs twice anywhere, so any piece tells its place."""
+    """The columns of a store; no token occurs twice, so a token identifies its row and position."""
     lengths, found = lengths_of(name), []
     token = 20_000 * list(SIZES).index(name)
     for cut in (lengths[:20], lengths[20:41], lengths[41:]):

@@ -81,7 +81,7 @@ def test_partition_by_width_keeps_the_budget(
     assert max(area(widths, numbers, ranks * each, lines)) <= budget
     assert each == 1 or (each - 1) * ranks < max(len(units), 1)
     if len(units) >= ranks * each:
-        assert len(set(numbers.tolist())) == ranks * each  # nobody idles while rows could be had
+        assert len(set(numbers.tolist())) == ranks * each  # no rank is idle while there are rows
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -109,7 +109,7 @@ def test_special_tokens_that_a_processor_adds_are_counted(rows: Path, tmp_path: 
 def test_no_image_is_decoded_but_those_of_audits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Most are known by their headers; serving opens those of the prompt that is asked for."""
+    """Most are known by their headers; serving opens those of the requested prompt."""
     rng = random.Random(1)
     for number in range(9):
         (tmp_path / f"{number}.png").write_bytes(encode(draw(rng, 130 + number, 140), "PNG"))

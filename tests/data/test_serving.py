@@ -1,4 +1,4 @@
-"""Orders, the cursor, travelling, and that nothing is read before it is asked for."""
+"""Orders, the cursor, pickles, and that nothing is read before it is requested."""
 
 from __future__ import annotations
 

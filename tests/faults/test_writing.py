@@ -51,7 +51,7 @@ def fail_and_recover(
     failed = zygote.one(arguments, fault=fault(call, cache, nth, "error", code, sticky=sticky))
     where = f"{call} number {nth}, {errno.errorcode[code]}"
     assert failed.exit in (0, 1), (where, failed.stderr)
-    assert failed.stdout, (where, failed.stderr)  # an error that nobody translated is a traceback
+    assert failed.stdout, (where, failed.stderr)  # an error that was not translated is a traceback
     assert failed.exit == 0 or failed.error in ("CacheError", "CorruptionError"), (where, failed)
     zygote.read_back(cache)
     before = image(cache)

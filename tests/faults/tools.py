@@ -54,7 +54,7 @@ def fault(
 
 
 class Findings:
-    """What a long loop found: it goes on after a failure and tells all of them at its end."""
+    """Failures of a long loop, which continues after one and reports all of them at its end."""
 
     def __init__(self) -> None:
         self.tried = 0

@@ -1,8 +1,8 @@
 """A stand-in for sglang's `Tool` class, by version.
 
-The four answer like the class itself, asked at its commits of June 2025, of September 2025 (a
-function must have a name), of April 2026 (``defer_loading``) and in release 0.5.23 (keys stay in
-the row's order, ``strict`` only where it is given), to the tools of these tests.
+For the tools of these tests, the four return what the class itself returns at its commits of June
+2025, of September 2025 (a function must have a name), of April 2026 (``defer_loading``) and in
+release 0.5.23 (keys stay in the row's order, ``strict`` only where it is given).
 """
 
 from __future__ import annotations

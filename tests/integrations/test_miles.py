@@ -395,7 +395,7 @@ def test_sft_rollout_trains_the_end_of_a_turn_as_the_frameworks(
         ((ids, mask),) = trained(rows, TOKENIZER)
         chosen = [number for number, bit in zip(ids, mask, strict=True) if bit]
         assert tokenizer.decode(chosen) == f"two{closing}"
-        assert "three" not in tokenizer.decode(ids)  # nobody answered it
+        assert "three" not in tokenizer.decode(ids)  # it has no answer
 
 
 def test_sft_rollout_refuses_what_it_cannot_do(tmp_path: Path, monkeypatch: Any) -> None:

@@ -77,7 +77,7 @@ def test_key_depends_on_the_output_of_the_class_not_its_name(
     assert len(keys) == len(VERSIONS) + 1
     alike = type("AnotherName", (stand_in_sglang.DeferredTool,), {})
     assert opened(alike).hit
-    # Where no tool can reach a template, nobody is asked.
+    # Where no tool can reach a template, sglang is not part of the key.
     for other in ({"tool_key": None}, {"apply_chat_template": False}, {"convention": SLIME}):
         one, two = (opened(tool_class, **other).key for tool_class in (None, alike))
         assert one == two

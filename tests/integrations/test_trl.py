@@ -59,8 +59,8 @@ def tiny_model(seed: int = 0) -> Any:
     return transformers.Qwen2ForCausalLM(config)
 
 
-# Made when they are first asked for: whoever only collects need not import TRL's trainers, which
-# takes seconds.
+# Made on first use, because importing TRL's trainers takes seconds, and collecting tests does not
+# need them.
 
 
 @functools.cache

@@ -1,8 +1,8 @@
 """Datasets of the hub by name and split: against a stand-in for the hub on loopback.
 
-The stand-in speaks the part of the hub's HTTP interface that huggingface_hub asks (revisions,
-trees, files by ranges). It is asked in processes of their own, because that library reads its
-environment when it is imported.
+The stand-in has the part of the hub's HTTP interface that huggingface_hub uses (revisions, trees,
+files by ranges). Each test uses a new process, because that library reads its environment when it
+is imported.
 """
 
 from __future__ import annotations

@@ -189,9 +189,10 @@ class EncoderTemplate:
     @cached_property
     def header(self) -> str | None:
         """What a generation prompt adds to a question, as text or ids; None if it changes it."""
-        asked = [{"role": "user", "content": "?"}]
+        question = [{"role": "user", "content": "?"}]
         try:
-            bare, prompted = self.render(asked), self.render(asked, add_generation_prompt=True)
+            bare = self.render(question)
+            prompted = self.render(question, add_generation_prompt=True)
         except RowError:
             return None
         return prompted[len(bare) :] if prompted.startswith(bare) else None

@@ -33,7 +33,7 @@ _CHUNK_SIZE = re.compile(rb"\s*([\da-fA-F]+)\s*(;.*)?", re.S)
 _MAX_CHUNK_LINE = 1 << 16
 _UNICAST = ipaddress.ip_network("2000::/3")  # all public addresses of IPv6
 _TRANSLATED = ipaddress.ip_network("64:ff9b::/96")  # IPv4 addresses behind a translator
-_SPECIAL = [  # public by their registration, but served by local machines or nobody
+_SPECIAL = [  # public by their registration, but only local machines serve them, or none
     *map(ipaddress.ip_network, ("168.63.129.16/32", "192.88.99.0/24", "3fff::/20")),
 ]
 _ISATAP = (0x0000_5EFE, 0x0200_5EFE)  # bits 64 to 96 of an address that ends with an IPv4 address

@@ -99,7 +99,7 @@ def test_groups_are_never_split(
         whole = next(one for one in members if rows[at] == one[0])
         assert rows[at : at + len(whole)] == whole
         at += len(whole)
-    # The first group comes along whole even where fewer rows are asked for.
+    # The first group is complete, even if fewer rows are requested.
     assert count is None or len(rows) <= max(count, 5)
     assert len(json.dumps(blocks)) <= most + 2
     held = [row["row"] for block in blocks for row in decompressed(block)["rows"]]

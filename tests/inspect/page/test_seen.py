@@ -14,7 +14,7 @@ from tokenmill.inspect.lint.rules import RULES
 from tokenmill.inspect.rejected import rejected_by_file
 from tokenmill.store import Store
 
-# Contrast of an element's text with what lies behind it, as WCAG counts it.
+# Contrast of an element's text with its background, as WCAG counts it.
 CONTRAST = """(selector) => {
   const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
   const rgb = (...colours) => {
