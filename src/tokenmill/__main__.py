@@ -1,8 +1,4 @@
-"""``python -m tokenmill`` is the command ``tokenmill``.
-
-For machines where the environment's scripts are not on the path. Nothing is decided here: the
-arguments go to `tokenmill.cli.main`, and its return value is the exit code.
-"""
+"""``python -m tokenmill``: the command, also where scripts are not on the path."""
 
 from __future__ import annotations
 

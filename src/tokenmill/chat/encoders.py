@@ -236,7 +236,7 @@ class EncoderTemplate:
 
 
 class UntracedEncoder:
-    """Stands in for the traced paths of a template: every row goes to the encoder."""
+    """Replaces the traced paths of a template: no row is traced."""
 
     differed = False
 

@@ -47,7 +47,7 @@ OWN_SHARE_S = 10.0  # seconds without a free CPU after which a caller's own CPUs
 GIVE_UP_S = 60.0  # seconds after which a caller inside the cluster gets an error
 REMIND_S = 30.0  # seconds between two warnings about waiting for a CPU
 CONNECT_S = 2.0  # seconds that `describe` waits for a cluster's port
-PROBE_S = 60.0  # seconds a node may take to start a worker process and look
+PROBE_S = 60.0  # seconds a node may take to start a worker process and check
 
 log = logging.getLogger("tokenmill.ray")
 
@@ -235,12 +235,12 @@ def plant(directory: str, until: contextlib.ExitStack) -> Sentinel:
 
 
 def probe(sentinels: list[Sentinel]) -> None:
-    """Check that every node has this tokenmill, sees the sentinels and can write next to them."""
+    """Check that every node has this tokenmill, can read the sentinels and write next to them."""
     pending = {}
     for node, address in _nodes_with_cpus().items():
         strategy = NodeAffinitySchedulingStrategy(node, soft=False)
         # Without a CPU, so that a busy node runs it, too.
-        task = ray.remote(worker.look).options(num_cpus=0, scheduling_strategy=strategy)
+        task = ray.remote(worker.check_node).options(num_cpus=0, scheduling_strategy=strategy)
         pending[task.remote(sentinels)] = node, address
     ready, late = ray.wait(list(pending), num_returns=len(pending), timeout=PROBE_S)
     alive = _nodes_with_cpus()

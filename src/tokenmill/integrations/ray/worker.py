@@ -159,13 +159,13 @@ def _require_shared(sentinel: Sentinel) -> None:
     """Check once per process, for nodes that joined after the probe."""
     if sentinel in _seen:
         return
-    why = sees(sentinel)
+    why = unshared(sentinel)
     if why:
         raise CacheError(why, path=Path(sentinel[0]).parents[2])
     _seen.add(sentinel)
 
 
-def sees(sentinel: Sentinel) -> str:
+def unshared(sentinel: Sentinel) -> str:
     """Why this node does not share the sentinel's directory with the caller; empty if it does."""
     path, nonce = Path(sentinel[0]), sentinel[1]
     until = time.monotonic() + SEEN_S
@@ -184,11 +184,11 @@ def sees(sentinel: Sentinel) -> str:
         time.sleep(0.1)
 
 
-def look(sentinels: list[Sentinel]) -> dict[str, str]:
+def check_node(sentinels: list[Sentinel]) -> dict[str, str]:
     """Report this node, the digest of its tokenmill, and what is wrong with the directories."""
     problem = ""
     for sentinel in sentinels:
-        problem = problem or sees(sentinel) or _cannot_write(Path(sentinel[0]).parent)
+        problem = problem or unshared(sentinel) or _cannot_write(Path(sentinel[0]).parent)
     return {"place": place(), "code": code_digest(), "problem": problem}
 
 
@@ -214,7 +214,7 @@ def ping() -> None:
 
 @contextlib.contextmanager
 def _pinned() -> Iterator[None]:
-    """Stay on one core: the engine starts a thread per core that it sees."""
+    """Stay on one core: the engine starts a thread per core that it may use."""
     if not hasattr(os, "sched_setaffinity"):
         yield
         return
