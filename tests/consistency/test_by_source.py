@@ -213,6 +213,20 @@ def test_packs_of_ranks_have_the_rows_of_their_positions(data: Both) -> None:
         assert sorted(found) == sorted(expected[rank::ranks].tolist())
 
 
+@pytest.mark.parametrize("data", [30], indirect=True)
+def test_rows_longer_than_a_pack(data: Both) -> None:
+    """Dropping all rows ends in an error. Errors name the row, not its position."""
+    for part in data:
+        loader = tm.Loader(part, pack=tm.Pack(8, window=4, oversize="drop"))
+        with pytest.raises(UsageError, match="all rows of 64 windows have more than 8 tokens"):
+            next(loader.repeat())
+        loader = tm.Loader(part, pack=tm.Pack(8, window=4))
+        with pytest.raises(UsageError, match=r"row \d+ has \d+ tokens, a pack has 8") as caught:
+            next(loader.repeat())
+        row, tokens = map(int, re.findall(r"\d+", str(caught.value))[:2])
+        assert len(part[row]) == tokens
+
+
 @pytest.mark.parametrize("name", ["rows", "packed"])
 def test_resume_at_every_step(data: Both, name: str) -> None:
     """The other kind of data continues: states belong to both."""

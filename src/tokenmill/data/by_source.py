@@ -20,14 +20,14 @@ from tokenmill.data.filler import WEIGHT_SUM, Attached, Filler
 from tokenmill.data.group_batches import group_kind
 from tokenmill.data.index import Whole
 from tokenmill.data.order import LARGEST, PURPOSE_REPLACEMENT, Int64Array, Order, derive_key, unroll
-from tokenmill.data.packs import Pack, Packs
+from tokenmill.data.packs import Pack, Packs, oversize_error
 from tokenmill.data.samples import PackSamples, Samples, Step
 from tokenmill.data.view import SumsOfRows, View
 from tokenmill.errors import RowError, SourceError, UsageError
 from tokenmill.store import Row
 from tokenmill.store.by_source import needs_store
 
-MAX_DRAWS = 64  # replacements of a rejected row
+MAX_DRAWS = 64  # replacements of a rejected row; also windows without a pack
 REJECTED = "rejected"  # what a batch replaced, until it is handed out
 MAX_SHOWN = 5  # rejected rows per reason
 _SHARE_FROM = 100  # rows read before a share of rejected rows is compared with its limit
@@ -143,14 +143,28 @@ class RankPacks(PackSamples):
         order = Positions(LARGEST // ranks, rank, ranks)
         super().__init__(order, Samples(draws.view), pack, 1, seed)
         self._draws = draws
+        self._without_packs = 0  # windows, one after the other
 
     def lengths_at(self, units: Int64Array) -> Int64Array:
-        lengths = [
-            sum(map(len, unit))
-            for first in range(0, units.size, _READ)
-            for unit in self._draws.read(units[first : first + _READ])[1]
-        ]
+        lengths: list[int] = []
+        for first in range(0, units.size, _READ):
+            numbers, rows, _ = self._draws.read(units[first : first + _READ])
+            found = [len(row) for [row] in rows]
+            longest = int(np.argmax(found))
+            if self._pack.oversize == "error" and found[longest] > self._pack.length:
+                raise oversize_error(int(numbers[longest]), found[longest], self._pack)
+            lengths += found
         return np.asarray(lengths, dtype=np.int64)
+
+    def _pack_window(self, epoch: int, window: int) -> Packs:
+        packs = super()._pack_window(epoch, window)
+        self._without_packs = 0 if len(packs) else self._without_packs + 1
+        if self._without_packs == MAX_DRAWS:
+            raise UsageError(
+                f"all rows of {MAX_DRAWS} windows have more than {self._pack.length} tokens, the "
+                "length of a pack; set a larger length"
+            )
+        return packs
 
     def count(self, epoch: int) -> int:
         raise needs_store("number of packs")
