@@ -397,6 +397,16 @@ def test_pickles_are_small_and_serve_the_same(data: Both) -> None:
         assert served(tm.Loader(pickle.loads(pickled), 6), 4) == served(tm.Loader(part, 6), 4)
 
 
+def test_pickles_do_not_grow_with_the_number_of_files(tmp_path: Path) -> None:
+    names = [hashlib.sha256(b"%d" % number).hexdigest() for number in range(60)]
+    files = [write_rows(tmp_path / f"{name}.jsonl", [{"text": name}]) for name in names]
+    for some, more in zip(both(files[:30], tmp_path), both(files, tmp_path), strict=True):
+        pickled = pickle.dumps(more)
+        assert len(pickled) < len(pickle.dumps(some)) + 100
+        assert pickle.loads(pickled)[59].origin == more[59].origin
+        assert more[59].origin.path == str(files[59])
+
+
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*")
 @pytest.mark.parametrize("data", [30], indirect=True)
 def test_fast_engine_is_loaded_later_and_not_used_in_forked_processes(

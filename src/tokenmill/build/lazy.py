@@ -38,6 +38,7 @@ from tokenmill.store.by_source import (
     SourceRows,
     StoreBySource,
     Unit,
+    key_by_source,
     kind_of,
     probe_kind,
     require_one_unit,
@@ -77,7 +78,9 @@ def open_lazily(recipe: Recipe, options: RunOptions) -> SourceRows:
             recipe=serialize(recipe),
             limit=planned.limit,
             media=media_options(recipe, options, planned.processor),
-            document=planned.document,
+            # Pickles do not grow with the number of files.
+            document={n: v for n, v in planned.document.items() if n != "sources"},
+            key=key_by_source(planned.document),
             ids=planned.tokenizer,
             store=planned.key,
         )
@@ -111,7 +114,7 @@ class LazyRows(SourceRows):
         self._process, self._tokens = os.getpid(), 0
         self.kind = kind
         self.kind = kind or probe_kind(self)  # also loads the pipeline before a process is forked
-        self._describe(options["document"], options["ids"])
+        self._describe(options["key"], options["document"], options["ids"])
 
     def __reduce__(self) -> Any:
         options = zlib.compress(msgspec.json.encode(self._options))

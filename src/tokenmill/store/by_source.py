@@ -53,11 +53,9 @@ class SourceRows(ViewMethods, Sequence[Any]):
     manifest: Document
     has_media: bool
 
-    def _describe(self, document: Document, tokenizer: Document) -> None:
+    def _describe(self, key: str, document: Document, tokenizer: Document) -> None:
         """Set what a store has in its manifest."""
-        # Images are read when a row is tokenized, so their digests are not part of the key.
-        content = {name: value for name, value in document.items() if name != "images"}
-        self.key = fingerprint.key_of_parsed({"by_source": content})
+        self.key = key
         self.has_media = "processor" in document
         counts = dict.fromkeys(GROUP_COUNTS, 0)
         # Whether groups have margins and scores is unknown, so batches always have them.
@@ -97,6 +95,12 @@ class SourceRows(ViewMethods, Sequence[Any]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self):,} source rows, {self.key[:12]})"
+
+
+def key_by_source(document: Document) -> str:
+    # Images are read when a row is tokenized, so their digests are not part of the key.
+    content = {name: value for name, value in document.items() if name != "images"}
+    return fingerprint.key_of_parsed({"by_source": content})
 
 
 def kind_of(rows: list[Row]) -> str:
@@ -147,7 +151,7 @@ class StoreBySource(SourceRows):
         self.max_rejected, self.kind = max_rejected, kinds[0]
         rows = (read_record(store.layout.slice(key))[0].source_rows for key in store.slice_keys())
         self._starts = np.cumsum([0, *rows], dtype=np.int64)
-        self._describe(document, store.manifest["tokenizer"])
+        self._describe(key_by_source(document), document, store.manifest["tokenizer"])
         self.processor_key, self.processor_path = store.processor_key, store.processor_path
         self.cache_root = store.cache_root
 

@@ -717,7 +717,10 @@ class Store(ViewMethods, Sequence[Row]):
         return checked
 
     def __reduce__(self) -> Any:
-        open_again = partial(type(self), **self._options)
+        options = dict(self._options)
+        if list(options["paths"] or ()) == self.proof.get("paths"):
+            options["paths"] = None  # there may be many; they are read from proof.json again
+        open_again = partial(type(self), **options)
         path = getattr(self.path, "url", None) or str(self.path)
         return _reopen, (open_again, path, self._verify, self.key)
 
