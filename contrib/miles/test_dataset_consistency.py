@@ -52,6 +52,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "text": {"prompt_key": "text", "label_key": "label"},
     "messages": {"prompt_key": "messages", "label_key": "label", "tool_key": "tools"},
     "rendered": {"prompt_key": "text", "label_key": "label", "apply_chat_template": True},
+    "tools": {
+        "prompt_key": "messages",
+        "label_key": "label",
+        "tool_key": "tools",
+        "apply_chat_template": True,
+    },
     "limited": {"prompt_key": "text", "label_key": "label", "max_length": 9},
 }
 
@@ -103,7 +109,8 @@ def expected_samples(path: str, options: str = "text") -> list[tuple[Any, ...]]:
         if given.get("tool_key") and "tools" in row:
             metadata = {**metadata, "tools": row["tools"]}
         if given.get("apply_chat_template"):
-            prompt = Tokenizer().apply_chat_template([{"role": "user", "content": prompt}])
+            turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+            prompt = Tokenizer().apply_chat_template(turns, metadata.get("tools"))
         if len(str(prompt).split(" ")) <= given.get("max_length", ROWS):
             found.append((prompt, row["label"], metadata))
     return found
@@ -270,12 +277,15 @@ def make_source(kind: Any, path: str, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def taken(source: Any, count: int) -> list[tuple[Any, ...]]:
-    """Contents and indices; all samples of a group must be equal."""
+    """Contents and indices; samples must be equal in a group, and independent of each other."""
     found = []
     for group in source.get_samples(count):
         assert len({checksum([sample]) for sample in group}) == 1
         indices = [(sample.group_index, sample.index) for sample in group]
-        found.append((*content(group[0]), indices))
+        found.append((*copy.deepcopy(content(group[0])), indices))
+        for sample in group:
+            assert "changed" not in sample.metadata
+            sample.metadata["changed"] = True  # as a rollout does
     return found
 
 
