@@ -252,7 +252,8 @@ class Loader:
         The counts are ``rows``, complete ``passes``, ``tokens`` and ``trained_tokens``. They are
         computed from the position, so a resume does not change them. Rows that ``drop_last=True``
         drops are included. Of source rows (`Store.by_source`), tokens are unknown; ``rejected`` has
-        by reason how many rejected rows of this rank this object replaced, and the first ones.
+        by reason how many rejected rows of this rank this object replaced, and the first ones. With
+        packing, ``data`` counts the rows of this rank in complete windows, of all sources together.
         """
         served: dict[str, dict[str, Any]] = dict(self.stream.served(self.cursor))
         for source, rejected in self.rejections.by_source.items():
