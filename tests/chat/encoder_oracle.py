@@ -138,6 +138,8 @@ class Segments(Encoder):
                          encoder=f"{path}:build_chat_segments",
                          encoder_kwargs={"thinking": thinking}, trust_remote_code=True)  # fmt: skip
         self.thinking, self.module = thinking, module_of(path)
+        names = "_render_assistant_segments", "_render_assistant"  # in the checkpoint, in vLLM
+        [self.name_of_turn] = (name for name in names if hasattr(self.module, name))
         self.encoding = tiktoken_of(model)
 
     def encode(self, messages: list[Message], tools: Any, prompt: bool) -> list[int]:
@@ -155,17 +157,17 @@ class Segments(Encoder):
         return list(self.encoding.encode(segment.text, **given))
 
     def tokens(self, messages: list[Message], tools: Any) -> tuple[list[int], list[Range]]:
-        own, turns = self.module._render_assistant_segments, []
+        own, turns = getattr(self.module, self.name_of_turn), []
 
         def record(*given: Any, **named: Any) -> Any:
             turns.append(own(*given, **named))
             return turns[-1]
 
-        self.module._render_assistant_segments = record
+        setattr(self.module, self.name_of_turn, record)
         try:
             segments = self._segments(messages, tools)
         finally:
-            self.module._render_assistant_segments = own
+            setattr(self.module, self.name_of_turn, own)
         ids = [self._ids(segment) for segment in segments]
         ends = [0, *itertools.accumulate(map(len, ids))]
         places = {id(segment): k for k, segment in enumerate(segments)}
