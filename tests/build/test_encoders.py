@@ -150,12 +150,50 @@ def test_code_of_a_checkpoint_needs_trust(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("files", "options"),
+    [
+        ({"encoding/encoding_v4.py": "def encode_messages(): ..."},
+         ", or encoder='encoding/encoding_v4.py:encode_messages' and trust_remote_code"),
+        ({"tiktoken.model": "", "encoding_k3.py": "def build_chat_segments(): ..."},
+         ", or encoder='encoding_k3.py:build_chat_segments' and trust_remote_code"),
+        ({"tekken.json": "{}"}, ", or encoder='mistral-common'"),
+        ({"tokenizer.model.v7": ""}, ", or encoder='mistral-common'"),
+        ({"tiktoken.model": "", "auto_map": {"AutoTokenizer": ["own.Own", None]}},
+         ", or encoder='transformers' and trust_remote_code"),
+        ({"config.json": '{"model_type": "gpt_oss"}'}, ", or encoder='harmony'"),
+        ({"tiktoken.model": "", "config.json": '{"model_type": "other"}'}, ""),
+    ],
+)  # fmt: skip
+def test_a_directory_without_a_template_names_the_encoder(
+    source: Path, tmp_path: Path, files: dict[str, Any], options: str
+) -> None:
+    model = tmp_path / "model"
+    (model / "encoding").mkdir(parents=True)
+    shutil.copy(TOKENIZER / "tokenizer.json", model)
+    if "auto_map" in files:
+        config = {"auto_map": files.pop("auto_map")}
+        (model / "tokenizer_config.json").write_text(json.dumps(config))
+    for name, text in files.items():
+        (model / name).write_text(text)
+    given: dict[str, Any] = {"tokenizer_backend": "file"}
+    calls: list[Callable[[], Any]] = [
+        partial(tm.Bridge, str(model), **given),
+        partial(tm.prepare, source, model, cache_dir=tmp_path, num_workers=0, **given),
+    ]
+    for call in calls:
+        with pytest.raises(UsageError) as error:
+            call()
+        assert str(error.value).endswith(f" Set chat_template{options}.")
+
+
+@pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"encoder": "no/such.py:encode"}, "does not exist"),
+        ({"encoder": file("missing")}, "AttributeError: module 'small_encoders' has no attribute"),
         ({"encoder": "no_such_module:encode"}, "cannot be imported"),
-        ({"encoder": "json:no_such_name"}, "cannot be imported"),
-        ({"encoder": "json:__name__"}, "is not callable"),
+        ({"encoder": "json:no_such_name"}, "cannot be loaded"),
+        ({"encoder": "json:__name__"}, "must be callable, got str"),
         ({"encoder": "encode"}, "must be 'path/to/file.py:callable'"),
         ({"encoder": 7}, "must be 'path/to/file.py:callable'"),
         ({"encoder_kwargs": {"a": 1}}, "needs encoder"),
@@ -163,7 +201,9 @@ def test_code_of_a_checkpoint_needs_trust(source: Path, tmp_path: Path) -> None:
         ({"encoder": file("plain"), "chat_template_kwargs": {"a": 1}}, "use encoder_kwargs"),
         ({"encoder": file("plain"), "date": "2026-11-15"}, "use encoder_kwargs"),
         ({"encoder": file("plain"), "encoder_kwargs": {"a": object()}}, "encoder_kwargs"),
-        ({"encoder": file("counting")}, "must return a text"),
+        ({"encoder": file("counting")}, "must return a text.* got dict"),
+        ({"encoder": file("packing")}, "must return a text.* got bytes"),
+        ({"encoder": file("weighing")}, "must return a text.* got list of float"),
     ],
 )
 def test_options_that_cannot_be_applied(

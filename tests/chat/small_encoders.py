@@ -118,6 +118,14 @@ def counting(messages, tools=None, add_generation_prompt=False):
     return {"neither": "text nor ids"}
 
 
+def packing(messages, tools=None, add_generation_prompt=False):
+    return b"neither text nor ids"
+
+
+def weighing(messages, tools=None, add_generation_prompt=False):
+    return [0.5]
+
+
 def _body(message):
     calls = [call["function"] for call in message.get("tool_calls") or []]
     text = "".join(f"<call>{call['name']}({call['arguments']})</call>" for call in calls)

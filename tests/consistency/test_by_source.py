@@ -524,3 +524,7 @@ def test_kto_and_rows_of_several_kinds_are_refused(tmp_path: Path) -> None:
         list(tm.Loader(lazy, 3))
     with pytest.raises(UsageError, match="needs rows of one kind, the store has 6 preference"):
         tm.prepare(source, **given).by_source()
+    broken = write_rows(tmp_path / "broken.jsonl", [BROKEN[0]] * 3)
+    for is_lazy in (False, True):  # the second call finds the empty store of the first
+        with pytest.raises(SourceError, match="no row left: all 3 were rejected"):
+            tm.prepare(broken, lazy=is_lazy, **given)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tokenmill as tm
-from tests.build.making import conversations, write_rows
+from tests.build.making import TOKENIZER, conversations, write_rows
 from tests.chat.encoder_oracle import Mistral, check, encoders, mistral_model
 from tests.chat.encoder_oracle import conversations as conversations_of
 from tests.tokenizers.families import CORPUS, SPECIAL, byte_level
+from tokenmill._core.encoders import EncoderSource
+from tokenmill.chat import encoders as chat_encoders
 from tokenmill.errors import TokenizerError, UsageError
 from tokenmill.tokenizers.loading import load, load_auto
 from tokenmill.tokenizers.pieces import byte_alphabet
@@ -327,6 +330,34 @@ def test_rows_of_harmony(shared: Path, tmp_path: Path, monkeypatch: pytest.Monke
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=functions.look"
         f"{calls}<|channel|>final<|message|>At home.<|return|>"
     )
+
+
+def test_a_library_that_an_encoder_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the option and what to do."""
+    lib = pytest.importorskip("openai_harmony")
+    pytest.importorskip("mistral_common")
+    monkeypatch.setattr(chat_encoders, "_loaded", {})
+    source = write_rows(tmp_path / "rows.jsonl", conversations(1))
+    given: dict[str, Any] = {"cache_dir": tmp_path / "c", "progress": False, "num_workers": 0}
+
+    def fail(name: Any) -> None:
+        raise lib.HarmonyError("no such file")
+
+    monkeypatch.setattr(lib, "load_harmony_encoding", fail)
+    message = r"encoder='harmony' cannot load its vocabulary \(no such file\); set .*ENCODINGS_BASE"
+    with pytest.raises(UsageError, match=message):
+        tm.prepare(source, TOKENIZER, encoder="harmony", tokenizer_backend="file", **given)
+    model = write_tekken(tmp_path / "model")
+    request = "mistral_common.protocol.instruct.request"
+    monkeypatch.setitem(sys.modules, request, None)  # which other tests may have imported
+    with pytest.raises(UsageError, match=r"^encoder='mistral-common'.*pip install"):
+        tm.prepare(source, model, encoder="mistral-common", **given)
+    (model / "tekken.json").write_text("{}")
+    monkeypatch.undo()
+    path = str(model / "tekken.json")
+    encode = EncoderSource("tokenmill.tokenizers.adapters:mistral_common", path=path)
+    with pytest.raises(UsageError, match="encoder='mistral-common' cannot be loaded: "):
+        chat_encoders.load_encoder(encode)
 
 
 FETCHED = Path(os.environ.get("TOKENMILL_TEST_ENCODERS") or os.devnull)

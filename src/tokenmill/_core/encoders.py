@@ -45,7 +45,7 @@ class EncoderSource(msgspec.Struct, frozen=True):
 def arguments_of(encoder: str) -> tuple[Any, ...]:
     """Return the arguments that select an encoder of a directory, for a message."""
     selected = ("encoder", encoder)
-    if encoder == "mistral-common":  # which runs no code of the checkpoint
+    if encoder in ("mistral-common", "harmony"):  # which run no code of the checkpoint
         return (selected,)
     return selected, " and ", ("trust_remote_code",)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.util import spec_from_loader
@@ -61,8 +61,10 @@ def load_encoder(source: EncoderSource) -> Callable[..., Any]:
                 ", or pass 'path/to/file.py:callable'",
             )  # fmt: skip
         return objects[source.digest]
+    package = _PACKAGE + source.key
+    is_adapter = bool(source.path) and not source.files
+    shown = name.replace("_", "-") if is_adapter else source.name
     if source.files:
-        package = _PACKAGE + source.key
         if package not in sys.modules:
             sys.meta_path.append(_Sources(package, source.files, source.path))
         module = f"{package}.{module}"
@@ -70,15 +72,18 @@ def load_encoder(source: EncoderSource) -> Callable[..., Any]:
         function: Any = importlib.import_module(module)
         for part in name.split("."):
             function = getattr(function, part)
-        if source.path and not source.files:  # an adapter, which reads this path
+        if is_adapter:
             function = function(source.path)
+    except UsageError:
+        raise
     except Exception as error:
+        detail = str(error).replace(f"{package}.", "")
         raise UsageError(
-            ("encoder", source.name), f" cannot be imported: {type(error).__name__}: {error}",
+            ("encoder", shown), f" cannot be loaded: {type(error).__name__}: {detail}",
             path=source.path or None,
         ) from error  # fmt: skip
     if not callable(function):
-        raise UsageError(("encoder", source.name), f" is not callable: {function!r}")
+        raise UsageError(("encoder", shown), f" must be callable, got {type(function).__name__}")
     loaded: Callable[..., Any] = function
     _loaded[source.key] = loaded
     return loaded
@@ -175,7 +180,9 @@ class EncoderTemplate:
             return result
         if hasattr(result, "tolist"):
             result = result.tolist()
-        if isinstance(result, Sequence):
+        kind = type(result).__name__
+        if isinstance(result, list | tuple):
+            kind += f" of {type(result[0]).__name__}" if result else ""
             if all(type(one) is int for one in result):
                 return id_text(result)
             pairs = [pair for one in result if (pair := _pair(one)) is not None]
@@ -183,7 +190,7 @@ class EncoderTemplate:
                 return id_text([number for pair in pairs for number in self._segment_ids(*pair)])
         raise UsageError(
             ("encoder",), " must return a text, a list of ids, or a list of pairs (text,"
-            f" is_special), got {type(result).__name__}",
+            f" is_special), got {kind}",
         )  # fmt: skip
 
     @cached_property

@@ -20,6 +20,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from tokenmill._core.encoders import arguments_of
 from tokenmill.chat import ChatSpec, Renderer
 from tokenmill.chat.append import Rewrite, excerpt, first_difference, rewrite_between
 from tokenmill.chat.calls import TOOL_ROLES
@@ -178,9 +179,9 @@ class Bridge:
         }  # fmt: skip
         if self.tokenizer.template is None:
             hint = self.tokenizer.notes.get("no_template")
-            either = "" if hint is None else f", or {hint}"
+            either = () if hint is None else (", or ", *arguments_of(hint))
             raise UsageError(
-                "The tokenizer has no chat template. Set ", ("chat_template",), f"{either}."
+                "The tokenizer has no chat template. Set ", ("chat_template",), *either, "."
             )
         spec = ChatSpec(format="messages", chat_template_kwargs=chat_template_kwargs, date=date)
         self.renderer = Renderer(

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill._core import fingerprint
+from tokenmill._core.origin import nothing_left
 from tokenmill.errors import RowError, SourceError, UsageError
 from tokenmill.store.columns import row_numbers
 from tokenmill.store.groups import Group
@@ -142,8 +143,10 @@ class StoreBySource(SourceRows):
         require_one_unit(recipe.get("expand", "none"), recipe.get("format", "auto"))
         counts = totals.get("groups", {"single": len(store)})
         kinds = [kind for kind in GROUP_KINDS if counts.get(kind)]
+        if not kinds:
+            raise nothing_left("row", totals["rejected"], store.rejected_rows(), store.sources[0])
         if len(kinds) != 1:
-            found = " and ".join(f"{counts[kind]:,} {kind}" for kind in kinds) or "none"
+            found = " and ".join(f"{counts[kind]:,} {kind}" for kind in kinds)
             raise UsageError(
                 f"by_source() needs rows of one kind, the store has {found}", path=store.path
             )

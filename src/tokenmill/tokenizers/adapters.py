@@ -9,6 +9,7 @@ from typing import Any
 
 from tokenmill._core.encoders import cached_ids
 from tokenmill._core.optional import optional
+from tokenmill.errors import UsageError
 
 Encode = Callable[..., list[int]]
 
@@ -81,7 +82,13 @@ def harmony(path: str) -> Encode:
     """
     with optional("openai_harmony", ("encoder", "harmony")):
         import openai_harmony as lib
-    encoding = lib.load_harmony_encoding(lib.HarmonyEncodingName.HARMONY_GPT_OSS)
+    try:
+        encoding = lib.load_harmony_encoding(lib.HarmonyEncodingName.HARMONY_GPT_OSS)
+    except lib.HarmonyError as error:
+        raise UsageError(
+            ("encoder", "harmony"), f" cannot load its vocabulary ({error}); set the environment"
+            " variable TIKTOKEN_ENCODINGS_BASE to a directory with o200k_base.tiktoken",
+        ) from error  # fmt: skip
     role = lib.Role
 
     def of_assistant(message: dict[str, Any], *, thinks: bool) -> list[Any]:

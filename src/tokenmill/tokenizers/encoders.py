@@ -18,7 +18,7 @@ from typing import Any
 from tokenmill._core import fingerprint
 from tokenmill._core.encoders import EncoderSource, objects
 from tokenmill.errors import UsageError
-from tokenmill.tokenizers.directory import has_remote_code, locate
+from tokenmill.tokenizers.directory import has_remote_code, locate, read_config
 
 CHECKPOINT_FILES = (
     "config.json", "tokenizer.json", "tokenizer_config.json", "tekken.json", "tiktoken.model",
@@ -197,4 +197,7 @@ def encoder_of_directory(directory: Path) -> str | None:
             return f"{where}:{name}"
     if (directory / "tekken.json").is_file() or any(directory.glob("tokenizer.model.v*")):
         return "mistral-common"
-    return "transformers" if (directory / "tiktoken.model").is_file() else None
+    if (directory / "tiktoken.model").is_file() and has_remote_code(directory):
+        return "transformers"
+    is_gpt_oss = read_config(directory, "config.json").get("model_type") == "gpt_oss"
+    return "harmony" if is_gpt_oss else None
