@@ -322,6 +322,38 @@ def test_history_that_drops_thinking_is_rejected_with_its_remedy() -> None:
     assert renderer_of("merging").render([bare]).rejected == []
 
 
+def test_tools_switch_off_the_dropping_of_thinking() -> None:
+    """The tools reach `merging` in a system message, as it has no parameter for them."""
+    says = [{"role": "assistant", "content": text, "reasoning_content": f"{text}?"}
+            for text in ("One.", "Two.")]  # fmt: skip
+    asks = {"role": "user", "content": "Why?"}
+    messages = [asks, says[0], asks, says[1]]
+    renderer = renderer_of("merging", encoder_kwargs={"thinking_mode": "thinking"})
+    [reason] = reasons(renderer.render([{"messages": messages}]))
+    assert reason.startswith("mask_unproven: the text does not continue the generation prompt of ")
+    system = {"role": "system", "content": "Be brief."}
+    for first, printed in (([], ""), ([system], "Be brief.")):
+        row = {"messages": [*first, *messages], "tools": [{"name": "look"}]}
+        rendering = renderer.render([row])
+        assert rendering.rejected == []
+        [text], [spans] = rendering.texts, rendering.spans
+        tool = '{"type": "function", "function": {"name": "look"}}'
+        assert text.startswith(f"<s>{printed}{tool}<|user|>Why?<|assistant|><think>One.?</think>")
+        trained = [text[start:stop] for start, stop in spans or ()]
+        assert trained == ["One.?</think>One.</s>", "Two.?</think>Two.</s>"]
+
+
+def test_an_empty_text_stays_empty_in_the_second_pass() -> None:
+    """`exclusive` raises an error if a unique word replaces the empty text."""
+    calls = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    row = {"messages": [{"role": "user", "content": "Look."}, calls]}
+    rendering = renderer_of("exclusive").render([row])
+    assert rendering.rejected == []
+    calls["content"] = "Yes."
+    [reason] = reasons(renderer_of("exclusive").render([row]))
+    assert reason.startswith("template_error: the encoder failed (ValueError: text beside a call")
+
+
 def test_another_message_in_a_turn_is_rejected() -> None:
     row = {"messages": conversations(1)[0]["messages"]}
     [reason] = reasons(renderer_of("leaking").render([row]))
@@ -330,7 +362,7 @@ def test_another_message_in_a_turn_is_rejected() -> None:
     renderer = renderer_of("leaking_systems")
     plain, system = {"role": "user", "content": "Why?"}, {"role": "system", "content": "Be brief."}
     says = {"role": "assistant", "content": "So."}
-    given = [[plain, says], [plain, says], [system, plain, says]]
+    given = [[plain, plain, says], [plain, plain, says], [system, plain, says]]
     rendering = renderer.render([{"messages": messages} for messages in given])
     assert len(rendering.texts) == 2
     [reason] = reasons(rendering)
@@ -440,6 +472,12 @@ def test_a_bridge_continues_in_the_ids_of_an_encoder() -> None:
     messages = [asks, {"role": "assistant", "content": "So."}, more]
     assert bridge.tokenizer.decode(whole) == small_encoders.plain(messages, None, True)
     assert pickle.loads(pickle.dumps(bridge)).prompt([asks]) == ids
+    # The messages of an environment may have arguments as objects.
+    call = {**CALL, "function": {"name": "look", "arguments": {"at": "x"}}}
+    calls = [{"role": "assistant", "content": "", "tool_calls": [one]} for one in (CALL, call)]
+    texts = {bridge.tokenizer.decode(bridge.prompt([asks, message, more])) for message in calls}
+    assert len(texts) == 1
+    assert '<call>look({"at": "x"})</call>' in texts.pop()
 
 
 def test_rollouts_are_compared_with_an_encoder(tmp_path: Path) -> None:

@@ -178,6 +178,20 @@ class Segments(Encoder):
         ]  # fmt: skip
 
 
+def with_ids(row: dict[str, Any], form: str) -> dict[str, Any]:
+    """Give calls and their results the ids that an encoder accepts, by name and number."""
+    ids: list[str] = []
+    for message in row["messages"]:
+        if calls := message.get("tool_calls"):
+            ids = [form.format(call["function"]["name"], n) for n, call in enumerate(calls)]
+            for call, number in zip(calls, ids, strict=True):
+                call["id"] = number
+            ids.reverse()
+        if message["role"] == "tool":
+            message["tool_call_id"] = ids.pop() if ids else form.format("none", 99999)
+    return row
+
+
 class Mistral(Encoder):
     """mistral-common returns ids, and its instruct tokenizer those of an assistant message."""
 
@@ -192,17 +206,7 @@ class Mistral(Encoder):
         self.own = [MistralTokenizer.from_file(str(file), mode=mode) for mode in modes]
 
     def transform(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Give calls the ids that mistral-common accepts: nine letters or digits."""
-        ids: list[str] = []
-        for message in row["messages"]:
-            if message.get("tool_calls"):
-                ids = [f"call{number:05d}" for number in range(len(message["tool_calls"]))]
-                for call, number in zip(message["tool_calls"], ids, strict=True):
-                    call["id"] = number
-                ids.reverse()
-            if message["role"] == "tool":
-                message["tool_call_id"] = ids.pop() if ids else "call99999"
-        return row
+        return with_ids(row, "call{1:05d}")  # it accepts nine letters or digits
 
     def encode(self, messages: list[Message], tools: Any, prompt: bool) -> list[int]:
         from mistral_common.protocol.instruct.request import ChatCompletionRequest
@@ -246,6 +250,9 @@ class Kimi(Encoder):
         super().__init__("tokenization_kimi", model, encoder="transformers", trust_remote_code=True)
         self.tokenizer = load_auto(model, trust_remote_code=True)
 
+    def transform(self, row: dict[str, Any]) -> dict[str, Any]:
+        return with_ids(row, "functions.{0}:{1}")  # it prints the ids of calls, not their names
+
     def encode(self, messages: list[Message], tools: Any, prompt: bool) -> list[int]:
         text = self.tokenizer.apply_chat_template(
             copy.deepcopy(messages), tools=tools, add_generation_prompt=prompt, tokenize=False
@@ -286,13 +293,17 @@ def tiktoken_of(model: Path) -> Any:
     )  # fmt: skip
 
 
-PATTERN = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# Without a class, transformers loads a tiktoken.model with this pattern.
+PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 KIMI_TOKENS = (
     "[BOS]", "[EOS]", "[PAD]", "[UNK]", "<|im_end|>", "<|im_user|>", "<|im_assistant|>",
     "<|start_header_id|>", "<|end_header_id|>", "[EOT]", "<|im_system|>", "<|im_middle|>",
     "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
     "<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|open|>", "<|close|>", "<|sep|>",
-    "<|end_of_msg|>", "<|kimi_image_placeholder|>",
+    "<|end_of_msg|>", "<|kimi_image_placeholder|>", "<think>", "</think>",
 )  # fmt: skip
 
 

@@ -83,6 +83,13 @@ def dropping(messages, tools=None, add_generation_prompt=False):
     return text + ("<|im_start|>assistant\n" if add_generation_prompt else "")
 
 
+def exclusive(messages, tools=None, add_generation_prompt=False):
+    """Refuses calls beside a text that is not empty."""
+    if any(message["content"] and message.get("tool_calls") for message in messages):
+        raise ValueError("text beside a call")
+    return plain(messages, tools, add_generation_prompt)
+
+
 def segments(messages, tools=None, add_generation_prompt=False):
     """Texts, and whether each may contain control tokens."""
     parts = []
