@@ -200,7 +200,7 @@ class Mistral(Encoder):
         from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
         super().__init__(f"mistral-common {version}", model, encoder="mistral-common")
-        self.expand = "turns" if version[:2] in ("v2", "v3") else "none"
+        self.expand = "none" if version == "v13 tekken" else "turns"
         [file] = [*model.glob("tekken.json"), *model.glob("tokenizer.model.v*")]
         modes = ValidationMode.test, ValidationMode.finetuning
         self.own = [MistralTokenizer.from_file(str(file), mode=mode) for mode in modes]

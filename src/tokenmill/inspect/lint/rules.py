@@ -45,7 +45,7 @@ _TABLE = (
     ("media_mismatch", "error", "the numbers of images and image places differ",
      "write one <image>, or one image part, per image of the row"),
     ("template_error", "error", "the chat template raises an error for the conversation",
-     "fix the row, or use a template that accepts it (--chat-template)"),
+     "fix the row, or use a template or encoder that accepts it (--chat-template, --encoder)"),
     ("role_order", "error", "the template raises an error for these roles in this order",
      "merge consecutive turns of one role, move the system turn to the front, or use another "
      "template"),
