@@ -79,8 +79,9 @@ def test_tasks_are_pulled_lazily_and_a_bounded_number_ahead(
     assert pulled == 0
     with contextlib.closing(run):
         for taken, _ in enumerate(itertools.islice(run, 200), start=1):
-            # Up to three workers: at most two tasks each and a few results not yet taken.
-            assert pulled - taken <= 10
+            # Up to three workers: at most two tasks each and a few results not yet taken. A message
+            # to Ray has up to eight tasks.
+            assert pulled - taken <= (80 if type(executor).__name__ == "RayExecutor" else 10)
             if taken < 20:
                 time.sleep(0.01)  # workers are faster than this consumer
 

@@ -164,7 +164,8 @@ class Plan:
         self.rows = sum(document["rows"] for document in documents)
         self.bytes = sum(document["bytes"] for document in documents)
         # The source files of this call that have rows, in order.
-        self.paths = [str(rows.files[file].path) for file, _ in sources]
+        files = rows.files
+        self.paths = [str(files[file].path) for file, _ in sources]
         self._source_of_file = {file: n for n, (file, _) in enumerate(sources)}
 
     def _counted(self, blocks: Iterator[Block]) -> Iterator[Block]:

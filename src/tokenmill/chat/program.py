@@ -605,7 +605,7 @@ class Frame:
     def __init__(self, block: TemplateBlock, scopes: list[dict[str, Any]]) -> None:
         self.cursor = TreeCursor(block)
         self.scopes = scopes
-        self.kinds: dict[str, type] = {}
+        self.kinds: dict[str, type] = {"R.messages": list}
         self.facts: dict[Any, Any] = {}
         self.variable_names: dict[str, str] = {}
         self.attributes: dict[tuple[str, str], Any] = {}

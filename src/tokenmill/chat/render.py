@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -55,6 +56,7 @@ from tokenmill.chat.turns import GenerationPrompts, RenderedRow, Span, SpanResol
 from tokenmill.chat.unique_words import with_unique_words
 from tokenmill.errors import RowError, UsageError
 
+_ROLE = itemgetter("role")
 RENDERERS = ("auto", "jinja2")
 PORTION = 64  # rows rendered together, see `Renderer._render`
 FIRST_AUDITED = 2  # rows at the start of every batch that the reference also renders
@@ -160,7 +162,7 @@ class _Read:
     index: int
     content: Conversation | Plain | AnswerGroup | None = None
     weight: float = 1.0
-    samples: list[Sample] = field(default_factory=list)
+    samples: Sequence[Sample] = ()
     error: RowError | None = None
 
 
@@ -464,17 +466,14 @@ class Renderer:
     def _follow(
         self, paths: TracedTemplate, messages: list[dict[str, Any]], tools: list[Any] | None
     ) -> Run:
-        start = time.perf_counter()
+        if self.renderer != "auto":
+            return paths.compared(messages, tools)
         try:
-            if self.renderer != "auto":
-                return paths.compared(messages, tools)
             return paths.follow(messages, tools)
         except (NotTraced, RowError) as error:
-            if self.renderer == "auto" and paths.differed:
+            if paths.differed:
                 raise AuditMismatch from error
             raise
-        finally:
-            self.engine_seconds += time.perf_counter() - start
 
     def render(self, rows: Iterable[Any], digests: Sequence[int] | None = None) -> Rendering:
         """Render a batch of parsed rows.
@@ -510,9 +509,11 @@ class Renderer:
             # one row after another: the processor caches the code of a step.
             read = [self._read_row(index, row, result) for index, row in portion]
             if self.spec.expand != "append":
+                start = time.perf_counter()
                 for each in read:
                     for sample in each.samples:
                         sample.run = self._first_run(sample)
+                self.engine_seconds += time.perf_counter() - start
             for each in read:
                 self._render_row(each, None if digests is None else digests[each.index], result)
 
@@ -587,8 +588,8 @@ class Renderer:
         """Return the texts to render for one conversation, with their trained messages."""
         template = self._for(conversation.tools, conversation.variables)
         train_on = self.spec.trained(conversation.shape)
-        roles = {message["role"] for message in conversation.messages}
-        if not roles <= KNOWN_ROLES and misspelt_role(conversation.messages):
+        roles = list(map(_ROLE, conversation.messages))
+        if not KNOWN_ROLES.issuperset(roles) and misspelt_role(conversation.messages):
             result.note("misspelt_roles")
         for name in sorted(conversation.notes):
             result.note(name)
@@ -596,7 +597,7 @@ class Renderer:
             return [Sample(index, 0, conversation, None, template)]
         _trim(conversation, self.spec.trailing, result)
         messages = conversation.messages
-        assistants = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
+        assistants = [i for i, role in enumerate(roles) if role == "assistant"]
         trained = assistants
         if train_on == "completion":
             trained = [i for i in assistants if i >= conversation.completion]

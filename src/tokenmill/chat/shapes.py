@@ -13,7 +13,7 @@ import operator
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import Any
 
 from tokenmill._core.fingerprint import plain
 from tokenmill._core.options import MAX_WEIGHT, MIN_WEIGHT
@@ -109,7 +109,8 @@ class Conversation:
         return written
 
 
-class Form(NamedTuple):
+@dataclass(slots=True)
+class Form:
     messages: list[Message]
     note: str = ""  # counter of rows that were rendered in this form
 

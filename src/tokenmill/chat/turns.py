@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from itertools import accumulate, pairwise
+from operator import itemgetter
 from typing import Any
 
 from tokenmill.chat.calls import TOOL_ROLES, strings
@@ -48,6 +49,9 @@ class RenderedRow:
     weights: Sequence[float] = ()  # of each turn in the loss; empty where each is 1
     images: Sequence[Image] = ()  # of the conversation, in order
     coded: bool = False  # whether the text is an `IdText`
+
+
+_ROLE, _FIRST = itemgetter("role"), itemgetter(0)
 
 
 def is_plain(message: dict[str, Any]) -> bool:
@@ -337,7 +341,7 @@ class SpanResolver:
             RowError: template_drops_content or mask_unproven.
         """
         position = list(accumulate(map(len, run.out), initial=0))
-        roles = [message["role"] for message in messages]
+        roles = list(map(_ROLE, messages))
         in_order = run.in_order and len(run.marks) == len(messages) + 1
         taken = run.taken
         if in_order and taken and roles[0] != "assistant":
@@ -347,9 +351,9 @@ class SpanResolver:
                 taken = []  # the first message was printed before the loop; no turn contains it
         if in_order and not taken:
             # Most templates: one loop, every message once.
-            starts = [index for index, _ in run.marks]
+            starts = list(map(_FIRST, run.marks))
             pieces = list(pairwise(starts))
-            ends = [position[index] for index in starts[1:]]
+            ends = list(map(position.__getitem__, starts))[1:]
             ends[-1] = position[-1]
         else:
             by_message = with_unlooped(run, position)
@@ -418,19 +422,19 @@ class SpanResolver:
     ) -> None:
         spans: list[Span] = []
         text, out, own_indices = run.text, run.out, run.own
-        assistants = [k for k, role in enumerate(rendered.roles) if role == "assistant"]
-        last = assistants[-1] if assistants else -1
+        roles = rendered.roles
         if taken:
             rendered.certain = all(owner != MIXED for _, owner in taken)
         low = 0
-        for k in assistants:
-            message = messages[k]
+        for k, message in enumerate(messages):
+            if roles[k] != "assistant":
+                continue
             first, stop = pieces[k]
             if first < 0:
                 raise unproven(f"the template prints turn {k} in several places")
             begin, end = position[first], position[stop]
             if begin == end:
-                check_printed(message, k, [], text, k == last, self.thinking)
+                check_printed(message, k, [], text, _is_last(k, roles), self.thinking)
                 continue
             if run.inserted and any(first <= index < stop for index, _ in run.inserted):
                 rendered.certain = False
@@ -443,7 +447,7 @@ class SpanResolver:
             is_content = high > low and len(message) == 2 and out[words] is message.get("content")
             if is_content and stop - first == 3 and words == first + 1 and not taken:
                 # Most turns: text of the template, the content, text of the template.
-                key = out[first], out[stop - 1], rendered.roles[k - 1] if k else None
+                key = out[first], out[stop - 1], roles[k - 1] if k else None
                 edges = self._edges.get(key)
                 if edges is None:
                     edges = self._edges[key] = self._untrained_edges(*key)
@@ -456,7 +460,7 @@ class SpanResolver:
                 printed = [out[index] for index in own_indices[low:high]]
                 turn = text[begin:end]
                 rendered.certain &= check_printed(
-                    message, k, printed, text, k == last, self.thinking, turn
+                    message, k, printed, text, _is_last(k, roles), self.thinking, turn
                 )
             if taken:
                 _check_taken(run, first, stop, message, k)
@@ -750,6 +754,11 @@ def with_unlooped(run: Run, position: list[int]) -> dict[int, Span]:
         if owner >= 0 and owner not in pieces:
             pieces[owner] = (first, stop)
     return pieces
+
+
+def _is_last(k: int, roles: Sequence[str]) -> bool:
+    """Whether no later message is the assistant's."""
+    return "assistant" not in roles[k + 1 :]
 
 
 def _owner_at(run: Run, index: int) -> int:

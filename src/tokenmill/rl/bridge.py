@@ -75,7 +75,7 @@ class _Sampled:
 
     def complete(self, form: Form) -> Form:
         """Return the conversation in which the turn has this form."""
-        return form._replace(messages=[*self.prompt.messages, *form.messages, *self.answer])
+        return Form([*self.prompt.messages, *form.messages, *self.answer], form.note)
 
     def is_in(self, text: str) -> bool:
         return self.prompt.begins(text) and text.startswith(self.own, self.prompt.characters)

@@ -1,8 +1,9 @@
 """`RayExecutor`: the tasks of a build as plain Ray tasks.
 
-A run keeps a bounded window of tasks submitted. Ray retries a task `MAX_RETRIES` times if its
-worker or node died, or if it raised `worker.Transient`; every other failure arrives as its own
-typed error. An executor joins a cluster for its first task, so a cache hit needs no Ray.
+A run keeps a bounded window of messages submitted, each with one task, later with several. Ray
+runs a message again, up to `MAX_RETRIES` times, if its worker or node died, or if it raised
+`worker.Transient`; every other failure arrives as its own typed error. An executor joins a cluster
+for its first task, so a cache hit needs no Ray.
 
 Workers publish slices into the cache directory and the caller commits them from there, so a cache
 on each node's own disk would end in a store without slices. Therefore every node must find a
@@ -268,6 +269,8 @@ def probe(sentinels: list[Sentinel]) -> None:
 
 FINISH_S = 2.0  # seconds that running tasks get to finish before they are interrupted
 REFRESH_S = 10.0  # seconds between two reads of the cluster's number of CPUs
+MAX_BATCH = 8  # tasks of one message
+BATCH_GROWTH = 16  # finished tasks of each worker after which a message has one task more
 
 LOST = (WorkerCrashedError, NodeDiedError, OutOfMemoryError)  # after Ray's last retry
 
@@ -361,12 +364,13 @@ class _RayRun:
         job = worker.Job(setup, key, sentinels, self._stop)
         self._job = ray.put(job)  # once for all tasks
         node = ray.get_runtime_context().get_node_id() if setup.prefer_local else None
-        self._remote = ray.remote(worker.do_task).options(
+        self._remote = ray.remote(worker.do_tasks).options(
             **scheduling.options(near=node),
             max_retries=MAX_RETRIES,
             retry_exceptions=[worker.Transient],
         )
-        self._pending: dict[Any, Task] = {}
+        self._pending: dict[Any, list[Task]] = {}
+        self._finished = 0  # tasks
         self._numbers: dict[tuple[str, int], int] = {}  # worker numbers by node and process id
         self._updated_at = float("-inf")
         self._window = 1
@@ -401,9 +405,15 @@ class _RayRun:
 
     def _fill(self, waiting: Iterator[Task]) -> None:
         self._update_window()
-        for task in itertools.islice(waiting, max(0, self._window - len(self._pending))):
-            sent = replace(task, payload=wire.deserialize(task.payload))
-            self._pending[self._remote.remote(self._job, sent)] = task
+        # A message costs the caller 1 ms. Batches grow with the run, so that the last ones are a
+        # small part of it.
+        size = min(MAX_BATCH, 1 + self._finished // (BATCH_GROWTH * self._window))
+        while len(self._pending) < self._window:
+            tasks = list(itertools.islice(waiting, size))
+            if not tasks:
+                return
+            sent = [replace(task, payload=wire.deserialize(task.payload)) for task in tasks]
+            self._pending[self._remote.remote(self._job, sent)] = tasks
 
     def _update_window(self) -> None:
         now = time.monotonic()
@@ -422,20 +432,27 @@ class _RayRun:
             ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
         finished, failure = [], None
         for ref in ready:
-            task = self._pending.pop(ref)
-            answer = _answer(ref, task)
+            answer = _answer(ref, self._pending.pop(ref)[0])
             if isinstance(answer, TokenmillError):
                 failure = failure or answer
-            else:
-                node, pid, done = answer
-                number = self._numbers.setdefault((node, pid), len(self._numbers))
-                finished.append(Done(done.number, done.result, done.seconds, number))
+                continue
+            node, pid, results = answer
+            number = self._numbers.setdefault((node, pid), len(self._numbers))
+            for done in results:
+                if isinstance(done, wire.Failed):
+                    failure = failure or wire.unpack_error(done.failure)
+                else:
+                    finished.append(Done(done.number, done.result, done.seconds, number))
+        self._finished += len(finished)
         return finished, failure
 
 
-def _answer(ref: Any, task: Task) -> tuple[str, int, wire.Finished] | TokenmillError:
+def _answer(
+    ref: Any, task: Task
+) -> tuple[str, int, list[wire.Finished | wire.Failed]] | TokenmillError:
+    """Return what `worker.do_tasks` returned, or an error that names the first task."""
     try:
-        node, pid, answer = ray.get(ref)
+        answer: tuple[str, int, list[wire.Finished | wire.Failed]] = ray.get(ref)
     except RayTaskError as error:
         cause = getattr(error, "cause", None)
         if isinstance(cause, worker.Transient):
@@ -450,6 +467,4 @@ def _answer(ref: Any, task: Task) -> tuple[str, int, wire.Finished] | TokenmillE
         failure = WorkerError(f"{task}: {what}: {type(error).__name__}: {_reason(error)}")
         failure.__cause__ = error
         return failure
-    if isinstance(answer, wire.Failed):
-        return wire.unpack_error(answer.failure)
-    return node, pid, answer
+    return answer

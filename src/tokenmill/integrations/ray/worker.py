@@ -68,10 +68,15 @@ class Job(NamedTuple):
     stop: str  # if this file exists, the result is not needed; empty: no such file
 
 
-def do_task(job: Job, task: Task) -> tuple[str, int, wire.Finished | wire.Failed]:
+def do_tasks(job: Job, tasks: list[Task]) -> tuple[str, int, list[wire.Finished | wire.Failed]]:
+    """Run tasks until one fails."""
+    answers: list[wire.Finished | wire.Failed] = []
     with _pinned():
-        answer = _answer(job, task)
-    return ray.get_runtime_context().get_node_id(), os.getpid(), answer
+        for task in tasks:
+            answers.append(_answer(job, task))
+            if isinstance(answers[-1], wire.Failed):
+                break
+    return ray.get_runtime_context().get_node_id(), os.getpid(), answers
 
 
 def _answer(job: Job, task: Task) -> wire.Finished | wire.Failed:
