@@ -70,6 +70,8 @@ class AgentTrace:
     def add_call(self, identity: Any, name: Any, arguments: Any) -> None:
         self._functions[_text(identity, "id of a call")] = _text(name, "name of a call")
         calls = self._turn().setdefault("tool_calls", [])
+        if any(call["id"] == identity for call in calls):
+            raise RowError(f"two calls of a turn have the id {identity!r:.40}")
         calls.append(_in_function({"id": identity, "name": name, "arguments": arguments}))
 
     def add_result(self, identity: Any, content: Any, is_error: Any = None) -> None:
