@@ -108,6 +108,14 @@ def test_calls_without_ids_reject_a_trace_of_which_others_have_ids(name: str, wh
             read_rollouts(merged)
 
 
+@pytest.mark.parametrize(("name", "path"), [("atif", "steps.2.metrics"),
+                                            ("verifiers", "trajectory.0.tokens")])  # fmt: skip
+def test_recorded_ids_of_another_type_are_rejected(name: str, path: str, whole: Row) -> None:
+    for value in ("[]", [1]):
+        with pytest.raises(RowError, match="must be an object"):
+            read_rollouts(changed(recorded(name, calls_of(whole)), path, value))
+
+
 @given(data=st.data())
 def test_damaged_recordings_are_read_or_rejected(data: Any) -> None:
     name = data.draw(st.sampled_from(FORMATS))
