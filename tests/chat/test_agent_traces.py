@@ -149,6 +149,7 @@ IMAGE = {"type": "input_image", "image_url": "data:,"}
         ("atif", "steps.2.observation.results.0.source_call_id", "c9", "'c9', which is not in"),
         ("atif", "steps.2.observation.results.0.content", None, "a result has no content"),
         ("atif", "steps.1.observation", {"results": [{"content": "x"}]}, "context of the agent"),
+        ("atif", "steps.1.tool_calls", [{"tool_call_id": "c0"}], "context of the agent"),
         ("atif", "steps.2.observation", "4 degrees", "observation must be an object, not str"),
         ("responses", "request", "[]", "request must be an object, not str"),
         ("atif", "steps.1.message", [{"type": "audio", "source": {}}], "'audio'"),

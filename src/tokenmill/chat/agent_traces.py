@@ -127,7 +127,7 @@ def _atif(row: Row, trace: AgentTrace) -> None:
         source, calls = step.get("source"), step.get("llm_call_count")
         results = _objects(_object(step, "observation").get("results"), "results")
         if source in ("system", "user"):
-            if results and number < last:
+            if (results or step.get("tool_calls")) and number < last:
                 raise RowError(f"steps[{number}]: after it, the context of the agent is unknown")
             if not results:
                 trace.add_message(source, _content(step.get("message")))
