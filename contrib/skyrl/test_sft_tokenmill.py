@@ -8,7 +8,6 @@ import json
 import pytest
 
 tm = pytest.importorskip("tokenmill")
-pytest.importorskip("skyrl.train.sft_trainer")
 
 from skyrl.train.config import SFTConfig  # noqa: E402
 from skyrl.train.dataset.pretokenized import load_from_pretokenized  # noqa: E402

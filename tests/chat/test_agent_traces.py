@@ -123,9 +123,9 @@ def test_one_run_in_every_format_gives_the_same_messages(name: str) -> None:
     assert (named.messages, named.tools) == (found.messages, found.tools)
 
 
-def changed(name: str, path: str, value: Any) -> Row:
+def changed(row: str | Row, path: str, value: Any) -> Row:
     """A row with another value at a path of keys and indices; None removes it."""
-    row = copy.deepcopy(ROWS[name])
+    row = copy.deepcopy(ROWS[row] if isinstance(row, str) else row)
     *parents, last = [int(key) if key.lstrip("-").isdigit() else key for key in path.split(".")]
     place: Any = row
     for key in parents:
@@ -149,7 +149,11 @@ IMAGE = {"type": "input_image", "image_url": "data:,"}
         ("atif", "steps.2.observation.results.0.source_call_id", "c9", "'c9', which is not in"),
         ("atif", "steps.2.observation.results.0.content", None, "a result has no content"),
         ("atif", "steps.1.observation", {"results": [{"content": "x"}]}, "context of the agent"),
+        ("atif", "steps.1.tool_calls", [{"tool_call_id": "c0"}], "context of the agent"),
+        ("atif", "steps.2.observation", "4 degrees", "observation must be an object, not str"),
+        ("responses", "request", "[]", "request must be an object, not str"),
         ("atif", "steps.1.message", [{"type": "audio", "source": {}}], "'audio'"),
+        ("atif", "steps.2.tool_calls.+", {"tool_call_id": "c1", "function_name": "x"}, "id 'c1'"),
         ("atif", "steps.2.tool_calls", [5], "'tool_calls' must be a list of objects"),
         ("atif", "agent.tool_definitions", [{"type": "web_search"}], "has no parameters"),
         ("verifiers", "completion.0.tool_calls", [5], "a tool call must be an object"),
@@ -212,6 +216,14 @@ def test_turns_that_the_model_did_not_end_or_sample_are_not_trained() -> None:
         assert list(found.notes) == ["truncated_traces"]
     for key, value in (("is_copied_context", True), ("llm_call_count", 0)):
         assert trained(read(changed("atif", f"steps.2.{key}", value))) == [False, True]
+
+
+def test_a_later_turn_may_use_the_id_of_a_call_again() -> None:
+    row = copy.deepcopy(ROWS["atif"])
+    row["steps"].insert(3, copy.deepcopy(row["steps"][2]))
+    row["steps"][3]["tool_calls"][0]["function_name"] = "time"
+    messages = read(row).messages
+    assert [m["name"] for m in messages if m["role"] == "tool"] == ["weather", "time"]
 
 
 def test_observations_without_a_call_are_user_turns_except_the_last() -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import tokenmill as tm
 from tests.build.making import INLINE, TOKENIZER, write_rows
-from tests.chat.test_agent_traces import MESSAGES, ROWS, TOOL
+from tests.chat.test_agent_traces import MESSAGES, ROWS, TOOL, VALUES, changed, places
 from tokenmill.errors import RowError
 from tokenmill.rl.formats import read_rollouts
 from tokenmill.store import Row
@@ -99,6 +102,29 @@ def test_calls_without_ids_reject_a_trace_of_which_others_have_ids(name: str, wh
             read_rollouts(merged)
         merged["steps"][2] |= {"llm_call_count": 1, "is_copied_context": True}
         assert len(read_rollouts(merged).trajectories) == 1
+    if name == "verifiers":
+        del merged["trajectory"][1]
+        with pytest.raises(RowError, match="1 of 2 model calls have token ids"):
+            read_rollouts(merged)
+
+
+@pytest.mark.parametrize(("name", "path"), [("atif", "steps.2.metrics"),
+                                            ("verifiers", "trajectory.0.tokens")])  # fmt: skip
+def test_recorded_ids_of_another_type_are_rejected(name: str, path: str, whole: Row) -> None:
+    for value in ("[]", [1]):
+        with pytest.raises(RowError, match="must be an object"):
+            read_rollouts(changed(recorded(name, calls_of(whole)), path, value))
+
+
+@given(data=st.data())
+def test_damaged_recordings_are_read_or_rejected(data: Any) -> None:
+    name = data.draw(st.sampled_from(FORMATS))
+    row = recorded(name, [([1, 2], [3, 4]), ([1, 2, 3, 4, 5], [6])])
+    path = data.draw(st.sampled_from(places(row)))
+    damaged = changed(row, path, data.draw(VALUES | st.just([[1], [2, 3]]) | st.just([2**80])))
+    for format_ in ("auto", name):
+        with contextlib.suppress(RowError):
+            read_rollouts(damaged, format_)
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -70,6 +70,8 @@ class AgentTrace:
     def add_call(self, identity: Any, name: Any, arguments: Any) -> None:
         self._functions[_text(identity, "id of a call")] = _text(name, "name of a call")
         calls = self._turn().setdefault("tool_calls", [])
+        if any(call["id"] == identity for call in calls):
+            raise RowError(f"two calls of a turn have the id {identity!r:.40}")
         calls.append(_in_function({"id": identity, "name": name, "arguments": arguments}))
 
     def add_result(self, identity: Any, content: Any, is_error: Any = None) -> None:
@@ -125,7 +127,7 @@ def _atif(row: Row, trace: AgentTrace) -> None:
         source, calls = step.get("source"), step.get("llm_call_count")
         results = _objects(_object(step, "observation").get("results"), "results")
         if source in ("system", "user"):
-            if results and number < last:
+            if (results or step.get("tool_calls")) and number < last:
                 raise RowError(f"steps[{number}]: after it, the context of the agent is unknown")
             if not results:
                 trace.add_message(source, _content(step.get("message")))
@@ -192,21 +194,24 @@ def _anthropic(row: Row, trace: AgentTrace) -> None:
         trace.is_cut = row["response"].get("stop_reason") == "max_tokens"
 
 
+def _has_output(row: Row) -> bool:
+    response = row.get("response") or row
+    return isinstance(response, dict) and isinstance(response.get("output"), list)
+
+
 def has_blocks(messages: Any) -> bool:
     """Whether messages contain calls or results as blocks; other blocks are also OpenAI's."""
-    for message in messages if isinstance(messages, list) else ():
-        content = message.get("content") if isinstance(message, dict) else None
-        for part in content if type(content) is list else ():
-            if isinstance(part, dict) and part.get("type") in ("tool_use", "tool_result"):
-                return True
-    return False
+    messages = messages if isinstance(messages, list) else []
+    contents = [message.get("content") for message in messages if isinstance(message, dict)]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return any(isinstance(p, dict) and p.get("type") in ("tool_use", "tool_result") for p in parts)
 
 
 # Format → whether a row has it, and its reader; tried in this order.
 AGENT_TRACES: dict[str, tuple[Callable[[Row], bool], Callable[[Row, AgentTrace], None]]] = {
     "atif": (lambda row: "steps" in row and isinstance(row.get("agent"), dict), _atif),
     "nemo_gym": (lambda row: isinstance(row.get("responses_create_params"), dict), _responses),
-    "responses": (lambda row: isinstance(_object(row, "response").get("output"), list), _responses),
+    "responses": (_has_output, _responses),
     "verifiers": (lambda row: {"example_id", "completion", "metrics"} <= row.keys(), _verifiers),
     "anthropic": (lambda row: has_blocks(row.get("messages")), _anthropic),
 }
@@ -234,7 +239,10 @@ def _text(value: Any, what: str) -> str:
 
 
 def _object(row: Row, *names: str) -> Row:
-    return next((row[name] for name in names if isinstance(row.get(name), dict)), row)
+    value = next((row[name] for name in names if row.get(name) is not None), row)
+    if not isinstance(value, dict):
+        raise RowError(f"{' or '.join(names)} must be an object, not {type(value).__name__}")
+    return value
 
 
 def _objects(value: Any, what: str) -> list[Row]:
@@ -252,9 +260,8 @@ def _content(value: Any) -> str:
         return value or ""
     for part in _objects(value, "content"):
         if part.get("type") not in TEXT_PARTS:
-            reason = "bad_media" if is_media(part) else "bad_shape"
             message = f"a message of a trace cannot express a part of type {part.get('type')!r:.60}"
-            raise RowError(message, reason=reason)
+            raise RowError(message, reason="bad_media" if is_media(part) else "bad_shape")
     return "".join(_text(part.get("text"), "text of a part") for part in value)
 
 

@@ -347,12 +347,10 @@ class _Form:
         """
         tags = [] if self.thinking is None else list(self.thinking.finditer(text))
         closing = next((tag for tag in tags if CLOSING.search(tag[0])), None)
-        opening = next(
-            (t for t in tags if t is not closing and not text[: t.start()].strip()), None
-        )
-        if opening is None and not (opened or (opened is None and closing is not None)):
+        opening = [t for t in tags[:1] if t is not closing and not text[: t.start()].strip()]
+        if not opening and not (opened or (opened is None and closing is not None)):
             return None, text
-        start = 0 if opening is None else opening.end()
+        start = opening[0].end() if opening else 0
         if closing is None:
             return text[start:].strip(), None
         return text[start : closing.start()].strip(), text[closing.end() :]

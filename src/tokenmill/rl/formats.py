@@ -428,8 +428,8 @@ def _trace(name: str) -> Callable[[Row], Recording]:
     def read(row: Row) -> Recording:
         trace = read_agent_trace(row, name)
         recorded = [(own, tokens) for own, tokens in trace.generations if tokens.get(sampled)]
-        turns = [m for m in trace.messages[trace.completion :] if m.get("role") == "assistant"]
-        calls = len(turns) if name == "nemo_gym" else len(trace.generations)
+        turns = sum(m.get("role") == "assistant" for m in trace.messages[trace.completion :])
+        calls = max(len(trace.generations), 0 if name == "atif" else turns)
         if recorded and len(recorded) < calls:
             raise RowError(f"{len(recorded)} of {calls} model calls have token ids")
         trajectories = []
