@@ -44,9 +44,10 @@ def album(tmp_path: Path) -> Album:
     return Album(tmp_path / "data")
 
 
-def prepare(source: Path, processor: Any = None, **more: Any) -> Any:
+def prepare(source: Any, processor: Any = None, **more: Any) -> Any:
     given = {"executor": "inline", "progress": False, "raise_for_rejections": False}
-    return run_recipe(str(source), processor=processor or made("qwen2_vl"), **(given | more))
+    source = str(source) if isinstance(source, Path) else source
+    return run_recipe(source, processor=processor or made("qwen2_vl"), **(given | more))
 
 
 FAST = ("qwen2_vl", "gemma3")
@@ -153,7 +154,7 @@ def test_what_cannot_be_shown_is_rejected_with_its_reason(album: Album) -> None:
 
 
 @pytest.mark.parametrize("column", ["images", "image", "pics"])
-@pytest.mark.parametrize("kind", ["jsonl", "parquet", "arrow"])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "arrow", "table", "dataset"])
 def test_null_column_of_images_is_an_empty_list(album: Album, kind: str, column: str) -> None:
     """A null must not turn the placeholder into text; a row without the column has no images."""
     rows = [
@@ -162,24 +163,29 @@ def test_null_column_of_images_is_an_empty_list(album: Album, kind: str, column:
         {"messages": asked("Look: <image>"), column: None},
         {"messages": asked("Hello?"), column: None},
     ]
-    source = album.directory / f"a.{kind}"
+    source: Any = album.directory / f"a.{kind}"
+    table = pa.Table.from_pylist(rows)
     if kind == "jsonl":
         write_rows(source, rows)
+    elif kind == "parquet":
+        pq.write_table(table, source)
+    elif kind == "arrow":
+        with pa.ipc.new_file(source, table.schema) as writer:
+            writer.write_table(table)
+    elif kind == "table":
+        source = table
     else:
-        table = pa.Table.from_pylist(rows)
-        if kind == "parquet":
-            pq.write_table(table, source)
-        else:
-            with pa.ipc.new_file(source, table.schema) as writer:
-                writer.write_table(table)
+        source = pytest.importorskip("datasets").Dataset(table)
     columns = {"images": "pics"} if column == "pics" else None
-    store = prepare(source, columns=columns).store
+    options = {
+        "executor": "inline", "progress": False, "columns": columns, "media_root": album.directory
+    }  # fmt: skip
+    store = prepare(source, **options).store
     assert {origin.row: reason for origin, reason, _ in store.rejected_rows()} == {
         1: "media_mismatch",
         2: "media_mismatch",
     }
     assert [len(row.media) for row in store] == [1, 0]
-    options = {"executor": "inline", "progress": False, "columns": columns}
     linted = tm.lint(source, processor=made("qwen2_vl"), **options)
     assert [one.count for one in linted.findings if one.rule == "media_mismatch"] == [2]
 

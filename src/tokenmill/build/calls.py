@@ -236,6 +236,7 @@ def _write_in_memory_rows(merged: dict[str, Any]) -> None:
     """Replace in-memory rows by files in the cache, or in a directory of this process."""
     from tokenmill._core.process import process_directory
     from tokenmill.build.blocks import cache_of
+    from tokenmill.chat.spec import IMAGE_COLUMNS
     from tokenmill.sources.memory import as_addresses
 
     given = merged.get("sources")
@@ -243,6 +244,9 @@ def _write_in_memory_rows(merged: dict[str, Any]) -> None:
         return
     is_private = merged.get("disable_cache")
     root = process_directory() if is_private else cache_of(merged.get("cache_dir")).root
-    merged["sources"] = addresses = as_addresses(given, root)
+    columns = merged.get("columns")
+    images = columns.get("images") if isinstance(columns, Mapping) else None
+    addresses = as_addresses(given, root, nullable=(*IMAGE_COLUMNS, str(images)))
+    merged["sources"] = addresses
     if addresses is not given and merged.get("processor") is not None:
         merged.setdefault("media_root", os.getcwd())  # these rows have no directory

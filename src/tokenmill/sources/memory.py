@@ -10,7 +10,7 @@ import io
 import itertools
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,12 @@ _BATCH = 1024  # rows of a table converted at once
 _encode = msgspec.json.Encoder().encode
 
 
-def as_addresses(sources: Any, root: Path) -> Any:
+def as_addresses(sources: Any, root: Path, nullable: Collection[Any] = ()) -> Any:
     """Return sources with in-memory data replaced by the paths of files below ``root``.
 
     In-memory data is a `datasets.Dataset`, a pandas or polars frame, an Arrow table, or an
-    iterable of dicts. Anything else is returned unchanged.
+    iterable of dicts. Anything else is returned unchanged. Null members of a table are left out,
+    since Arrow adds them, as for Parquet; but not those of the columns ``nullable``.
     """
     if sources is None or isinstance(sources, str | bytes | os.PathLike):
         return sources
@@ -37,7 +38,7 @@ def as_addresses(sources: Any, root: Path) -> Any:
         raise UsageError(f"a {kind} is not a source: pass one of its values ({names})")
     rows = _table_rows(sources)
     if rows is not None:
-        return [_write(rows, root, drop_nulls=True)]
+        return [_write(rows, root, nullable)]
     if not isinstance(sources, Iterable):
         return sources
     items = iter(sources)
@@ -49,7 +50,7 @@ def as_addresses(sources: Any, root: Path) -> Any:
     addresses = []
     for one in () if first is None else itertools.chain([first], items):
         rows = _table_rows(one)
-        addresses.append(one if rows is None else _write(rows, root, drop_nulls=True))
+        addresses.append(one if rows is None else _write(rows, root, nullable))
     return addresses
 
 
@@ -78,20 +79,22 @@ def _is_null(value: Any) -> bool:
     return value is None or type(value).__name__ in ("NAType", "NaTType")
 
 
-def _write(rows: Iterable[Any], root: Path, *, drop_nulls: bool = False) -> str:
-    """Write rows to a file; drop null members of tables, since Arrow adds them, as for Parquet."""
+def _write(rows: Iterable[Any], root: Path, nullable: Collection[Any] | None = None) -> str:
+    """Write rows to a file; ``nullable`` is None for rows that are not those of a table."""
     hasher = hashlib.blake2b(digest_size=20)
     row = -1
     with Staging(root) as staging:
         with NewFile(staging.path / "rows") as file:
             for row, value in enumerate(rows):
-                try:
-                    line = _encode(_plain(value, drop_nulls)) + b"\n"
-                except (TypeError, ValueError, OverflowError, RecursionError) as error:
-                    raise UsageError(f"no JSON form: {error}", path=IN_MEMORY, row=row) from error
                 if not isinstance(value, Mapping):
                     message = f"a row must be a dict, got {type(value).__name__}"
                     raise UsageError(message, path=IN_MEMORY, row=row)
+                try:
+                    plain = _plain(value, drop_nulls=nullable is not None)
+                    plain |= {n: None for n in nullable or () if n in value and n not in plain}
+                    line = _encode(plain) + b"\n"
+                except (TypeError, ValueError, OverflowError, RecursionError) as error:
+                    raise UsageError(f"no JSON form: {error}", path=IN_MEMORY, row=row) from error
                 hasher.update(line)
                 file.write(line)
         if row < 0:
