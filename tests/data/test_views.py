@@ -287,6 +287,7 @@ def test_filter_callable_unknown_column_and_wrong_types_are_refused(
         "not " * 2000 + "length", "-" * 2000 + "length > 0", "length" + " + 1" * 1500 + " > 0",
         "length * 99999999999999999999 > 1", "length * 9223372036854775807 > 1",
         "length * length * 1000000000000000000 > 1", "length < (1, 2)", "extra.meta < extra.lang",
+        "length > 0x" + "f" * 6000, "length" + " + 1" * 150 + " > 0",
     ],
 )  # fmt: skip
 def test_filter_that_cannot_be_evaluated_is_a_usage_error(

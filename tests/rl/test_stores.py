@@ -127,6 +127,8 @@ def test_filter_by_recorded_values(dump: Path) -> None:
     assert 0 < len(drifted) < 12
     with pytest.raises(UsageError, match="unknown name 'unknown'"):
         tm.from_rollouts(dump, where="unknown > 1", **CALL)
+    with pytest.raises(UsageError, match="nested too deeply"):
+        tm.from_rollouts(dump, where="not " * 150 + "reward", **CALL)
 
 
 def test_best_and_worst_of_a_group_are_a_pair(dump: Path) -> None:

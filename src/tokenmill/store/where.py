@@ -39,6 +39,7 @@ NAMES = {
 """Names in expressions, and the stored column of each."""
 
 MAX_FILTER = 10_000  # characters; longer filters are not hand-written
+MAX_NESTING = 100  # levels; functions that visit a filter recurse
 
 _Evaluate = Callable[[Mapping[str, Any]], Any]
 
@@ -106,11 +107,8 @@ class Where:
         tree = parse_filter(text)
         self._known = {*NAMES, *(sidecars or {})}
         self._uses: set[str] = set()
-        try:
-            self._evaluate = self._compile(tree.body)
-            self.text = ast.unparse(tree)
-        except RecursionError as error:
-            raise _too_deep(text) from error
+        self._evaluate = self._compile(tree.body)
+        self.text = ast.unparse(tree)
         self._named = NamedColumns(self._uses, sidecars or {})
         self.columns = self._named.stored  # that the expression needs
         self.uses_source = bool(self._uses & {"source", "file"})
@@ -119,10 +117,7 @@ class Where:
         """Return a boolean per row."""
         rows = len(next(iter(columns.values())))
         prepared = dict(zip(self._named.names, self._named.values(columns), strict=True))
-        try:
-            value = _truth(self._evaluate(prepared))
-        except RecursionError as error:
-            raise _too_deep(self.text) from error
+        value = _truth(self._evaluate(prepared))
         return value if isinstance(value, np.ndarray) else np.full(rows, value)
 
     def _compile(self, node: ast.expr) -> _Evaluate:
@@ -166,10 +161,6 @@ _BY_VALUE = {_COMPARE[kind] for kind in (ast.In, ast.NotIn, ast.Is, ast.IsNot)}
 _OF_NUMBERS = {operator.mul, operator.mod}
 
 
-def _too_deep(text: str) -> UsageError:
-    return UsageError(f"the filter {text[:40]!r}… is nested too deeply; simplify it")
-
-
 def _constants(node: ast.expr, members: list[_Evaluate], columns: Mapping[str, Any]) -> Any:
     values = [member(columns) for member in members]
     if any(isinstance(value, np.ndarray) for value in values):
@@ -197,10 +188,18 @@ def parse_filter(text: str) -> ast.Expression:
         raise UsageError(f"a filter must be a text or a function, got {type(text).__name__}")
     if len(text) > MAX_FILTER:
         raise UsageError(f"a filter may have {MAX_FILTER} characters, got {len(text)}")
+    shown = repr(text) if len(text) <= 200 else f"{text[:40]!r}…"
     try:
-        return ast.parse(text.strip(), mode="eval")
+        tree = ast.parse(text.strip(), mode="eval")
+        ast.unparse(tree)  # impossible for integers of thousands of digits
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise UsageError(f"not a filter expression: {text!r}") from error
+        raise UsageError(f"not a filter expression: {shown}") from error
+    level: list[ast.AST] = [tree]
+    for _ in range(MAX_NESTING):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+    if level:
+        raise UsageError(f"the filter {shown} is nested too deeply; simplify it")
+    return tree
 
 
 def names_in(text: str) -> set[str]:
