@@ -196,6 +196,8 @@ def all_batches(tmp_path: Path, stores: list[Store]) -> Iterator[Batch]:
             is_kto = store.manifest["totals"].get("groups", {}).get("kto")
             if not (is_kto and "world_size" in chosen):  # not supported
                 yield next(batches_of(Loader(store, indices=True, sidecars=(), **chosen)))
+        if not is_kto:
+            yield next(Loader(store.by_source(), batch_size=2).repeat())
 
 
 def test_every_name_of_a_batch_is_reserved(tmp_path: Path, stores: list[Store]) -> None:

@@ -46,7 +46,7 @@ _TOKEN_ARRAYS = ("input_ids", "attention_mask", "labels", "loss_mask", "position
 BATCH_NAMES = (
     *_TOKEN_ARRAYS,
     "cu_seqlens", "cu_seqlens_padded", "max_seqlen", "num_trained_tokens", "weight_sum", "indices",
-    "shift_labels", "shift_loss_weights",
+    "shift_labels", "shift_loss_weights", "local_trained_tokens", "local_weight_sum",
     # Groups.
     *GROUP_COLUMNS, "group_idx", "pair_index", *(f"kl_{name}" for name in _TOKEN_ARRAYS),
     # Images; `MediaFiller` checks other names of a model.
