@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import signal
 import time
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from tests.build import entries
 from tests.build.watching import nothing_left  # noqa: F401 - autouse
 from tests.sampling import sampled
 from tokenmill.build.executors import LocalExecutor
-from tokenmill.build.process import TAIL_BYTES, WorkerProcess
+from tokenmill.build.process import END_S, TAIL_BYTES, WorkerProcess
 from tokenmill.build.tasks import MAX_RETRIES, Done, Setup, Task
 from tokenmill.errors import WorkerError
 
@@ -88,6 +89,57 @@ def test_server_that_dies_is_replaced_and_its_tasks_are_retried() -> None:
     rest = list(run)
     assert sorted(d.number for d in rest) == list(range(1, 6))
     assert {d.attempts for d in rest} == {1, 2}
+
+
+@pytest.mark.slow
+def test_server_that_is_stopped_is_replaced_when_a_worker_has_ended() -> None:
+    """It reports no exit, neither of a killed worker nor of those that have finished."""
+    tasks = [
+        Task(n, {"do": "sleep", "seconds": 0.2} if n else {"do": "describe"}) for n in range(6)
+    ]
+    started = time.monotonic()
+    run = LocalExecutor(2, heartbeat_silence_s=SILENCE_S).run(SETUP, tasks)
+    first = next(run)
+    os.kill(first.result["server"], signal.SIGSTOP)
+    os.kill(first.result["pid"], signal.SIGKILL)
+    rest = list(run)
+    assert sorted(d.number for d in rest) == list(range(1, 6))
+    assert max(d.attempts for d in rest) == 2
+    assert time.monotonic() - started < 3 * END_S
+    tasks = [Task(n, {"do": "describe"}) for n in range(8)]
+    run = LocalExecutor(4, heartbeat_silence_s=SILENCE_S).run(SETUP, tasks)
+    os.kill(next(run).result["server"], signal.SIGSTOP)
+    started = time.monotonic()
+    assert len(list(run)) == 7
+    assert time.monotonic() - started < 3 * END_S
+
+
+def test_server_of_a_parent_that_ignores_its_children_survives_a_worker() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        tasks = [Task(n, {"do": "describe"}) for n in range(3)]
+        run = LocalExecutor(1).run(SETUP, tasks)
+        first = next(run)
+        os.kill(first.result["pid"], signal.SIGKILL)
+        assert {d.result["server"] for d in run} == {first.result["server"]}
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:unclosed:ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+def test_too_few_descriptors_are_a_typed_error() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for spare in (1, 5, 9):  # a worker needs 6, a server 4
+        free = os.dup(0)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + spare, hard))
+        try:
+            with pytest.raises(WorkerError, match=r"cannot be started: .*Too many open files"):
+                list(LocalExecutor(1).run(SETUP, squares(1)))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize(

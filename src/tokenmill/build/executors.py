@@ -173,11 +173,16 @@ class _Run:
         core = None
         if hasattr(os, "sched_setaffinity"):
             core = core_of_worker(number, self._executor.num_workers, self._cores)
-        worker = WorkerProcess(number)
-        if not self._servers or self._cannot_fork:
-            server = WorkerServer(worker, core, self._beat_s)
-            self._servers.append(server)
-            self._selector.register(server.channel, selectors.EVENT_READ, server)
+        try:
+            worker = WorkerProcess(number)
+            if not self._servers or self._cannot_fork:
+                server = WorkerServer(worker, core, self._beat_s)
+                self._servers.append(server)
+                self._selector.register(server.channel, selectors.EVENT_READ, server)
+        except OSError as error:
+            raise WorkerError(
+                f"a worker process cannot be started: {error} (hint: use fewer num_workers)"
+            ) from error
         self._servers[-1].start(worker, core)
         self._workers[worker] = {}
         self._selector.register(worker.channel, selectors.EVENT_READ, worker)

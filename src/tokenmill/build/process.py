@@ -40,6 +40,7 @@ TAIL_BYTES = 1 << 14  # of a worker's output that are kept: enough for the end o
 SHOWN_LINES = 8  # of the output in an error message
 READ_BYTES = 1 << 18  # per call
 END_S = 5.0  # seconds to wait for a killed process
+ZOMBIE = "Z"  # state of a process that has ended and was not waited for
 
 _TOKENMILL_ROOT = str(Path(__file__).resolve().parents[2])
 
@@ -201,10 +202,10 @@ class WorkerServer(_Peer):
                 pass_fds=(channel, lifeline),
                 start_new_session=True,  # Ctrl-C on a terminal reaches the parent alone
             )
-        except OSError as error:
+        except OSError:
             for process in (self, first):
                 process.release()
-            raise WorkerError(f"a worker process cannot be started: {error}") from error
+            raise
         self.close_their_ends()
 
     @property
@@ -244,13 +245,14 @@ class WorkerServer(_Peer):
     def wait(self, worker: WorkerProcess, grace_s: float) -> int | None:
         """Return the exit code of a worker; kill it after `grace_s` seconds."""
         # A process that hangs in the kernel (a dead network mount) is not waited for.
-        for seconds in (grace_s, END_S):
+        for seconds in (grace_s, END_S, END_S):
             deadline = time.monotonic() + seconds
             while not worker.has_exited:
                 poll = select.poll()  # `select` cannot wait for a descriptor above 1024
                 poll.register(self.channel, select.POLLIN)
                 if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
-                    worker.kill()
+                    is_unreaped = worker.read_cpu()[0] == ZOMBIE
+                    (self if is_unreaped else worker).kill()  # a server that hangs reaps none
                     break
                 self.listen()
         return worker.exit_code

@@ -279,6 +279,7 @@ def main(arguments: dict[str, Any]) -> None:
     # Reset the inherited signal state. Ctrl-C is handled by the parent.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, workers could not be waited for
     faulthandler.enable()  # a crash in an engine prints its Python frames
     for fd in (arguments["channel"], arguments["lifeline"]):
         os.set_inheritable(fd, False)  # a child of a task must not keep the channel open
