@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import io
 import random
@@ -18,6 +19,7 @@ import pytest
 import tokenmill as tm
 from tests.build.making import INLINE, TOKENIZER, conversations, prepare, write_rows
 from tests.conftest import EXAMPLES_SHARE
+from tokenmill.errors import UsageError
 
 SAMPLE = 4  # values of each parameter in `make test`; `make soak` tries all
 
@@ -52,6 +54,7 @@ class World(NamedTuple):
     loader: tm.Loader
     dataset: tm.PromptDataset
     bridge: tm.Bridge
+    lazy: Any
 
 
 @pytest.fixture(scope="module")
@@ -82,12 +85,29 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield World(
             root, rows, prompts, rollouts, store, store.shuffle(1), prepare([pairs]),
             tm.Loader(store, 2), dataset, tm.Bridge(str(TOKENIZER), tokenizer_backend="file"),
+            tm.prepare([rows], lazy=True, cache_dir=root / "lazy", **QUICK),
         )  # fmt: skip
 
 
 Call = Callable[[World], tuple[Callable[..., Any], dict[str, Any]]]
 QUICK: dict[str, Any] = {"tokenizer": str(TOKENIZER), **INLINE}
 MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+def _adapter(name: str, *needed: str) -> Any:
+    for library in needed:
+        pytest.importorskip(library)
+    return importlib.import_module(f"tokenmill.integrations.{name}")
+
+
+def _renderer(world: World) -> Any:
+    return _adapter("renderers", "renderers").TemplateRenderer(world.bridge.tokenizer)
+
+
+def _collated(**given: Any) -> Any:
+    data = _adapter("torch", "torch").Dataset(**given)
+    return data.collate([data[0], data[1]])
+
 
 CALLS: dict[str, Call] = {
     "prepare": lambda w: (tm.prepare, {"sources": [w.rows], **QUICK}),
@@ -169,6 +189,64 @@ CALLS: dict[str, Call] = {
         lambda **given: w.dataset.load_state_dict(given), w.dataset.state_dict()
     ),
     "Bridge.prompt": lambda w: (w.bridge.prompt, {"messages": MESSAGES}),
+    "Bridge.extend": lambda w: (
+        w.bridge.extend,
+        {"ids": [*w.bridge.prompt(MESSAGES), 5], "messages": MESSAGES, "sampled": None},
+    ),
+    "Bridge.rewrite": lambda w: (w.bridge.rewrite, {"messages": MESSAGES}),
+    "Bridge.is_append_only": lambda w: (w.bridge.is_append_only, {"messages": MESSAGES}),
+    "Bridge.remember": lambda w: (
+        w.bridge.remember, {"ids": w.bridge.prompt(MESSAGES), "messages": MESSAGES}
+    ),
+    "Bridge.messages": lambda w: (w.bridge.messages, {"ids": w.bridge.prompt(MESSAGES)}),
+    "prepare(lazy=True)": lambda w: (
+        tm.prepare, {"sources": [w.rows], "lazy": True, "cache_dir": w.directory / "lazy", **QUICK}
+    ),
+    "lazy[]": lambda w: (w.lazy.__getitem__, {}),
+    "lazy.batch": lambda w: (w.lazy.batch, {}),
+    "lazy.select": lambda w: (w.lazy.select, {}),
+    "lazy.shuffle": lambda w: (w.lazy.shuffle, {}),
+    "lazy.map": lambda w: (w.lazy.map, {}),
+    "lazy.filter": lambda w: (w.lazy.filter, {"where": "extra.a == 1"}),
+    "Loader of lazy rows": lambda w: (
+        lambda **given: next(tm.Loader(**given).repeat()), {"data": w.lazy, "batch_size": 2}
+    ),
+    "concat of lazy rows": lambda w: (lambda data: tm.concat([w.lazy, data]), {}),
+    "by_source[]": lambda w: (w.store.by_source().__getitem__, {}),
+    "by_source.batch": lambda w: (w.store.by_source().batch, {}),
+    "Row.image": lambda w: (w.store[0].image, {}),
+    "View.shuffle": lambda w: (w.view.shuffle, {}),
+    "View.map": lambda w: (w.view.map, {}),
+    "groups.select": lambda w: (w.groups.groups.select, {}),
+    "Sidecar[]": lambda w: (w.store.sidecar("reward").__getitem__, {}),
+    "Sidecar.batch": lambda w: (w.store.sidecar("reward").batch, {}),
+    "View.sidecar[]": lambda w: (w.view.sidecar("reward").__getitem__, {}),
+    "View.sidecar.batch": lambda w: (w.view.sidecar("reward").batch, {}),
+    "Rows[]": lambda w: (tm.open_rows(w.rows).__getitem__, {}),
+    "Rows.raw": lambda w: (tm.open_rows(w.rows).raw, {}),
+    "Rows.origin": lambda w: (tm.open_rows(w.rows).origin, {"index": 0}),
+    "Rows.batch": lambda w: (tm.open_rows(w.rows).batch, {}),
+    "hf.for_trl": lambda w: (_adapter("hf", "datasets", "trl").for_trl, {"data": w.store}),
+    "hf.for_grpo": lambda w: (_adapter("hf", "datasets", "trl").for_grpo, {"prompts": w.dataset}),
+    "torch.Dataset": lambda w: (_collated, {"data": w.store, "padding_side": "right"}),
+    "torch.Dataset[]": lambda w: (_adapter("torch", "torch").Dataset(w.lazy).__getitem__, {}),
+    "grain.DataSource": lambda w: (_adapter("grain").DataSource, {"data": w.store}),
+    "grain.DataSource[]": lambda w: (_adapter("grain").DataSource(w.store).__getitem__, {}),
+    "grain.DataSource of lazy rows": lambda w: (
+        _adapter("grain").DataSource(w.lazy)._getitems, {}
+    ),
+    "megatron.PackedSamples": lambda w: (
+        lambda **given: _adapter("megatron").PackedSamples(**given)[0],
+        {"view": w.view, "pack": tm.Pack(128), "count": 2, "seed": 1, "order": "feistel",
+         "context_parallel": 1},
+    ),
+    "TemplateRenderer.render": lambda w: (_renderer(w).render, {"messages": MESSAGES}),
+    "TemplateRenderer.parse_response": lambda w: (_renderer(w).parse_response, {"token_ids": [5]}),
+    "TemplateRenderer.bridge_to_next_turn": lambda w: (
+        _renderer(w).bridge_to_next_turn,
+        {"previous_prompt_ids": w.bridge.prompt(MESSAGES), "previous_completion_ids": [6],
+         "new_messages": MESSAGES},
+    ),
 }  # fmt: skip
 POSITIVE = [value for value in VALUES if isinstance(value(), int | np.integer) and value() > 0]
 
@@ -182,7 +260,8 @@ def test_every_public_function_is_tried() -> None:
 def _parameters(function: Callable[..., Any], base: dict[str, Any]) -> list[str]:
     named = inspect.signature(function).parameters.values()
     names = [one.name for one in named if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
-    return names or list(inspect.signature(tm.Loader).parameters if "data" in base else base)
+    of_loader = "data" in base and "padding_side" not in base
+    return names or list(inspect.signature(tm.Loader).parameters if of_loader else base)
 
 
 def _values(parameter: str) -> list[Callable[[], Any]]:
@@ -194,7 +273,8 @@ def _values(parameter: str) -> list[Callable[[], Any]]:
 
 ALIASES = {
     "kind": "not the state", "parts": "concat", "where": "filter", "epochs": "exists",
-    "media": "image", "tools": "failed", "data": "splits",
+    "media": "image", "tools": "failed", "data": "splits", "messages": "conversation",
+    "sampled": "role", "context_parallel": "pad_multiple",
 }  # fmt: skip
 
 
@@ -245,3 +325,18 @@ def test_any_argument_gives_a_result_or_a_clear_error(world: World, name: str) -
             if found := _outcome(function, given, parameter):
                 wrong.append(f"{parameter}={value()!r:.60}: {found:.300}")
     assert not wrong, "\n" + "\n".join(wrong)
+
+
+def test_row_that_is_missing_fails_a_batch_from_an_iterator(world: World) -> None:
+    rows = tm.open_rows(world.rows)
+    assert rows.batch(iter([5, 0])) == [rows[5], rows[0]]  # type: ignore[arg-type]
+    for wrong in (99, "0"):
+        with pytest.raises((IndexError, TypeError), match=repr(wrong)):
+            rows.batch(iter([wrong, 0]))  # type: ignore[arg-type]
+
+
+def test_ids_that_are_no_integers_are_not_rounded(world: World) -> None:
+    ids = np.array(world.bridge.prompt(MESSAGES))
+    for wrong in (ids + 0.5, ids.astype(np.float32), ids[None]):
+        with pytest.raises(UsageError, match="ids must be a list of integers"):
+            world.bridge.messages(wrong)

@@ -343,7 +343,8 @@ def _message(value: Any) -> Message:
     turn: Message = value
     role = turn.get("role")
     if not isinstance(role, str) or not role:
-        raise RowError(f"a message has no role: its keys are {', '.join(sorted(turn)) or 'none'}")
+        keys = ", ".join(sorted(map(str, turn))) or "none"
+        raise RowError(f"a message has no role: its keys are {keys}")
     content = turn.get("content")
     if isinstance(content, list):
         turn = join_parts(turn, content, joined=type(content) is not Parts)

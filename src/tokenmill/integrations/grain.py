@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tokenmill.data.view import View, as_view
+from tokenmill.errors import check_positive
 from tokenmill.integrations.trainers import TORCH, ItemRows, RowDataset, Trainer
 from tokenmill.store import Row, Store, open_store
 from tokenmill.store.by_source import SourceRows
@@ -28,6 +29,8 @@ class DataSource(RowDataset):
 
     def __init__(self, data: Store | SourceRows | View, max_length: int | None = None) -> None:
         view = as_view(data)
+        if max_length is not None:
+            check_positive("max_length", max_length)
         self.view = self.trainer.check(view, None if view.is_by_source else max_length)
         self.item_rows = ItemRows(len(self.view))
         self._max_length = max_length

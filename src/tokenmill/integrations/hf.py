@@ -393,6 +393,8 @@ def for_trl(
 
 
 def _merged(own: Mapping[str, Any] | None, needed: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(own, Mapping | None):
+        raise UsageError(("config",), f" must be a mapping or None, got {own!r:.200}")
     own = dict(own or {})
     replaced = [name for name in needed if name in own and own[name] != needed[name]]
     if replaced:

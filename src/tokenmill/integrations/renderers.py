@@ -26,7 +26,7 @@ from tokenmill.chat.template import REASONING_KEYS
 from tokenmill.chat.thinking import CLOSING, TAG, before_thinking
 from tokenmill.chat.turns import Span, common_prefix
 from tokenmill.errors import BridgeError, RowError, UsageError
-from tokenmill.rl.bridge import MAX_OPENER, Bridge
+from tokenmill.rl.bridge import MAX_OPENER, Bridge, as_array, check_messages
 from tokenmill.tokenizers.encoder import Encoder
 
 with optional("renderers"):
@@ -98,7 +98,7 @@ class TemplateRenderer:
             RowError: The template raises an error, or a mask is not proven. With a generation
                 prompt such a mask is left empty, which means that it is unknown.
         """
-        tools, given, proven = tools or None, [dict(message) for message in messages], None
+        tools, given, proven = tools or None, check_messages("messages", messages), None
         renderer, prompt = self.bridge.renderer, add_generation_prompt
         with self._lock:
             try:
@@ -169,10 +169,11 @@ class TemplateRenderer:
         None if this renderer did not render the prompt, or if the template would print it or the
         completion differently once the new messages follow.
         """
-        new = [dict(message) for message in new_messages]
-        if not previous_prompt_ids or not new or reject_assistant_in_extension(new):
+        new = check_messages("new_messages", new_messages)
+        before, sampled = as_array(previous_prompt_ids), as_array(previous_completion_ids)
+        if not before.size or not new or reject_assistant_in_extension(new):
             return None
-        previous = [*previous_prompt_ids, *previous_completion_ids]
+        previous = [*before.tolist(), *sampled.tolist()]
         with self._lock:
             try:
                 ids = self.bridge.extend(previous, new)
@@ -204,11 +205,11 @@ class TemplateRenderer:
             if problem := form.problem or (form.calls_problem if tools else ""):
                 raise UsageError(f"Responses of this template cannot be parsed: {problem}.")
             opened = None
-            if prompt_ids:
-                prompt = self.bridge.tokenizer.decode(prompt_ids[-MAX_OPENER:])
+            if prompt_ids is not None and (prompt_array := as_array(prompt_ids)).size:
+                prompt = self.bridge.tokenizer.decode(prompt_array[-MAX_OPENER:].tolist())
                 tags = [tag[0] for tag in TAG.finditer(prompt, before_thinking(prompt))]
                 opened = bool(tags) and not any(map(CLOSING.search, tags))
-            return form.parse(self._text(token_ids), opened)
+            return form.parse(self._text(as_array(token_ids).tolist()), opened)
 
     def _text(self, ids: list[int]) -> str:
         own = itertools.takewhile(lambda number: number not in self._stop_token_ids, ids)

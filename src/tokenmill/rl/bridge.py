@@ -208,15 +208,12 @@ class Bridge:
         error on the conversation.
         """
         with self._lock:
-            is_list = isinstance(messages, Sequence) and not isinstance(messages, str)
-            if not is_list or not all(isinstance(message, Mapping) for message in messages):
-                raise UsageError(("messages",), f" must be messages, got {messages!r:.200}")
-            if not messages:
+            if not check_messages("messages", messages):
                 raise UsageError(("messages",), " must contain at least one message.")
             tools = self.tools if tools is None else tools
             printed = self._print_whole(messages, tools)
             ids = self._encode(printed.text)
-            self._keep(_array(ids), printed, tools)
+            self._keep(as_array(ids), printed, tools)
             return ids
 
     def extend(
@@ -241,15 +238,17 @@ class Bridge:
             BridgeError: The template would rewrite earlier text, or raises an error.
             UsageError: The ids do not begin with a known prompt, or `sampled` is required.
         """
-        if not messages:
+        if sampled is not None:
+            check_messages("sampled", [sampled])
+        if not check_messages("messages", messages):
             raise UsageError(("messages",), " is empty; pass the messages after the sampled turn.")
         with self._lock:
-            numbers = _array(ids)
+            numbers = as_array(ids)
             self._check_ids(numbers)
             prompt = self._find(numbers)
             own = numbers[prompt.tokens :]
             try:
-                new = conversation("messages", [dict(message) for message in messages]).messages
+                new = conversation("messages", check_messages("messages", messages)).messages
             except RowError as error:
                 raise BridgeError(error.message) from error
             if any(message["role"] == "assistant" for message in new):
@@ -269,7 +268,7 @@ class Bridge:
             except RowError as error:
                 raise BridgeError(error.message, turn=len(prompt.messages)) from error
             added = self._encode_after(numbers, following)
-            whole = np.concatenate([numbers, _array(added)])
+            whole = np.concatenate([numbers, as_array(added)])
             self._keep(whole, printed, prompt.tools)
             return [*(ids if type(ids) is list else numbers.tolist()), *added]
 
@@ -289,6 +288,7 @@ class Bridge:
         """
         with self._lock:
             tools = self.tools if tools is None else tools
+            messages = check_messages("messages", messages)
             ends_open = bool(messages) and messages[-1].get("role") != "assistant"
             conversation = self._print_whole(messages, tools, prompt=ends_open).messages
             assistants = [k for k, m in enumerate(conversation) if m["role"] == "assistant" and k]
@@ -317,7 +317,7 @@ class Bridge:
         """
         with self._lock:
             tools = self.tools if tools is None else tools
-            numbers = _array(ids)
+            numbers = as_array(ids)
             self._check_ids(numbers)
             printed = self._print_whole(messages, tools)
             decoded, text = self._text(numbers, 0), printed.text
@@ -335,7 +335,7 @@ class Bridge:
         A sampled turn is a message in the form in which the template printed it.
         """
         with self._lock:
-            return list(self._find(_array(ids)).messages)
+            return list(self._find(as_array(ids)).messages)
 
     def clear_cache(self) -> None:
         """Remove every known prompt."""
@@ -350,7 +350,7 @@ class Bridge:
         prompt: bool = True,
     ) -> _Printed:
         """Render a conversation in the first form that the template accepts."""
-        forms = conversation("messages", [dict(message) for message in messages]).forms()
+        forms = conversation("messages", check_messages("messages", messages)).forms()
         return next(self._accepted(forms, tools, prompt=prompt))
 
     def _accepted(
@@ -649,8 +649,15 @@ class Bridge:
         )
 
 
-def _array(ids: Iterable[int]) -> NDArray[np.int64]:
-    if isinstance(ids, np.ndarray):
+def check_messages(name: str, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+    is_list = isinstance(messages, Sequence) and not isinstance(messages, str)
+    if not is_list or not all(isinstance(message, Mapping) for message in messages):
+        raise UsageError((name,), f" must be messages, got {messages!r:.200}")
+    return [dict(message) for message in messages]
+
+
+def as_array(ids: Iterable[int]) -> NDArray[np.int64]:
+    if isinstance(ids, np.ndarray) and ids.dtype.kind in "iu" and ids.ndim == 1:
         return np.ascontiguousarray(ids, np.int64)
     try:
         return np.frombuffer(array("q", ids), np.int64)  # twice as fast as numpy from a list

@@ -8,6 +8,7 @@ while size, mtime, ctime and inode (remote: size and version) are equal.
 
 from __future__ import annotations
 
+import operator
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -423,9 +424,11 @@ class Rows(Sequence[dict[str, Any]]):
 
     def _at(self, index: int) -> tuple[Reader, int]:
         try:
-            return self._whole.at(self._positions[index])
+            return self._whole.at(self._positions[operator.index(index)])
         except IndexError:
             raise IndexError(f"row {index} is out of range: there are {len(self)}") from None
+        except TypeError:
+            raise TypeError(f"the number of a row must be an integer, got {index!r:.200}") from None
 
     def raw(self, index: int) -> bytes:
         """Return the bytes of a row; for Parquet and Arrow its compact JSON."""
@@ -442,6 +445,8 @@ class Rows(Sequence[dict[str, Any]]):
 
     def batch(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return rows in the given order, read together; raise the first `RowError`."""
+        if not isinstance(indices, Iterable):
+            raise TypeError(f"numbers of rows must be a list of integers, got {indices!r:.200}")
         values = self.values(indices)
         for value in values:
             if isinstance(value, RowError):
@@ -450,10 +455,11 @@ class Rows(Sequence[dict[str, Any]]):
 
     def values(self, indices: Sequence[int]) -> list[dict[str, Any] | RowError]:
         """Return the row, or why it is bad, for each index."""
+        indices = list(indices)  # an iterator could not be read again below
         if self._only is not None:
             try:
                 return self._only.values([self._positions[n] + self._shift for n in indices])
-            except IndexError:
+            except (IndexError, TypeError):
                 pass  # raised below, with the index
         by_reader: dict[int, tuple[Reader, list[int], list[int]]] = {}
         for position, index in enumerate(indices):

@@ -35,6 +35,7 @@ from tokenmill.store.access import ByteFile, reading_errors, require_checksum, r
 from tokenmill.store.columns import (
     require_iterable,
     row_number,
+    row_numbers,
     trained_within,
     weighed_within,
     weights_along,
@@ -139,7 +140,8 @@ class Row(msgspec.Struct, eq=False, gc=False):
 
     def image(self, number: int = 0) -> bytes:
         """Return the bytes of one of its images; see `Store.image`."""
-        return self._store.image(self.media[number])
+        media = self.media
+        return self._store.image(media[int(row_numbers([number], len(media), "image")[0])])
 
     @property
     def part(self) -> int:

@@ -15,7 +15,8 @@ import numpy.typing as npt
 from tokenmill._core.optional import lazy_exports
 from tokenmill.data.packs import Pack, Slots
 from tokenmill.data.stream import RunIndex
-from tokenmill.data.view import View, tokens_alone
+from tokenmill.data.view import View, as_view, tokens_alone
+from tokenmill.errors import UsageError, check_integer, check_positive
 
 if TYPE_CHECKING:
     from tokenmill.integrations.megatron.dataset import SFTDataset
@@ -38,8 +39,13 @@ class PackedSamples:
         order: str = "feistel",
         context_parallel: int = 1,
     ) -> None:
-        slots = Slots(1 if context_parallel <= 1 else 2 * context_parallel)
-        epochs, view = 1, tokens_alone(view, "Megatron-LM")
+        check_positive("context_parallel", context_parallel)
+        if not isinstance(pack, Pack):
+            raise UsageError(("pack",), f" must be a Pack, got {pack!r:.200}")
+        if count is not None:
+            check_integer("count", count, 0)
+        slots = Slots(1 if context_parallel == 1 else 2 * context_parallel)
+        epochs, view = 1, tokens_alone(as_view(view), "Megatron-LM")
         while True:
             self.run = RunIndex(view, epochs=epochs, seed=seed, order=order, pack=pack, slots=slots)
             if count is None or len(self.run) >= count:
