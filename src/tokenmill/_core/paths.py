@@ -18,6 +18,9 @@ def checked_path(name: str, value: object) -> str:
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str) or not text:
         raise UsageError((name,), f" must be a path, got {value!r:.200}")
+    scheme, is_url, _ = text.partition("://")
+    if is_url and "::" in scheme:
+        raise UsageError((name,), " must not be a chain of URLs", path=text)
     try:
         text.encode()  # manifests and keys contain paths as UTF-8
         if "://" not in text.removeprefix("file://"):
@@ -44,10 +47,18 @@ def default_cache_dir() -> Path:
 
 def cache_root(directory: str | os.PathLike[str] | None) -> Path:
     """Return a cache directory, by default that of this user, as an absolute path."""
-    root = Path(default_cache_dir() if directory is None else checked_path("cache_dir", directory))
+    root = default_cache_dir() if directory is None else local_target("cache_dir", directory)
     if _URL.match(str(root)):
-        raise UsageError(("cache_dir",), " must be a local directory, not a URL", path=root)
+        raise UsageError(("cache_dir",), " must be a local path, not a URL", path=root)
     return root.absolute()
+
+
+def local_target(name: str, value: object) -> Path:
+    """Return a path to write to; a URL would become a local directory."""
+    text = checked_path(name, value)
+    if "://" in text:
+        raise UsageError((name,), " must be a local path, not a URL", path=text)
+    return Path(text)
 
 
 def require_bounded(path: str | os.PathLike[str], size: int) -> None:

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenmill._core import fingerprint
-from tokenmill._core.paths import checked_path
+from tokenmill._core.paths import local_target
 from tokenmill._core.publish import Staging, publish_directory, writing_errors
 from tokenmill.data.group_batches import group_kind
 from tokenmill.data.mixture import Mixture
@@ -252,7 +252,7 @@ def export(
         )  # fmt: skip
         return ExportPlan(run, format, target, mask, layout, columns, embed_media)
 
-    target = Path(checked_path("out", out))
+    target = local_target("out", out)
     if isinstance(data, Mapping):
         check_strings("data", data)
         plans = {name: plan(part, target / name) for name, part in data.items()}

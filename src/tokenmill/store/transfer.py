@@ -19,7 +19,7 @@ from typing import Any
 
 from tokenmill._core.artifact import publish_files, quarantine
 from tokenmill._core.fingerprint import canonical, checksum
-from tokenmill._core.paths import cache_root, checked_path, default_cache_dir
+from tokenmill._core.paths import cache_root, checked_path, default_cache_dir, local_target
 from tokenmill._core.publish import Staging, copy_or_link, publish_directory, writing_errors
 from tokenmill._core.remote import RemoteObject, filesystem, is_remote, protocol_of
 from tokenmill._core.remote_path import BlockCache, RemotePath, as_remote
@@ -506,7 +506,7 @@ def copy_from(
     """Like `pull`, but return the counts of the copy."""
     cache = CacheLayout(cache_root(cache_dir))
     store = open_store(checked_path("source", source), cache_dir=cache.root)
-    out = None if out is None else checked_path("out", out)
+    out = None if out is None else local_target("out", out)
     result = TransferResult("", len(store))
     put = partial(_put_in_cache, cache)
     _copy(_slice_jobs(store), put, result)
