@@ -18,8 +18,7 @@ def checked_path(name: str, value: object) -> str:
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str) or not text:
         raise UsageError((name,), f" must be a path, got {value!r:.200}")
-    scheme, is_url, _ = text.partition("://")
-    if is_url and "::" in scheme:
+    if "://" in text and "::" in text.partition("://")[0]:
         raise UsageError((name,), " must not be a chain of URLs", path=text)
     try:
         text.encode()  # manifests and keys contain paths as UTF-8

@@ -29,8 +29,7 @@ class DataSource(RowDataset):
 
     def __init__(self, data: Store | SourceRows | View, max_length: int | None = None) -> None:
         view = as_view(data)
-        if max_length is not None:
-            check_positive("max_length", max_length)
+        check_positive("max_length", 1 if max_length is None else max_length)
         self.view = self.trainer.check(view, None if view.is_by_source else max_length)
         self.item_rows = ItemRows(len(self.view))
         self._max_length = max_length

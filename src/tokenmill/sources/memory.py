@@ -80,7 +80,6 @@ def _is_null(value: Any) -> bool:
 
 
 def _write(rows: Iterable[Any], root: Path, nullable: Collection[Any] | None = None) -> str:
-    """Write rows to a file; ``nullable`` is None for rows that are not those of a table."""
     hasher = hashlib.blake2b(digest_size=20)
     row = -1
     with Staging(root) as staging:

@@ -42,8 +42,7 @@ class PackedSamples:
         check_positive("context_parallel", context_parallel)
         if not isinstance(pack, Pack):
             raise UsageError(("pack",), f" must be a Pack, got {pack!r:.200}")
-        if count is not None:
-            check_integer("count", count, 0)
+        check_integer("count", 0 if count is None else count, 0)
         slots = Slots(1 if context_parallel == 1 else 2 * context_parallel)
         epochs, view = 1, tokens_alone(as_view(view), "Megatron-LM")
         while True:
