@@ -13,6 +13,7 @@ from tests.build.making import prepare, write_rows
 from tests.data.making import open_prompts
 from tokenmill.data import prompt_lengths
 from tokenmill.errors import UsageError
+from tokenmill.integrations.miles import MILES
 
 TALK = [{"role": "user", "content": "Say hi."}, {"role": "assistant", "content": "Hi."}]
 PAIR = {"prompt": "Say hi. ", "chosen": "Hi.", "rejected": "No."}
@@ -78,3 +79,21 @@ def test_prompt_key_that_the_first_rows_lack_raises_before_rows_are_measured(
     monkeypatch.setattr(prompt_lengths, "_Build", None)
     with pytest.raises(UsageError, match=r"prompt_key='text' names a column .* are question"):
         open_prompts(source, cache_dir=tmp_path / "cache")
+    with pytest.raises(UsageError, match=r"label_key='answer' names a column .* are question"):
+        open_prompts(source, prompt_key="question", label_key="answer", cache_dir=tmp_path)
+
+
+def test_optional_columns_that_the_first_prompts_lack_are_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = write_rows(tmp_path / "p.jsonl", [{"text": "Why?", "tools": []}])
+    given = {"multimodal_keys": {"image": "photos"}, "cache_dir": tmp_path / "cache"}
+    with caplog.at_level(logging.WARNING, "tokenmill.data"):
+        assert len(open_prompts(source, tool_key="tols", **given)) == 1
+    assert [record.getMessage().partition("names")[0] for record in caplog.records] == [
+        f"{source}: multimodal_keys='photos' ", f"{source}: tool_key='tols' ",
+    ]  # fmt: skip
+    caplog.clear()
+    open_prompts(source, tool_key="tools", cache_dir=tmp_path / "cache")
+    open_prompts(source, tool_key="tols", convention=MILES, cache_dir=tmp_path / "cache")
+    assert not caplog.records

@@ -99,7 +99,7 @@ def test_sources_of_several_kinds_can_be_combined(tmp_path: Path) -> None:
         ([{"text": "a"}, 5], r"in-memory data \(row 1\): a row must be a dict, got int"),
         ([{"text": math.inf}], r"row 0\): no JSON form: inf is not a JSON number"),
         ([{"text": {1: "a"}}], r"row 0\): no JSON form: the name 1 is not a string"),
-        ({"train": []}, r"a dict is not a source: pass one of its values \(train\)"),
+        ({"train": []}, r"a dict is not a source: pass one of its values \(train\), or a list"),
         ([], "no sources"),
     ],
     ids=["object", "row", "infinity", "name", "mapping", "empty"],

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.build.making import conversations, prepare, write_rows
+import tokenmill as tm
+from tests.build.making import INLINE, TOKENIZER, conversations, prepare, write_rows
+from tests.data.making import open_prompts
 from tokenmill.build.progress import (
     MAX_SAMPLES,
     Progress,
@@ -44,10 +46,13 @@ SPEEDS: dict[str, tuple[dict[str, int], list[Step], float, tuple[Any, Any, Any]]
     "slow start": ({"total_size": 5_000}, [(1000, 1, 1, False), *[(1, 1, 50, False)] * 99], 0,
                    (1, 50, 0.98)),
     "found only": ({"total_size": 1_000}, [(0.1, 9, 900, True)], 0.1, (None, None, None)),
-    "found first": ({"total_size": 1_000}, [(0, 9, 900, True), (10, 1, 50, False)], 0,
-                    (0.1, 5, 10)),
-    "bytes unknown": ({"total_rows": 100}, [(10, 50, 123, False)], 0, (5, 12.3, 10)),
-    "stalled": ({"total_size": 200}, [(10, 10, 100, False)], 30, (0.25, 2.5, 40)),
+    "found first": ({"total_size": 1_000}, [(0, 9, 900, True), *[(10, 1, 25, False)] * 3], 0,
+                    (0.1, 2.5, 10)),
+    "bytes unknown": ({"total_rows": 200}, [(10, 50, 123, False)] * 3, 0, (5, 12.3, 10)),
+    "stalled": ({"total_size": 400}, [(10, 10, 100, False)] * 3, 20, (0.5, 5, 20)),
+    "one result": ({"total_size": 400}, [(60, 10, 100, False)], 1, (None, None, None)),
+    "first results of four workers": ({"total_size": 800}, [(60, 10, 100, False),
+                                      *[(0.01, 10, 100, False)] * 3], 1, (None, None, None)),
 }  # fmt: skip
 
 
@@ -94,6 +99,8 @@ def test_description_says_what_is_known_and_rounds_before_it_splits() -> None:
     assert [*map(duration, seconds)] == ["0s", "59s", "1m00s", "3m07s", "1h00m", "2h03m"]
     full = Snapshot(1234, 5, 1, 5000, 10, 1.0, 1000.4, 2.5e6, 65.0)
     assert describe(full) == " 50%, 1,234 of 5,000 rows, 1,000 rows/s, 2.5 MB/s, 1m05s left"
+    by_rows = Snapshot(70, 0, 1, 2000, None, 1.0, 9.3, 0.0, None)
+    assert describe(by_rows) == "  4%, 70 of 2,000 rows, 9 rows/s"
     unknown = Snapshot(0, 0, 0, None, None, 1.0, None, None, None)
     assert describe(unknown) == "0 rows"
 
@@ -183,3 +190,19 @@ def test_build_shows_its_phases_in_order(tmp_path: Path) -> None:
     seen.clear()
     prepare(source, **given)
     assert list(dict.fromkeys(shot.phase for shot in seen)) == phases
+
+
+def test_lint_and_prompts_show_their_phases_in_order(tmp_path: Path) -> None:
+    seen: list[Snapshot] = []
+    given = {"cache_dir": tmp_path / "cache", "tokenizer": TOKENIZER, "progress": seen.append}
+    source = write_rows(tmp_path / "a.jsonl", conversations(3))
+    tm.lint(source, **(INLINE | given))
+    start = ["loading the tokenizer", "indexing the files"]
+    assert list(dict.fromkeys(shot.phase for shot in seen)) == [
+        *start, "checking", "finding duplicates",
+    ]  # fmt: skip
+    assert (3, 3) in {(shot.rows, shot.total_rows) for shot in seen if shot.phase == "checking"}
+    seen.clear()
+    open_prompts(source, prompt_key="messages", **given)
+    assert list(dict.fromkeys(shot.phase for shot in seen)) == [*reversed(start), "measuring"]
+    assert (seen[-1].rows, seen[-1].total_rows) == (3, 3)

@@ -128,6 +128,23 @@ def test_closed_pipe_ends_the_command_quietly(store: Path) -> None:
         assert "BrokenPipe" not in done.stderr
 
 
+def test_interrupt_while_modules_are_imported_has_no_traceback() -> None:
+    interrupted = (
+        "import sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'tokenmill.cli.commands.stats':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from tokenmill.cli import main\n"
+        "sys.exit(main(['cache', 'list']))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", interrupted], env=environment(), capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
 def test_interrupt_keeps_finished_slices_and_stops_workers(
     shell: Shell, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

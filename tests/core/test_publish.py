@@ -206,7 +206,9 @@ def test_failed_staging_publish_has_a_remedy(
     with Staging(tmp_path) as staging:
         staged = staging.write("a", b"x")
         monkeypatch.setattr(os, "link", refusing(errno.ENOSPC))
-        with pytest.raises(CacheError, match="disk is full; free space") as caught:
+        with pytest.raises(
+            CacheError, match="disk is full; free space or choose another dir"
+        ) as caught:
             staging.publish(staged, tmp_path / "slices" / "a")
     assert caught.value.path == str(tmp_path / "slices" / "a")
     assert not (tmp_path / "slices" / "a").exists()

@@ -25,6 +25,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> tm.Store:
     return prepare(write_rows(directory / "rows <b>.jsonl", rows), cache_dir=directory / "cache")
 
 
+def hf_dataset(store: tm.Store, **given: Any) -> Any:
+    return pytest.importorskip("tokenmill.integrations.hf").for_trl(store, **given)
+
+
 CALLS: dict[str, tuple[Callable[[tm.Store], Any], str]] = {
     "path": (lambda store: tm.Loader("data"),  # type: ignore[arg-type]
              r"expected a store, got a path; write tm\.open_store\('data'\)"),
@@ -32,6 +36,11 @@ CALLS: dict[str, tuple[Callable[[tm.Store], Any], str]] = {
                r"write tm\.open_store\('data'\)"),
     "pack": (lambda store: tm.Loader(store, pack=4096),  # type: ignore[arg-type]
              r"got 4096; write pack=tm\.Pack\(4096\)"),
+    "pack of trl": (lambda store: hf_dataset(store, pack=4096), r"write pack=tm\.Pack\(4096\)"),
+    "no pack": (lambda store: tm.Loader(store, pack=True),  # type: ignore[arg-type]
+                r"pack must be a tm\.Pack, got True$"),
+    "config of trl": (lambda store: hf_dataset(store, config=object()),
+                      "config must be a mapping of arguments"),
     "micro": (lambda store: tm.Loader(store, micro_batches=512),  # type: ignore[arg-type]
               r"write micro_batches=tm\.MicroBatches\(max_tokens=512\)"),
     "layout": (lambda store: tm.Loader(store, layout="x"),
@@ -102,6 +111,8 @@ def test_reprs_say_how_much_there_is_and_where(store: tm.Store, tmp_path: Path) 
     )
     next(iter(loader))
     assert repr(loader).endswith("epoch 1, position 0)")
+    packed = tm.Loader(view, batch_size=1, pack=tm.Pack(4096))
+    assert "order=feistel, pack of 4,096 tokens, epoch 0" in repr(packed)
     prompts = open_prompts(
         write_rows(tmp_path / "p.jsonl", [{"text": "Why?"}, {"x": 1}]), cache_dir=tmp_path / "c"
     )

@@ -46,6 +46,14 @@ def test_healthy_machine_passes_every_check(tmp_path: Path) -> None:
     assert all(c.status in STATUSES and c.detail and c.remedy for c in found.values())
 
 
+def test_missing_library_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "installed_versions", lambda names: {})
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    found = [check for check in examine() if "tokenmill[" in check.remedy]
+    extras = [re.findall(r"tokenmill\[(\w+)\]", check.remedy)[0] for check in found]
+    assert sorted(extras) == ["hf", "ray", "remote", "serve", "torch", "vision"]
+
+
 def test_missing_fast_engine_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fastokens", None)
     found = look(tokenizer=str(TOKENIZER))

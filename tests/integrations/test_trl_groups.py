@@ -221,10 +221,11 @@ def test_plain_trainer_of_groups_says_what_to_use(
     data, arguments = hf.for_trl(store)
     config = trl.DPOConfig(output_dir=str(tmp_path), report_to=[], use_cpu=True, bf16=False,
                            **arguments)  # fmt: skip
-    with pytest.raises(UsageError, match=r"use hf\.as_prepared\(DPOTrainer\)"):
-        trl.DPOTrainer(
-            model=tiny_model(), args=config, train_dataset=data, processing_class=tokenizer
-        )
+    for dataset in (data, tm.to_hf(store)):
+        with pytest.raises(UsageError, match=r"use hf\.as_prepared\(DPOTrainer\)"):
+            trl.DPOTrainer(
+                model=tiny_model(), args=config, train_dataset=dataset, processing_class=tokenizer
+            )
 
 
 def test_own_arguments_are_merged_and_replaced_ones_are_named(store: Store) -> None:

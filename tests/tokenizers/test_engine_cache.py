@@ -190,7 +190,7 @@ def test_little_work_starts_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[int] = []
 
     class Backend:
-        encode = real.encode
+        encode = staticmethod(real.encode)
 
         def encode_batch_fast(self, texts: list[str], **more: bool) -> list[object]:
             batches.append(len(texts))

@@ -30,13 +30,14 @@ _UNSUPPORTED = (  # error codes of os.link where hard links do not work
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
 _CACHE = ("cache_dir",)
+_FREE_SPACE = (
+    "free space or choose another directory (for the cache with ",
+    _CACHE,
+    ") and run it again: it continues from finished work",
+)
 _REMEDIES: dict[int, tuple[str | tuple[str], ...]] = {
-    errno.ENOSPC: (
-        "the disk is full; free space or choose another ",
-        _CACHE,
-        ", and run it again: it continues from finished work",
-    ),
-    errno.EDQUOT: ("the disk quota is used up; free space or choose another ", _CACHE),
+    errno.ENOSPC: ("the disk is full; ", *_FREE_SPACE),
+    errno.EDQUOT: ("the disk quota is used up; ", *_FREE_SPACE),
     errno.EROFS: ("the file system is read-only; choose a writable ", _CACHE),
     errno.EACCES: ("no permission to write here; choose another ", _CACHE),
     errno.EPERM: ("no permission to write here; choose another ", _CACHE),

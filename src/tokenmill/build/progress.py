@@ -29,7 +29,7 @@ class Snapshot:
     total_rows: int | None
     total_size: int | None
     elapsed_s: float
-    rows_per_s: float | None  # recent speed; None before the first result
+    rows_per_s: float | None  # recent speed; None before the third result
     bytes_per_s: float | None
     left_s: float | None
     phase: str = ""  # what is being done, like "building"
@@ -64,8 +64,9 @@ def describe(snapshot: Snapshot) -> str:
     if snapshot.total_rows is not None:
         rows += f" of {snapshot.total_rows:,}"
     parts.append(f"{rows} rows")
-    if snapshot.rows_per_s is not None and snapshot.bytes_per_s is not None:
+    if snapshot.rows_per_s is not None:
         parts.append(f"{snapshot.rows_per_s:,.0f} rows/s")
+    if snapshot.bytes_per_s:
         parts.append(f"{snapshot.bytes_per_s / 1e6:.1f} MB/s")
     if snapshot.left_s is not None:
         parts.append(f"{duration(snapshot.left_s)} left")
@@ -98,6 +99,8 @@ class Progress:
         self, name: str, *, total_rows: int | None = None, total_size: int | None = None
     ) -> None:
         """Begin another phase, and show its name at once where there is no line per snapshot."""
+        if self._slices:
+            self._show_end()
         self._phase, self._total_rows, self._total_size = name, total_rows, total_size
         self._reset()
         if self._show is not None and self._every_s < LINE_EVERY_S:
@@ -107,8 +110,9 @@ class Progress:
         self._started = self._clock()
         self._rows = self._size = self._slices = 0
         self._built_rows = self._built_size = 0
-        # (time, rows built, bytes built), the oldest one at or before the window's start.
-        self._samples: deque[tuple[float, int, int]] = deque([(self._started, 0, 0)])
+        # (time, rows built, bytes built), the oldest one at or before the window's start. It begins
+        # with the first result: the time before contains the start of the workers.
+        self._samples: deque[tuple[float, int, int]] = deque()
 
     def add(self, *, rows: int = 0, size: int = 0, is_hit: bool = False) -> None:
         """Count a slice; cache hits do not count for the speed."""
@@ -126,8 +130,6 @@ class Progress:
 
     def _sample(self, sample: tuple[float, int, int]) -> None:
         now, samples = sample[0], self._samples
-        if len(samples) == 2 and not samples[0][1]:
-            samples.popleft()  # the time up to the first result contains the start of the workers
         if len(samples) > 1 and now - samples[-2][0] < WINDOW_S / MAX_SAMPLES:
             samples[-1] = sample
         else:
@@ -137,9 +139,9 @@ class Progress:
 
     def snapshot(self) -> Snapshot:
         now = self._clock()
-        then, rows, size = self._samples[0]
         rows_per_s = bytes_per_s = left_s = None
-        if self._built_rows or self._built_size:
+        if len(self._samples) > 2:  # workers often finish their first blocks at the same time
+            then, rows, size = self._samples[0]
             seconds = max(now - then, 1e-9)
             rows_per_s = (self._built_rows - rows) / seconds
             bytes_per_s = (self._built_size - size) / seconds
@@ -164,6 +166,9 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._show_end()
+
+    def _show_end(self) -> None:
         # Where lines are printed, a short job prints none.
         if self._show is not None and (self._every_s < LINE_EVERY_S or self._shown > self._started):
             self._show(self.snapshot())

@@ -230,6 +230,7 @@ def require_tokenizer(plan: Plan, cache: CacheLayout, executor: Executor) -> Non
         raise CacheError(
             "the copy of the tokenizer could not be written; free disk space, or set another ",
             ("cache_dir",),
+            ", and run it again",
             path=copy,
         )
 

@@ -12,6 +12,10 @@ from collections.abc import Sequence
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
-    from tokenmill.cli.app import run
+    try:
+        from tokenmill.cli.app import run
 
-    return run(list(sys.argv[1:] if arguments is None else arguments))
+        return run(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:  # while modules were imported; `run` reports later ones
+        print("interrupted", file=sys.stderr)
+        return 130

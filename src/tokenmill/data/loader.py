@@ -24,7 +24,7 @@ from tokenmill.data.filler import Attached, Filler, MicroFiller, SidecarNames
 from tokenmill.data.group_batches import LAYOUTS, GroupFiller, group_kind
 from tokenmill.data.micro import MicroBatches
 from tokenmill.data.mixture import Mixture
-from tokenmill.data.packs import Pack, Packs, Slots
+from tokenmill.data.packs import Pack, Packs, Slots, check_pack
 from tokenmill.data.samples import Step
 from tokenmill.data.stream import Stream
 from tokenmill.data.view import View
@@ -222,14 +222,16 @@ class Loader:
             self.cursor, self.first_epoch = Cursor(epoch), epoch
 
     def __repr__(self) -> str:
-        spec, ranks = self.stream.spec, ""
+        spec, more = self.stream.spec, ""
+        if spec.packing is not None:
+            more = f", pack of {spec.packing['length']:,} tokens"
         if self._world_size > 1:
-            ranks = f", rank {self._rank} of {self._world_size}"
+            more += f", rank {self._rank} of {self._world_size}"
         size = self._global_batch // self._world_size
         at = f"epoch {self.cursor.epoch}, position {self.cursor.position:,}"
         return (
             f"Loader({self.stream.view!r}, batch_size={size}, seed={spec.seed}, "
-            f"order={spec.order}{ranks}, {at})"
+            f"order={spec.order}{more}, {at})"
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -425,9 +427,7 @@ def _pad_token_id(view: View, pad_token_id: int | None) -> int:
 
 
 def _check_pack(pack: Pack, padding_side: str, multiple: int | None) -> None:
-    if not isinstance(pack, Pack):
-        advice = f"; write pack=tm.Pack({pack})" if isinstance(pack, int) else ""
-        raise UsageError(f"pack must be a tm.Pack, got {pack!r}{advice}")
+    check_pack(pack)
     if padding_side == "left":
         raise UsageError("pack requires padding_side='right', got 'left'")
     if multiple is not None and pack.length % multiple:

@@ -58,6 +58,13 @@ class Pack:
         return document
 
 
+def check_pack(pack: Any) -> None:
+    if not isinstance(pack, Pack):
+        is_length = isinstance(pack, int) and not isinstance(pack, bool)
+        advice = f"; write pack=tm.Pack({pack})" if is_length else ""
+        raise UsageError(f"pack must be a tm.Pack, got {pack!r}{advice}")
+
+
 @dataclass(frozen=True)
 class Slots:
     """Tokens that a row takes in a pack whose reader pads every row."""

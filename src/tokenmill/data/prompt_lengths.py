@@ -25,6 +25,7 @@ from tokenmill._core.process import PrivateDirectory
 from tokenmill._core.publish import Staging
 from tokenmill.build.blocks import (
     BlockJob,
+    BlockTask,
     MissingBlocks,
     block_of,
     missing_columns,
@@ -34,6 +35,7 @@ from tokenmill.build.blocks import (
 from tokenmill.build.executors import wait_for_first_rank_s
 from tokenmill.build.identity import identify_tokenizer
 from tokenmill.build.processor import TokenizerOf
+from tokenmill.build.progress import Progress
 from tokenmill.build.tasks import Executor
 from tokenmill.data.prompt_rows import PromptMaker, PromptSpec, Shaped, shape_row
 from tokenmill.errors import CacheError, CorruptionError, NonDeterminismError, RowError, UsageError
@@ -283,12 +285,13 @@ def _open_block(root: Path, document: dict[str, Any]) -> LengthIndex | None:
 
 @dataclass(frozen=True)
 class LengthRequest:
-    """The arguments that determine a length index; without a tokenizer no token is counted."""
+    """What determines a length index, and its progress. Without a tokenizer nothing is counted."""
 
     rows: Rows
     spec: PromptSpec
     choice: TokenizerOf
     media: ProcessorMedia | None
+    shown: Progress
 
     def shape(self, card: TokenizerFingerprint | None) -> dict[str, Any]:
         """Return everything except the rows that can change a length."""
@@ -327,19 +330,28 @@ def _is_writable(root: Path) -> bool:
         return False
 
 
-def _check_prompt_column(request: LengthRequest) -> None:
-    name = request.spec.prompt_key
-    missing, columns = missing_columns(request.rows, [name])
-    if missing:
-        raise UsageError(
-            ("prompt_key", name),
+def _check_columns(request: LengthRequest) -> None:
+    """Check that the first rows have the named columns; a missing optional one is only logged."""
+    spec = request.spec
+    named = dict.fromkeys((spec.multimodal_keys or {}).values(), "multimodal_keys")
+    if not spec.convention:  # trainers name a column of tools by default
+        named[spec.tool_key or ""] = "tool_key"
+    named |= {spec.label_key or "": "label_key", spec.prompt_key: "prompt_key"}
+    missing, columns = missing_columns(request.rows, filter(None, named))
+    for name in sorted(missing):
+        error = UsageError(
+            (named[name], name),
             f" names a column that the first rows do not have; their columns are {columns}",
             path=request.rows.origin(0).path,
         )
+        if named[name] in ("prompt_key", "label_key"):
+            raise error
+        logger.warning("%s", error)
 
 
 def _find_or_build(request: LengthRequest, root: Path, executor: Executor) -> LengthIndex:
     choice = request.choice
+    request.shown.phase("loading the tokenizer")
     card = None if choice.tokenizer is None else identify_tokenizer(choice, root, executor)
     shape = request.shape(card)
     blocks, media = request.rows.blocks, request.media
@@ -351,7 +363,8 @@ def _find_or_build(request: LengthRequest, root: Path, executor: Executor) -> Le
     place = root / "rows" / fingerprint.key(document)
     if place.is_dir():
         return LengthIndex(place, document)
-    _check_prompt_column(request)
+    _check_columns(request)
+    request.shown.phase("measuring", total_rows=len(request.rows))
     serving = _NOT_SERVED
     if card is not None and request.spec.apply_chat_template:
         template = None if choice.encoder is not None else card.template
@@ -398,9 +411,12 @@ class _Build:
         )
         spec = self._request.spec.as_dict()
         setup = job.setup(MEASURE, size_of(missing), spec=spec, shape=self._shape)
-        measured: list[int] = []
-        job.run(setup, missing, lambda _, result: measured.append(result["measured"]))
-        self.measured = sum(measured)
+
+        def take(task: BlockTask, result: dict[str, Any]) -> None:
+            self.measured += result["measured"]
+            self._request.shown.add(rows=task.block.rows)
+
+        job.run(setup, missing, take)
 
     def parts(self) -> Iterator[Measured]:
         """Lengths of every block in order; a missing or damaged one is measured here."""
@@ -416,6 +432,7 @@ class _Build:
                 media.begin(block, images)
             part = self._measurer.measure(read_block(block).values)
             self.measured += block.rows
+            self._request.shown.add(rows=block.rows)
             publish_lengths(self._root, document, [part])
             yield part
 

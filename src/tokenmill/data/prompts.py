@@ -17,6 +17,7 @@ from tokenmill._core.remote import is_remote
 from tokenmill.build.blocks import Source, cache_of, open_sources
 from tokenmill.build.executors import executor_for
 from tokenmill.build.processor import TokenizerOf
+from tokenmill.build.progress import open_progress
 from tokenmill.build.tasks import Executor
 from tokenmill.data.cursor import STATE_VERSION, validate_state
 from tokenmill.data.order import LARGEST, ORDER_VERSION, FeistelOrder, Order, check_seed, unroll
@@ -53,6 +54,7 @@ class PromptSettings(NamedTuple):
     convention: str = ""  # ``module:Class`` of a trainer's `Convention`; empty: tokenmill's own
     order: Any = FeistelOrder  # class of the order
     executor: str | Executor = "local"
+    progress: Any = None  # as for `prepare`
     # Directories of images. None: that of each row's file; with a trainer's convention every file
     # may be opened, as in that trainer.
     media_root: Source | Sequence[Source] | None = None
@@ -144,7 +146,9 @@ class PromptDataset(Sequence[Prompt]):
         )
         seed = check_seed(seed)
         cache = cache_of(cache_dir)
-        rows = open_sources(path, cache)
+        with open_progress(settings.progress) as shown:
+            shown.phase("indexing the files")
+            rows = open_sources(path, cache)
         self._processor = processor
         self._media_options: dict[str, Any] = {
             "media_root": settings.media_root,
@@ -167,8 +171,11 @@ class PromptDataset(Sequence[Prompt]):
             tokenizer, tokenizer_backend, chat_template, trust_remote_code, encoder, encoder_kwargs
         )
         self._encoded_by = None if encoder is None else choice
-        with executor_for(settings.executor, num_workers) as workers:
-            request = LengthRequest(rows, self.spec, choice, self._media)
+        with (
+            executor_for(settings.executor, num_workers) as workers,
+            open_progress(settings.progress) as shown,
+        ):
+            request = LengthRequest(rows, self.spec, choice, self._media, shown)
             index = find_lengths(request, cache.root, workers)
         self._open(rows, index, max_length, seed, settings.order)
 

@@ -27,7 +27,7 @@ from tokenmill.data.order import (
     unroll,
 )
 from tokenmill.data.order import ORDERS as BASE_ORDERS
-from tokenmill.data.packs import Pack, Packs, Slots, oversize_error
+from tokenmill.data.packs import Pack, Packs, Slots, check_pack, oversize_error
 from tokenmill.data.samples import PackSamples, RowSamples, Samples
 from tokenmill.data.view import View, as_view
 from tokenmill.errors import StateError, UsageError, check_integer, check_one_of, check_positive
@@ -115,8 +115,7 @@ class Stream:
         return MixedOrder.of(self.mixture.schedule(self.units.grouped), name, self.seed)
 
     def _check_pack(self, pack: Pack) -> None:
-        if not isinstance(pack, Pack):
-            raise UsageError(f"pack must be a tm.Pack, got {pack!r}")
+        check_pack(pack)
         if self.slots is not None and pack.length % self.slots.multiple:
             raise UsageError(
                 f"the pack length {pack.length} must be a multiple of ",

@@ -96,7 +96,7 @@ def examine(
 EXTRAS = {
     "hf": ("transformers", "datasets", "huggingface_hub"),
     "torch": ("torch", "torchdata"),
-    "ray": ("ray",),
+    "vision": ("transformers", "pillow"),
     "serve": ("starlette", "uvicorn"),
     "remote": ("s3fs", "gcsfs", "aiohttp"),
 }

@@ -103,9 +103,14 @@ def check_rollouts(
     recipe, options = resolve_call(readable, tokenizer, given)
     results: dict[int, dict[str, Any]] = {}
     finding_count = 0
-    with executor_for(options.executor, options.num_workers) as executor:
+    with (
+        executor_for(options.executor, options.num_workers) as executor,
+        open_progress(progress) as shown,
+    ):
         cache = cache_of(options.cache_dir)
+        shown.phase("loading the tokenizer")
         card = identify_tokenizer(recipe, cache.root, executor)
+        shown.phase("indexing the files")
         rows = open_sources(recipe.sources, cache, reread=options.force_recache)
         if not len(rows):
             raise SourceError("no rows: every source is empty", path=recipe.sources[0])
@@ -113,19 +118,18 @@ def check_rollouts(
         job = BlockJob(executor, cache.root, card, reference=options.reference)
         size = size_of(starmap(BlockTask, enumerate(rows.blocks())))
         setup = job.setup(ENTRY, size, recipe=serialize(recipe), format=format)
-        with open_progress(progress) as shown:
-            shown.phase("checking", total_rows=len(rows))
+        shown.phase("checking", total_rows=len(rows))
 
-            def take(task: BlockTask, result: dict[str, Any]) -> None:
-                nonlocal finding_count
-                # By number, so that the findings do not depend on the order in which blocks arrive.
-                results[task.number] = result
-                finding_count += len(result["findings"])
-                if finding_count > 4 * MAX_FINDINGS:
-                    finding_count = _drop_last(results)
-                shown.add(rows=result["rows"], size=0)
+        def take(task: BlockTask, result: dict[str, Any]) -> None:
+            nonlocal finding_count
+            # By number, so that the findings do not depend on the order in which blocks arrive.
+            results[task.number] = result
+            finding_count += len(result["findings"])
+            if finding_count > 4 * MAX_FINDINGS:
+                finding_count = _drop_last(results)
+            shown.add(rows=result["rows"])
 
-            job.run(setup, starmap(BlockTask, enumerate(rows.blocks())), take)
+        job.run(setup, starmap(BlockTask, enumerate(rows.blocks())), take)
     report = RolloutReport(rows=len(rows))
 
     def origin_of(position: int) -> Origin:

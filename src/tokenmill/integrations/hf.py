@@ -114,22 +114,21 @@ def lazy_dataset(samples: RunIndex, shape: str) -> datasets.Dataset:
             schema = schema.append(WEIGHTS)
         nbytes = partial(_token_bytes, samples, 12 if "labels" in columns else 5)
         reader = Reader(len(samples), schema, nbytes, partial(_columns, samples, shape))
-    return as_dataset(reader, {"shape": shape, "epochs": samples.epochs, **vars(samples.spec)})
+    identity = {"shape": shape, "epochs": samples.epochs, **vars(samples.spec)}
+    return as_dataset(reader, identity, GroupDataset if samples.view.has_groups else None)
 
 
 def _token_bytes(samples: RunIndex, size: int) -> int:
     return samples.tokens * size
 
 
-def as_dataset(
-    reader: Reader, identity: Any, kind: type[Any] = datasets.Dataset
-) -> datasets.Dataset:
+def as_dataset(reader: Reader, identity: Any, kind: type[Any] | None = None) -> datasets.Dataset:
     table = LazyTable(reader, range(reader.rows), reader.schema.names, reader.schema)
-    return kind(table, fingerprint=fingerprint.key(identity)[:16])
+    return (kind or datasets.Dataset)(table, fingerprint=fingerprint.key(identity)[:16])
 
 
 class GroupDataset(datasets.Dataset):  # type: ignore[misc]
-    """A dataset of encoded groups, which trainers that tokenize texts cannot use."""
+    """A dataset of encoded groups or their rows. Trainers that tokenize texts cannot use it."""
 
     def map(self, *arguments: Any, **named: Any) -> Any:
         try:
@@ -137,8 +136,8 @@ class GroupDataset(datasets.Dataset):  # type: ignore[misc]
         except KeyError as error:
             raise UsageError(
                 f"no column {error} in this dataset, which is tokenized already. A plain "
-                "DPOTrainer or KTOTrainer tokenizes texts; use "
-                "hf.as_prepared(DPOTrainer)(train_dataset=dataset, …)"
+                "DPOTrainer or KTOTrainer tokenizes texts; use hf.as_prepared(DPOTrainer) with the "
+                "dataset of hf.for_trl"
             ) from error
 
 
@@ -394,7 +393,11 @@ def for_trl(
 
 def _merged(own: Mapping[str, Any] | None, needed: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(own, Mapping | None):
-        raise UsageError(("config",), f" must be a mapping or None, got {own!r:.200}")
+        raise UsageError(
+            ("config",),
+            f" must be a mapping of arguments, like dict(output_dir='out'), got {own!r:.40}; make "
+            "the config from the arguments that for_trl returns",
+        )
     own = dict(own or {})
     replaced = [name for name in needed if name in own and own[name] != needed[name]]
     if replaced:

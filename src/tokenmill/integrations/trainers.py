@@ -255,7 +255,7 @@ def require_ungrouped(view: View) -> View:
     if view.has_groups:
         raise UsageError(
             "This data contains preference groups, which this trainer would split. Use tm.Loader "
-            "or hf.for_trl instead (docs/guides/preference.md)."
+            "or hf.for_trl instead."
         )
     return view
 

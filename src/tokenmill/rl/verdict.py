@@ -680,7 +680,7 @@ def _mask_notes(
             )
             yield Note(
                 "structure", kind, turn_number, index, str(1 - value), str(value),
-                f"{len(indices)} tokens",
+                f"{len(indices)} token{'s' * (len(indices) > 1)}",
             )  # fmt: skip
 
 

@@ -35,7 +35,9 @@ def as_addresses(sources: Any, root: Path, nullable: Collection[Any] = ()) -> An
     if isinstance(sources, Mapping):
         names = ", ".join(map(str, sources))
         kind = type(sources).__name__
-        raise UsageError(f"a {kind} is not a source: pass one of its values ({names})")
+        raise UsageError(
+            f"a {kind} is not a source: pass one of its values ({names}), or a list if it is a row"
+        )
     rows = _table_rows(sources)
     if rows is not None:
         return [_write(rows, root, nullable)]

@@ -250,6 +250,9 @@ def test_hostile_names_and_findings_are_text(visit: Visit, on_disk: str, store: 
     assert page.query_selector("#view img") is None
     listed = page.inner_text(f"#list .item[data-row='{row}'] .where")
     assert name[:12] in listed
+    place, line = (page.query_selector(f"#list .item[data-row='{row}'] {one}").bounding_box()
+                   for one in (".where", ".line"))  # fmt: skip
+    assert line["x"] + line["width"] <= place["x"] + place["width"] + 1
 
 
 def test_overview_over_steps(visit: Visit, on_disk: str, store: Store) -> None:

@@ -239,7 +239,8 @@ def prompts(output: Output, flags: Flags, sources: Sources) -> None:
     from tokenmill.data.prompts import PromptSettings, open_prompts
 
     start = time.perf_counter()
-    settings = PromptSettings(executor=flags.pop("executor", "local"))
+    executor = flags.pop("executor", "local")
+    settings = PromptSettings(executor=executor, progress=output.progress)
     dataset = open_prompts(settings, sources, **flags)
     document: dict[str, Any] = {
         "rows": dataset.source_rows,

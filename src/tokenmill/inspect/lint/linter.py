@@ -175,7 +175,7 @@ class Linter:
         for side in sides_of(parsed):
             row_findings += [*odd_characters(texts_of(side)), *empty_turns(side)]
             if isinstance(side, Plain) and self.renderer.skips_template(side):
-                detail = "prompt and answer are plain strings"
+                detail = "prompt and answer are plain strings: the chat template is not applied"
                 row_findings.append(("plain_strings", detail, excerpt(side.text)))
             if isinstance(side, Conversation):
                 # Texts and pairs of strings may be rendered already, with control tokens.

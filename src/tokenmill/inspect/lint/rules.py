@@ -54,7 +54,7 @@ _TABLE = (
     ("template_drops_tool_calls", "error", "the template does not print the tool calls",
      "use a template that supports tool calls; this one trains answers without them"),
     ("mask_unproven", "error", "the text of the assistant could not be located with certainty",
-     "often the template cuts or rewrites the text; see mask_unproven in docs/reference/errors.md"),
+     "often the template cuts or rewrites the text; `tokenmill doctor --tokenizer` names the line"),
     ("trailing_user", "warning", "the conversation ends with a user turn",
      "--trailing trim drops the last turn and keeps the row"),
     ("no_trained_tokens", "error", "no token of the row is trained",

@@ -81,11 +81,16 @@ def lint(
             ("format", recipe.format),
             "; prepare checks them",
         )
-    with executor_for(options.executor, options.num_workers) as executor:
+    with (
+        executor_for(options.executor, options.num_workers) as executor,
+        open_progress(progress) as shown,
+    ):
         cache = cache_of(options.cache_dir)
+        shown.phase("loading the tokenizer")
         processor = processor_info(recipe, cache, executor)
         choice = tokenizer_choice(recipe, processor)
         card = identify_tokenizer(choice, cache.root, executor)
+        shown.phase("indexing the files")
         rows = open_sources(recipe.sources, cache, reread=options.force_recache)
         if not len(rows):
             raise SourceError("no rows: every source is empty", path=recipe.sources[0])
@@ -101,15 +106,15 @@ def lint(
             media=media_options(recipe, options, processor),
             sources=[one if "://" in one else os.path.abspath(one) for one in recipe.sources],
         )
-        with open_progress(progress) as shown:
-            shown.phase("checking", total_rows=ranks[-1])
-            results = _Results(rules, places, ranks)
+        shown.phase("checking", total_rows=ranks[-1])
+        results = _Results(rules, places, ranks)
 
-            def take(task: BlockTask, result: dict[str, Any]) -> None:
-                results.add(task.number, result)
-                shown.add(rows=result["rows"], size=0)
+        def take(task: BlockTask, result: dict[str, Any]) -> None:
+            results.add(task.number, result)
+            shown.add(rows=result["rows"])
 
-            job.run(setup, _tasks(rows, chosen), take)
+        job.run(setup, _tasks(rows, chosen), take)
+        shown.phase("finding duplicates")
         results.find_duplicates()
         results.find_image_copies()
         if "near_duplicate" in rules:

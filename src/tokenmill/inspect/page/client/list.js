@@ -83,7 +83,7 @@ class List {
     made.dataset.row = row.row;
     made.append(
       el("span", { class: "number", text: `#${count(row.row)}` }),
-      el("span", { class: "where" }, data.overview.drift ? driftBadge(row.drift) : null, row.group ? `${groupText(row.group)} · ` : null, ...place(row.address)),
+      el("span", { class: "where" }, data.overview.drift ? driftBadge(row.drift) : null, row.group ? el("span", { class: "file first", text: `${groupText(row.group)} · ` }) : null, ...place(row.address)),
       el("span", { class: "size", text: plural(row.length, "token") }),
       el("span", { class: "preview" }, ...this.chips(row), harmless(row.preview) || "(no text)"),
       bar,

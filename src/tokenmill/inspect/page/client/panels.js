@@ -154,7 +154,7 @@ function packingPanel(data, open) {
 }
 
 function tree(value) {
-  if (value === null || value === undefined) return el("span", { class: "muted", text: "none" });
+  if (value === null || value === undefined) return el("span", { class: "muted", text: "not set" });
   if (typeof value === "number") return el("span", { text: Number.isInteger(value) ? count(value) : String(value) });
   if (typeof value !== "object") return el("span", { class: "value", text: harmless(String(value)) });
   const entries = Object.entries(value);
