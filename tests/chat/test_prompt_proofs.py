@@ -107,6 +107,41 @@ def test_dropped_field_is_found_although_its_words_are_in_the_text(turn: Any) ->
     assert mask_of(HEADER + ASKS, [user(1), turn]) == "template_drops_content"
 
 
+FIRST_CALL = HEADER.replace(
+    "{{ m.content }}",
+    "{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls[0].function | tojson }}{% endif %}",
+)
+ONLY_VALUES = HEADER.replace(
+    "{{ m.content }}",
+    "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+    "({{ c.function.arguments.values() | join }}){% endfor %}",
+)
+ONLY_IDS = ONLY_VALUES.replace("c.function.name", "c.id").replace(".values() | join", " | tojson")
+ONLY_THINKING = HEADER.replace("{{ m.content }}", "{{ m.content }}{{ m.reasoning_content }}")
+NO_THINKING = HEADER.replace("m.content }}", "m.content.split('</think>')[-1] }}")
+FIRST_TAG_SPLIT = NO_THINKING.replace("')[-1]", "', 1)[-1]")
+
+
+@pytest.mark.parametrize(
+    ("template", "turn"),
+    [
+        (FIRST_CALL, calls(1, "", call(1, "search_web"), call(1, "search"))),
+        (FIRST_CALL, calls(1, "", call(1, "e", {"q": "e"}), call(1, "e", {"q": "e"}))),
+        (ONLY_VALUES, calls(1, "", call(1, "f", {"city": "the city of Paris"}))),
+        (ONLY_IDS, calls(1, "", call(1, "call"))),
+        (ONLY_THINKING, calls(1, "", reasoning_content="I use get_weather with city cityA1")),
+        (NO_THINKING, says(1, "<think>42</think>It is 42.")),
+        (NO_THINKING, says(1, "It is<think>42</think>It is not 42.")),
+        (FIRST_TAG_SPLIT, says(1, "<think>one</think>two<think>three</think>four")),
+    ],
+)
+def test_dropped_field_is_found_although_another_field_contains_it(
+    template: str, turn: Any
+) -> None:
+    following = [result(1), says(9)] if template == ONLY_THINKING else []
+    assert mask_of(template + ASKS, [user(1), turn, *following]) == "template_drops_content"
+
+
 @pytest.mark.parametrize("content", ["b", "", "a b c"])
 @pytest.mark.parametrize("template", [INLINE_RESULT, SCANNED_RESULT])
 def test_another_message_inside_the_turn_is_not_trained(template: str, content: str) -> None:
