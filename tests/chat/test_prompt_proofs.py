@@ -185,6 +185,29 @@ def test_header_in_a_generation_block_is_not_trained() -> None:
     assert rendering.notes["generation_clipped"] == 1
 
 
+REBUILT = (
+    "{% set ns = namespace(l=[]) %}{% for m in messages %}"
+    "{% set ns.l = ns.l + [{'role': m.role, 'content': m.content or ''}] %}{% endfor %}"
+    "{% set messages = ns.l %}"
+)
+MERGED = REBUILT.replace("m.content or ''", "'' ~ m.content ~ messages[-1].content")
+
+
+@pytest.mark.parametrize("content", ["", None, "Hi"])
+def test_empty_message_before_a_turn_outside_the_loop_is_not_trained(content: Any) -> None:
+    chat = [{"role": "user", "content": content}, says(1, "ans")]
+    head = f"<|user|>{content or ''}<|end|><|assistant|>"
+    assert mask_of(REBUILT + HEADER + ASKS, chat) == f"{head}⟦ans<|end|>⟧"
+
+
+def test_generation_block_outside_the_loop_contains_one_answer_without_its_header() -> None:
+    chat = [user(1, "Hi"), says(1, "ans")]
+    mask = "<|user|>Hi<|end|><|assistant|>⟦ans<|end|>⟧"
+    assert mask_of(REBUILT + BLOCK_WITH_HEADER, chat) == mask
+    chat = [*chat, user(2, "And"), says(2, "more")]
+    assert mask_of(MERGED + BLOCK_WITH_HEADER, chat) == "mask_unproven"
+
+
 def test_notes_count_the_rule_that_proved_a_row() -> None:
     rows = {
         "proven_by_trace": (HEADER + ASKS, [user(1), says(1)]),

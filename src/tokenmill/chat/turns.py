@@ -467,6 +467,12 @@ class SpanResolver:
                 _check_taken(run, first, stop, message, k)
             lead_end = own_indices[low] if high > low else stop
             start = self._start(run, messages, tools, position, (first, stop), lead_end, k)
+            if taken and k and pieces[k - 1] == (0, 0) and _owner_at(run, first) < 0:
+                # Text outside the loop may begin with the message before, which has no words.
+                reached = self.generation_prompts.reached(text, begin, messages[:k], tools)
+                if reached is None:
+                    raise unproven(f"assistant turn {k} does not begin with its generation prompt")
+                start = max(start, reached)
             tail = out[stop - 1] if words == stop - 2 else "".join(out[words + 1 : stop])
             stripped = tail.rstrip()
             close = end - len(tail) + len(stripped)
@@ -657,6 +663,10 @@ class SpanResolver:
             owner = _owner_at(run, first)
             if owner < 0 and before is not None and before[0] == position[first]:
                 owner = before[1]  # an end-of-turn token in its own block, after the loop
+            if owner < 0 and (sources := {k for at, k in run.taken if first <= at < stop}):
+                owner = sources.pop()
+                if sources or owner < 0:
+                    raise unproven("a generation block contains text of several messages")
             before = (position[stop], owner)
             if owner < 0 and list(trained) != assistants:
                 raise unproven("a generation block of the template does not belong to one turn")
