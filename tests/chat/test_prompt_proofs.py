@@ -107,6 +107,41 @@ def test_dropped_field_is_found_although_its_words_are_in_the_text(turn: Any) ->
     assert mask_of(HEADER + ASKS, [user(1), turn]) == "template_drops_content"
 
 
+FIRST_CALL = HEADER.replace(
+    "{{ m.content }}",
+    "{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls[0].function | tojson }}{% endif %}",
+)
+ONLY_VALUES = HEADER.replace(
+    "{{ m.content }}",
+    "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+    "({{ c.function.arguments.values() | join }}){% endfor %}",
+)
+ONLY_IDS = ONLY_VALUES.replace("c.function.name", "c.id").replace(".values() | join", " | tojson")
+ONLY_THINKING = HEADER.replace("{{ m.content }}", "{{ m.content }}{{ m.reasoning_content }}")
+NO_THINKING = HEADER.replace("m.content }}", "m.content.split('</think>')[-1] }}")
+FIRST_TAG_SPLIT = NO_THINKING.replace("')[-1]", "', 1)[-1]")
+
+
+@pytest.mark.parametrize(
+    ("template", "turn"),
+    [
+        (FIRST_CALL, calls(1, "", call(1, "search_web"), call(1, "search"))),
+        (FIRST_CALL, calls(1, "", call(1, "e", {"q": "e"}), call(1, "e", {"q": "e"}))),
+        (ONLY_VALUES, calls(1, "", call(1, "f", {"city": "the city of Paris"}))),
+        (ONLY_IDS, calls(1, "", call(1, "call"))),
+        (ONLY_THINKING, calls(1, "", reasoning_content="I use get_weather with city cityA1")),
+        (NO_THINKING, says(1, "<think>42</think>It is 42.")),
+        (NO_THINKING, says(1, "It is<think>42</think>It is not 42.")),
+        (FIRST_TAG_SPLIT, says(1, "<think>one</think>two<think>three</think>four")),
+    ],
+)
+def test_dropped_field_is_found_although_another_field_contains_it(
+    template: str, turn: Any
+) -> None:
+    following = [result(1), says(9)] if template == ONLY_THINKING else []
+    assert mask_of(template + ASKS, [user(1), turn, *following]) == "template_drops_content"
+
+
 @pytest.mark.parametrize("content", ["b", "", "a b c"])
 @pytest.mark.parametrize("template", [INLINE_RESULT, SCANNED_RESULT])
 def test_another_message_inside_the_turn_is_not_trained(template: str, content: str) -> None:
@@ -148,6 +183,29 @@ def test_header_in_a_generation_block_is_not_trained() -> None:
     assert mask_of(BLOCK_WITH_HEADER, chat) == mask
     rendering = Renderer(ChatSpec(), BLOCK_WITH_HEADER).render([{"messages": chat}])
     assert rendering.notes["generation_clipped"] == 1
+
+
+REBUILT = (
+    "{% set ns = namespace(l=[]) %}{% for m in messages %}"
+    "{% set ns.l = ns.l + [{'role': m.role, 'content': m.content or ''}] %}{% endfor %}"
+    "{% set messages = ns.l %}"
+)
+MERGED = REBUILT.replace("m.content or ''", "'' ~ m.content ~ messages[-1].content")
+
+
+@pytest.mark.parametrize("content", ["", None, "Hi"])
+def test_empty_message_before_a_turn_outside_the_loop_is_not_trained(content: Any) -> None:
+    chat = [{"role": "user", "content": content}, says(1, "ans")]
+    head = f"<|user|>{content or ''}<|end|><|assistant|>"
+    assert mask_of(REBUILT + HEADER + ASKS, chat) == f"{head}⟦ans<|end|>⟧"
+
+
+def test_generation_block_outside_the_loop_contains_one_answer_without_its_header() -> None:
+    chat = [user(1, "Hi"), says(1, "ans")]
+    mask = "<|user|>Hi<|end|><|assistant|>⟦ans<|end|>⟧"
+    assert mask_of(REBUILT + BLOCK_WITH_HEADER, chat) == mask
+    chat = [*chat, user(2, "And"), says(2, "more")]
+    assert mask_of(MERGED + BLOCK_WITH_HEADER, chat) == "mask_unproven"
 
 
 def test_notes_count_the_rule_that_proved_a_row() -> None:

@@ -42,6 +42,14 @@ LISTING = (
     "{% if m.role != 'assistant' %}<|im_end|>\n{% endif %}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+# Prints results only in the turn that called, before its content (Gemma 4 E2B).
+INSIDE = (
+    "{% for m in messages %}{% if m.role != 'tool' %}<|im_start|>{{ m.role }}\n"
+    "{% if m.tool_calls %}<call>{{ m.tool_calls[0].function.name }}</call>"
+    "{% for r in messages[loop.index:] %}{% if r.role == 'tool' %}<r>{{ r.content }}</r>{% endif %}"
+    "{% endfor %}{% endif %}{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 # A turn is closed by a blank line, which no token marks (RWKV).
 BLANK_LINE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n\n{% endfor %}"
@@ -241,6 +249,12 @@ def test_answer_in_a_list_opened_by_a_call_requires_the_message() -> None:
     ids += rollout.ids("Again.")
     with pytest.raises(tm.errors.UsageError, match="as sampled"):
         rollout.bridge.extend(ids, [RESULT])
+
+
+def test_text_alone_does_not_show_results_that_only_a_call_prints() -> None:
+    for content in ("sunny", ""):
+        with pytest.raises(tm.errors.UsageError, match="as sampled"):
+            Rollout(INSIDE).after("<call>look</call>", {**RESULT, "content": content}, AGAIN)
 
 
 def test_message_with_text_that_was_not_sampled_raises() -> None:

@@ -15,7 +15,7 @@ from tokenmill.chat.agent_traces import AGENT_TRACES
 from tokenmill.errors import UsageError
 
 # Part of the key; incremented when a row's text, spans or rejection could change.
-RENDERER_VERSION = 12
+RENDERER_VERSION = 13
 
 GROUPED = ("preference", "kto", "ranked")  # formats with several answers to one prompt
 RowFormat = Literal[

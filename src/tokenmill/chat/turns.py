@@ -24,13 +24,14 @@ from tokenmill.chat.calls import TOOL_ROLES, strings
 from tokenmill.chat.images import Image
 from tokenmill.chat.program import MIXED, Run
 from tokenmill.chat.template import REASONING_KEYS
-from tokenmill.chat.thinking import REASONING, TAG, TEXT, before_thinking, cut
+from tokenmill.chat.thinking import TAG, TEXT, before_thinking, cut
 from tokenmill.errors import RowError
 
 Span = tuple[int, int]
 Messages = list[dict[str, Any]]
 
 ATOM = re.compile(rf"{TAG.pattern}|\w+|\s|.", re.DOTALL)
+CALL_KEYS = "id type function name arguments parameters"
 MAX_PROMPT = 512  # characters at the end of a generation prompt that are searched for thinking
 
 
@@ -466,6 +467,12 @@ class SpanResolver:
                 _check_taken(run, first, stop, message, k)
             lead_end = own_indices[low] if high > low else stop
             start = self._start(run, messages, tools, position, (first, stop), lead_end, k)
+            if taken and k and pieces[k - 1] == (0, 0) and _owner_at(run, first) < 0:
+                # Text outside the loop may begin with the message before, which has no words.
+                reached = self.generation_prompts.reached(text, begin, messages[:k], tools)
+                if reached is None:
+                    raise unproven(f"assistant turn {k} does not begin with its generation prompt")
+                start = max(start, reached)
             tail = out[stop - 1] if words == stop - 2 else "".join(out[words + 1 : stop])
             stripped = tail.rstrip()
             close = end - len(tail) + len(stripped)
@@ -656,6 +663,10 @@ class SpanResolver:
             owner = _owner_at(run, first)
             if owner < 0 and before is not None and before[0] == position[first]:
                 owner = before[1]  # an end-of-turn token in its own block, after the loop
+            if owner < 0 and (sources := {k for at, k in run.taken if first <= at < stop}):
+                owner = sources.pop()
+                if sources or owner < 0:
+                    raise unproven("a generation block contains text of several messages")
             before = (position[stop], owner)
             if owner < 0 and list(trained) != assistants:
                 raise unproven("a generation block of the template does not belong to one turn")
@@ -820,51 +831,54 @@ def check_printed(
         not, only unique words can show which field was printed.
     """
     content = message.get("content")
+    is_certain, texts = True, []
     if isinstance(content, str):
         if content not in printed and content:
-            _check_text(content, k, printed, text, last, thinking)
+            is_certain = _check_text(content, k, printed, text, last, thinking)
+        texts.append(content.strip())
     elif isinstance(content, list):
         for part in content:
             words = part.get("text") if isinstance(part, dict) else None
             if isinstance(words, str):
-                _check_text(words, k, printed, text, last, thinking)
+                is_certain &= _check_text(words, k, printed, text, last, thinking)
+                texts.append(words.strip())
     if is_plain(message):
-        return True
-    thought = ""
-    for key in REASONING_KEYS if last else ():
+        return is_certain
+    for key in REASONING_KEYS:
         reasoning = message.get(key)
-        if isinstance(reasoning, str) and reasoning.strip():
-            thought = reasoning.strip()
-            if not _is_printed(thought, printed):
+        if isinstance(reasoning, str) and (thought := reasoning.strip()):
+            if _is_printed(thought, printed):
+                texts.append(thought)
+            elif last:
                 raise _missing(f"the reasoning of the last turn ({k})", thought, text)
             break
     printed_text = "\0".join(printed)
     calls = _calls(message)
     words = [word for call in calls for word in _words(call.get("arguments"))]
     arguments = "\0".join(map(str, words))
-    answer = content.strip() if isinstance(content, str) else ""
-    texts = answer + "\0" + thought
     names = [name for call in calls if isinstance(name := call.get("name"), str) and name]
-    is_certain = not answer or printed.count(str(content)) < 2
+    listed = [call for call in message.get("tool_calls") or () if isinstance(call, dict)]
+    ids = [number for call in listed if (number := str(call.get("id"))) in printed_text]
+    # All that the template should print, with the keys of calls that it may print with them.
+    every = "\0".join([*texts, *names, arguments, *ids, *[CALL_KEYS] * len(calls)])
+    for own in filter(None, texts):
+        is_certain &= every.count(own) <= printed_text.count(own) and printed.count(own) < 2
     for name in dict.fromkeys(names):
-        count = printed_text.count(name) - names.count(name) - arguments.count(name)
-        if count < 0:
+        count = printed_text.count(name)
+        if count < names.count(name) + arguments.count(name):
             raise _missing(f"the call of {_short(name)} in turn {k}", "\0", text)
-        is_certain &= count >= texts.count(name)
+        is_certain &= count >= every.count(name)
     for word in words:
         if isinstance(word, str):
-            count, others = printed_text.count(word), texts.count(word)
-            if count <= others:  # it may be escaped inside JSON
+            count, expected = printed_text.count(word), every.count(word)
+            if count < expected:  # it may be escaped inside JSON
                 count += sum(printed_text.count(form) for form in {*_quoted(word)} - {word})
-            is_certain &= count > others
+            is_certain &= count >= expected
         else:
             count = any(form in turn or form in printed_text for form in _forms(word))
-            is_certain &= not any(form in texts for form in _forms(word))
+            is_certain &= not any(form in own for form in _forms(word) for own in texts)
         if not count:
             raise _missing(f"the argument {_short(str(word))} of a call in turn {k}", "\0", text)
-    for own, other in ((answer, thought), (thought, answer)):
-        if own:
-            is_certain &= printed_text.count(own) > other.count(own) + arguments.count(own)
     return is_certain
 
 
@@ -875,19 +889,21 @@ def _check_text(
     text: str,
     last: bool,
     thinking: re.Pattern[str] | None,
-) -> None:
+) -> bool:
+    """Raise if a text is not printed. Return whether each part of it is printed for itself."""
     stripped = content.strip()
     if not stripped or any(fragment.strip() == stripped for fragment in printed):
-        return
+        return True
     if _consists_of(content, printed, thinking):
-        return
+        return True
     runs = cut(content, thinking)
     for kind, words in runs:
-        if kind == TEXT and not _is_printed(words, printed):
-            raise _missing(f"the text {_short(words)} of turn {k}", words, text)
-    thoughts = [words for kind, words in runs if kind == REASONING]
-    if last and thoughts and not any(_is_printed(words, printed) for words in thoughts):
-        raise _missing(f"the reasoning of the last turn ({k})", thoughts[0], text)
+        if (kind == TEXT or last) and not _is_printed(words, printed):
+            what = "text" if kind == TEXT else "reasoning"
+            raise _missing(f"the {what} {_short(words)} of turn {k}", words, text)
+    printed_text = "\0".join(printed)
+    every = "\0".join(words for _, words in runs if words in printed_text)
+    return all(printed_text.count(words) >= every.count(words) for _, words in runs)
 
 
 def _consists_of(content: str, printed: list[str], thinking: re.Pattern[str] | None) -> bool:

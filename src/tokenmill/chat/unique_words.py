@@ -81,9 +81,10 @@ class _Replacer:
             return self._function(call)
         replaced = {**call, "function": self._function(call["function"])}
         name, number = call["function"].get("name"), call.get("id")
-        if isinstance(name, str) and name and isinstance(number, str) and name in number:
-            # Some templates print only the id, which contains the name.
-            replaced["id"] = number.replace(name, replaced["function"]["name"])
+        if isinstance(name, str) and name and isinstance(number, str):
+            # Some templates print only the id, which contains the name as a whole word.
+            word = rf"(?<![^\W_]){re.escape(name)}(?![^\W_])"
+            replaced["id"] = re.sub(word, replaced["function"]["name"], number)
             self._names[number] = replaced["id"]
         return replaced
 
