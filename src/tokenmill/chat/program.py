@@ -7,6 +7,7 @@ with the same outcomes takes the same path. `Recorder` writes paths; a `Run` fol
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import NoneType
@@ -429,9 +430,11 @@ class Program:
 
 def function(block: TemplateBlock, program: Program) -> str:
     """Return the source of one Python function for a block."""
-    lines = [f"def {block.name}(R, item, i, n, items, env):", " out = R.out; own = R.own"]
+    lines: list[str] = []
     _write(block.root, program, " ", (0, 0), lines)
-    return "\n".join(lines) + "\n"
+    body = "\n".join(lines)
+    read = [f" {name} = R.{name}" for name in ("out", "own") if re.search(rf"\b{name}\b", body)]
+    return "\n".join([f"def {block.name}(R, item, i, n, items, env):", *read, body]) + "\n"
 
 
 def _write(path: Path, program: Program, indent: str, cost: Cost, lines: list[str]) -> None:

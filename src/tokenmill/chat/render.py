@@ -58,7 +58,7 @@ from tokenmill.errors import RowError, UsageError
 
 _ROLE = itemgetter("role")
 RENDERERS = ("auto", "jinja2")
-PORTION = 64  # rows rendered together, see `Renderer._render`
+PORTION = 256  # rows rendered together, see `Renderer._render`
 FIRST_AUDITED = 2  # rows at the start of every batch that the reference also renders
 AUDIT_ONE_IN = 512  # other rows, chosen by content
 MAX_TEMPLATES = 8  # cached per thread

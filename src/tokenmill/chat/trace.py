@@ -8,6 +8,7 @@ a symbol raises `Untraceable` with its line.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import compress
 from types import NoneType
 from typing import Any
 
@@ -313,14 +314,17 @@ class Tracer(Expressions):
 
     # -- loops and macros ---------------------------------------------------------------------
 
-    def _slots(self, node: nodes.Node, moved: bool) -> tuple[list[Any], list[str], tuple[int, ...]]:
+    def _slots(self, node: nodes.Node, moved: bool) -> tuple[list[Any], list[str], tuple[Any, ...]]:
         """Return the values that a block reads from outside, their code and their classes."""
         values = [self._lookup(name) for name in self._names.reads(node)]
         if any(isinstance(value, (LoopVariable, Method)) for value in values):
             raise Untraceable("a function or loop stored in a variable", line_of(node))
         values += [self._top(name) for name in self._names.macro_reads(node)]
-        classes = tuple(class_of(value, moved) for value in values)
+        classes = tuple((class_of(value, moved), self._is_namespace(value)) for value in values)
         return values, self._passed(values, moved), classes
+
+    def _is_namespace(self, value: Any) -> bool:
+        return isinstance(value, Symbol) and self._frame.kinds.get(value.code) is Namespace
 
     def _passed(self, values: list[Any], moved: bool) -> list[str]:
         """Return code for values passed to a block, then for the owners of `BOUND` ones."""
@@ -335,7 +339,10 @@ class Tracer(Expressions):
         """Return a frame for a block, with its values from outside as symbols."""
         names, inside = self._names.reads(node), entered(values, moved)
         top = zip(self._names.macro_reads(node), inside[len(names) :], strict=True)
-        return Frame(block, [dict(top), dict(zip(names, inside, strict=False))])
+        frame = Frame(block, [dict(top), dict(zip(names, inside, strict=False))])
+        namespaces = map(self._is_namespace, values)
+        frame.kinds |= {symbol.code: Namespace for symbol in compress(inside, namespaces)}
+        return frame
 
     def _do_For(self, node: nodes.For) -> None:
         if node.recursive:
