@@ -230,13 +230,7 @@ class SourceChanged(SourceError, RuntimeError):
 
 
 class RowError(SourceError, ValueError):
-    """One row is bad.
-
-    Args:
-        parts: What is wrong with the row.
-        reason: One of `REASONS`.
-        location: As in `TokenmillError`.
-    """
+    """One row is bad; ``reason`` is one of `REASONS`, ``location`` as in `TokenmillError`."""
 
     def __init__(
         self, *parts: str | tuple[Any, ...], reason: str = "bad_shape", **location: Any

@@ -284,6 +284,12 @@ class ArtifactWriter:
         return self.staging.publish(self.staging.path / "artifact", path)
 
 
+def files_below(root: Path) -> list[tuple[str, Path]]:
+    """Return the files of a directory, sorted, with their names in it."""
+    paths = sorted(path for path in root.rglob("*") if path.is_file())
+    return [(path.relative_to(root).as_posix(), path) for path in paths]
+
+
 def publish_files(root: Path, path: Path, files: Mapping[str, bytes]) -> None:
     """Publish a directory of files that have their own checksums or are named by content."""
     with Staging(root) as staging:

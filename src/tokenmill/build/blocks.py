@@ -1,10 +1,7 @@
 """Open sources and run a function over their blocks on an executor.
 
-`MissingBlocks` yields the blocks whose result is not published, in a random order, and checks again
-just before it yields one. So processes that build the same store at the same time share the work
-without communication; eight processes build a few blocks twice at the end. A process with a rank
-begins with the blocks of its rank, which makes this rarer. Ranks of one machine wait instead while
-its first rank, which uses all cores, makes progress.
+Processes that build the same store at the same time share the work without communication, because
+`MissingBlocks` yields blocks in a random order and checks again just before it yields one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
-"""Run tasks in worker processes of this machine, and replace workers that die or hang.
+"""Run tasks in worker processes of this machine, and replace workers that die or are stuck.
 
-A worker is *stuck* if it sent nothing and used no CPU time for `HEARTBEAT_SILENCE_S`; it is killed.
-An engine that holds the interpreter lock for minutes stops the heartbeat but uses CPU time. A
-runnable worker that gets no processor is not stuck. Silence counts only while the parent reads, so
-a slow consumer or a suspended machine kills no worker.
+docs/internals/build-workers.md defines *stuck*.
 """
 
 from __future__ import annotations

@@ -172,11 +172,7 @@ class Expander:
         self.engine, self._folding = BY_PROCESSOR, Folding({})
 
     def begin(self, block: Block, expected: str) -> None:
-        """Begin a block.
-
-        Raises:
-            SourceChanged: Its images do not have the digest ``expected``, which is in the key.
-        """
+        """Begin a block whose images have the digest ``expected``; else raise `SourceChanged`."""
         self._block, self._digests = block, self._referenced.of(block)
         if digest_of(self._digests) != expected:
             raise SourceChanged(
@@ -274,10 +270,7 @@ class Expander:
         """Return the batch with its own turn ends and no image trained, and each text's images.
 
         The turn ends of `encoded` are the marks of `made`. Some rows, chosen by `digests`, are
-        compared with the processor.
-
-        Raises:
-            ExpansionMismatch: A computed expansion gave other ids than the processor.
+        compared with the processor, which may raise `ExpansionMismatch`.
         """
         gone = {number for number, _ in encoded.rejected} | set(expansions.rejected)
         encoded.mask[np.isin(encoded.ids, self._media_ids)] = 0  # while runs are short
@@ -392,8 +385,7 @@ def media_columns(media: Mapping[int, TextMedia], kept: NDArray[np.int64]) -> Me
 class _PositionMap:
     """Maps positions in a rendered text to positions in the expanded one.
 
-    Raises:
-        RowError: The expansion changed more than the image tokens.
+    `RowError` if the expansion changed more than the image tokens.
     """
 
     def __init__(self, text: str, token: str, expanded: Expanded) -> None:

@@ -155,11 +155,7 @@ def _rejection(columns: SliceColumns, number: int, reason: str, detail: str) -> 
 
 
 def read_columns(files: SliceFiles) -> SliceColumns:
-    """Read a published slice, verified.
-
-    Raises:
-        CorruptionError: The slice is damaged.
-    """
+    """Read and verify a published slice; `CorruptionError` if it is damaged."""
     reader = SliceReader(files, None, mapped=False, check=True)
     record = reader.record
     ids, mask = reader.all_tokens()

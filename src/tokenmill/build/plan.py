@@ -1,10 +1,6 @@
 """Plan a build: the slices of a recipe in order, their keys, and their partition among processes.
 
-A slice key is the fingerprint of format, row-shaping options without the length limit, tokenizer
-identity, kind and digest of the slice's bytes, and with a processor its identity and the images
-that rows refer to. A store key is the fingerprint of all options, tokenizer identity and the
-sources by content, in order. Neither contains a path, a time, a worker count, an engine or the
-version of a library.
+docs/internals/format.md defines the keys of slices and stores.
 """
 
 from __future__ import annotations
@@ -174,11 +170,7 @@ class Plan:
             yield block
 
     def check_columns(self) -> None:
-        """Check that the first rows have the columns that the recipe names.
-
-        Raises:
-            UsageError: A column is missing. Optional columns are only logged.
-        """
+        """Raise if the first rows lack a column of the recipe; log missing optional columns."""
         # A rollout may also keep what its check found, which is in no column.
         is_rollout = self.recipe.format in ROLLOUTS
         named = dict.fromkeys(() if is_rollout else self.recipe.keep_columns, "")

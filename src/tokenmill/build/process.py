@@ -1,10 +1,4 @@
-"""Worker processes, as objects of their parent.
-
-A *server* is a new interpreter that sets up once and forks the workers. It starts with ``-c``
-instead of ``-m``, and gets the parent's ``sys.path`` after a clean start. So it imports the same
-tokenmill as its parent, runs nothing of the working directory or the user's script, and is pinned
-to a core before any library is loaded. A server that cannot fork is itself the only worker.
-"""
+"""Servers and worker processes, as objects of their parent; see docs/internals/build-workers.md."""
 
 from __future__ import annotations
 

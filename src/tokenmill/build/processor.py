@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from tokenmill._core import fingerprint
-from tokenmill._core.artifact import publish_files
+from tokenmill._core.artifact import files_below, publish_files
 from tokenmill._core.paths import checked_path
 from tokenmill._core.process import PrivateDirectory
 from tokenmill.build.identity import absolute, run_on_worker
@@ -99,12 +99,7 @@ def processor_info(recipe: Any, cache: CacheLayout, executor: Executor) -> Proce
 def load_processor(
     path: Path, identity: dict[str, Any], *, trust_remote_code: bool = False
 ) -> Processor:
-    """Return the processor with an identity: the caller's object, or the copy at `path`.
-
-    Raises:
-        CorruptionError: The copy is damaged.
-        UsageError: It cannot be loaded here.
-    """
+    """Return the processor with an identity: the caller's object, or the copy at `path`."""
     key = fingerprint.key(identity)
     if (known := _given.get(key)) is not None:
         return known
@@ -124,11 +119,7 @@ def load_processor(
 
 
 def processor_of(store: Store, given: Any = None) -> Processor:
-    """Return the processor `given`, or the store's copy.
-
-    Raises:
-        UsageError: The store has no processor, it cannot be loaded, or another one was used.
-    """
+    """Return the processor `given`, which must be that of the store, or the store's copy."""
     path = store.processor_path
     if path is None:
         raise UsageError("the store was prepared without a processor", path=store.path)
@@ -173,11 +164,7 @@ def open_identifier(options: dict[str, Any]) -> Any:
     def identify(payload: dict[str, Any]) -> dict[str, Any]:
         from tokenmill.media import Processor
 
-        processor = Processor.load(
-            payload["where"],
-            trust_remote_code=payload["trust_remote_code"],
-            cache_dir=payload["cache_dir"],
-        )
+        processor = Processor.load(payload.pop("where"), **payload)
         card = _card(processor)
         _store_copy(processor, card, CacheLayout(Path(payload["cache_dir"])))
         document: dict[str, Any] = msgspec.to_builtins(card)
@@ -203,11 +190,7 @@ def _store_copy(processor: Processor, card: ProcessorInfo, cache: CacheLayout) -
         return
     staged = PrivateDirectory("tokenmill-processor-")
     processor.save(staged.path)
-    files = {
-        path.relative_to(staged.path).as_posix(): path.read_bytes()
-        for path in sorted(staged.path.rglob("*"))
-        if path.is_file()
-    }
+    files = {name: path.read_bytes() for name, path in files_below(staged.path)}
     publish_files(cache.root, directory, files)
 
 
@@ -215,10 +198,6 @@ def _facts_key(where: Any, *, trust_remote_code: bool) -> str | None:
     directory = Path(where)
     if not directory.is_dir():
         return None  # a hub id may mean another revision later
-    files = {
-        path.relative_to(directory).as_posix(): path
-        for path in sorted(directory.rglob("*"))
-        if path.suffix in _SUFFIXES and path.is_file()
-    }
+    files = {name: path for name, path in files_below(directory) if path.suffix in _SUFFIXES}
     question = {"processor": VERSION, "trust_remote_code": trust_remote_code}
     return key_of_files(files, question, ("transformers", "pillow", "torch"))

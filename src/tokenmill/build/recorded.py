@@ -65,9 +65,10 @@ class RolloutPipeline(TokenizedPipeline):
         start = time.perf_counter()
         read = Rendering()
         cut: list[CutRow] = []
+        rollout_format = self.recipe.format.partition("-")[2] or "auto"
         for number, (value, raw) in enumerate(zip(rows.values, rows.raw, strict=True)):
             try:
-                own, facts = read_and_cut(value, raw, _format_of(self.recipe))
+                own, facts = read_and_cut(value, raw, rollout_format)
                 for row in own:
                     self._require_known(row)
             except RowError as error:
@@ -111,20 +112,12 @@ class RolloutPipeline(TokenizedPipeline):
             )
 
 
-def _format_of(recipe: Recipe) -> str:
-    return recipe.format.partition("-")[2] or "auto"
-
-
 def read_and_cut(
     value: Any,
     raw: bytes,
     format: str = "auto",  # noqa: A002 - a name of the contract
 ) -> tuple[list[CutRow], GroupFacts | None]:
-    """Return the rows of one source row, and for a pair its group.
-
-    Raises:
-        RowError: The row is not a usable rollout.
-    """
+    """Return the rows of one source row, a rollout, and for a pair its group."""
     value = reread(value, raw)
     if isinstance(value, dict) and isinstance(value.get("chosen"), dict):
         sides = [read_rollouts(value[name]).trajectories for name in ("chosen", "rejected")]

@@ -95,12 +95,7 @@ class ReferencedFiles:
             self._index_cache.write_note(name, note)
 
     def read(self, reference: Reference, block: Block, digests: Digests) -> bytes:
-        """Return the bytes of an image.
-
-        Raises:
-            RowError: It cannot be used.
-            SourceChanged: Its digest is not the one in the key.
-        """
+        """Return the bytes of an image; `SourceChanged` if its digest is not the one in the key."""
         if not self._hashed:
             return self.images.read(reference, base_of(block))
         expected = digests[reference.text()]

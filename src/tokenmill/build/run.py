@@ -31,26 +31,14 @@ from tokenmill.build.blocks import (
 )
 from tokenmill.build.executors import executor_for, wait_for_first_rank_s
 from tokenmill.build.identity import identify_tokenizer
-from tokenmill.build.outcome import (
-    BuildStats,
-    Prepared,
-    Unfinished,
-    proof_document,
-    store_stats,
-)
+from tokenmill.build.outcome import BuildStats, Prepared, Unfinished, proof_document, store_stats
 from tokenmill.build.plan import ALL, ImagesOfBlocks, Partition, Plan
 from tokenmill.build.processor import ProcessorInfo, processor_info, tokenizer_choice
 from tokenmill.build.progress import Progress, open_progress
 from tokenmill.build.recipe import Recipe, RunOptions, serialize
 from tokenmill.build.tasks import Executor, InlineExecutor
 from tokenmill.chat import ChatSpec
-from tokenmill.errors import (
-    CacheError,
-    CorruptionError,
-    MissingFileError,
-    SourceError,
-    UsageError,
-)
+from tokenmill.errors import CacheError, CorruptionError, MissingFileError, SourceError, UsageError
 from tokenmill.sources.rows import Rows
 from tokenmill.store import CacheLayout, Store
 from tokenmill.store.commit import commit_store
@@ -335,7 +323,7 @@ class Builder:
         )
         job.run(setup, self._with_images(missing), self._take)
         if plan.limit is not None:
-            missing = self._missing(self._is_limited)
+            missing = self._missing(lambda t: self._cache.has_slice(self._key_in_store(t.key)))
             setup = job.setup(LIMIT, size_of(missing), limit=plan.limit)
             job.run(setup, missing, self._take_limited)
 
@@ -358,9 +346,6 @@ class Builder:
             return False
         self._count(task, is_hit=True)
         return True
-
-    def _is_limited(self, task: BlockTask) -> bool:
-        return self._cache.has_slice(self._key_in_store(task.key))
 
     def _key_in_store(self, key: str) -> str:
         """Return the key of the slice that the store uses: the slice itself or a limited copy."""

@@ -90,11 +90,7 @@ def open_builder(options: dict[str, Any]) -> Work:
 def expander_of(
     options: dict[str, Any], tokenizer: Tokenizer, *, hashed: bool = True
 ) -> Expander | None:
-    """Return the expander of a pipeline; None without a processor.
-
-    Raises:
-        UsageError: The tokenizer is not the processor's.
-    """
+    """Return the expander of a pipeline, with the processor's tokenizer; None without one."""
     media = options.get("media")
     if media is None:
         return None

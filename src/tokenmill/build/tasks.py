@@ -1,12 +1,8 @@
 """Tasks, their results, and the contract of executors, which one test harness checks.
 
-- tasks are pulled lazily, a bounded number ahead of the results that were taken;
-- each task gives exactly one `Done`, in the order of completion;
-- a `TokenmillError` of the callable is raised to the consumer as the same type with the same
-  attributes and is not retried; any other exception becomes a `WorkerError` with its traceback;
-- if a worker dies or hangs, its tasks are retried `MAX_RETRIES` times, then a `WorkerError` is
-  raised;
-- when iteration stops (close, exception, Ctrl-C), no worker is left.
+Tasks are pulled lazily, a bounded number ahead of the results that were taken. Each gives exactly
+one `Done`, in the order of completion. docs/internals/build-workers.md lists what happens after a
+failure.
 """
 
 from __future__ import annotations
@@ -113,11 +109,7 @@ def foreign_error(task: Task, error: Exception) -> WorkerError:
 
 
 class InlineExecutor:
-    """Runs each task in the calling thread when its result is requested.
-
-    Payloads and results are encoded and decoded as for a worker, so that code that works here also
-    works in a worker.
-    """
+    """Runs each task in the calling thread, with payloads and results encoded as for a worker."""
 
     def run(self, setup: Setup, tasks: Iterable[Task]) -> Iterator[Done]:
         work = None

@@ -1,12 +1,7 @@
 """The main function of a server and its workers: set up once, then run one task after another.
 
-A server sets up with the messages of its first worker. If it has one thread then, it forks that
-worker and those of later requests; otherwise it is the worker. So the workers share the memory of
-what was loaded, and no thread pool of an engine is lost by a fork.
-
-Messages use the *channel*, a socket; a thread sends the heartbeat. Nothing is sent on the
-*lifeline*, another socket: when its other end closes, the kernel kills this process, even while a C
-extension holds the interpreter lock.
+A server sets up with the messages of its first worker, and forks that worker and those of later
+requests if it has one thread then. docs/internals/build-workers.md describes the sockets.
 """
 
 from __future__ import annotations

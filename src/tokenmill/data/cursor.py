@@ -55,11 +55,7 @@ class StreamSpec:
         return state
 
     def load(self, state: Any) -> tuple[Cursor, int]:
-        """Return the cursor and first epoch of a saved state.
-
-        Raises:
-            StateError: The state belongs to another dataset, seed, order, packing or version.
-        """
+        """Return the cursor and first epoch of a saved state of this stream, else `StateError`."""
         names = ["epoch", "position", "first_epoch"]
         if self.packing is not None:
             names += ["window", "packs_before"]
@@ -88,12 +84,7 @@ def validate_state(
     fields: Mapping[str, Any],
     numbers: Sequence[str],
 ) -> dict[str, int]:
-    """Return the integers of a saved state after checking that it belongs to this stream.
-
-    Raises:
-        StateError: It is of another kind, version or stream, or a number is missing; the message
-            names both values.
-    """
+    """Return the integers of a saved state; `StateError` unless it belongs to this stream."""
     if not isinstance(state, dict) or not _equal(state.get("kind"), kind):
         raise StateError(f"not the state of a tokenmill {owner}")
     for name, expected in (("version", STATE_VERSION), ("order_version", ORDER_VERSION)):

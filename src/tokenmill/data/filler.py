@@ -93,17 +93,12 @@ class Attached:
     def packed(self, rows: Int64Array, starts: Int64Array, batch: Batch) -> Batch:
         """Return arrays in the layout of `fill_packs`."""
         segments = batch["seq_idx"].reshape(-1)[batch["cu_seqlens"][:-1]]
-        return self._segmented(rows, starts, batch, "cu_seqlens", np.flatnonzero(segments >= 0))
+        return self.segmented(rows, starts, batch, "cu_seqlens", np.flatnonzero(segments >= 0))
 
-    def padded_packs(
-        self, rows: Int64Array, starts: Int64Array, batch: Batch, real: Int64Array
-    ) -> Batch:
-        """Return arrays in the layout of `fill_padded_packs`; ``real`` sequences have pieces."""
-        return self._segmented(rows, starts, batch, "cu_seqlens_padded", real)
-
-    def _segmented(
+    def segmented(
         self, rows: Int64Array, starts: Int64Array, batch: Batch, bounds: str, real: Int64Array
     ) -> Batch:
+        """Return arrays in the layout of ``batch``, of which the sequences ``real`` have pieces."""
         positions = batch[bounds][real].astype(np.int64)
         lengths = np.diff(batch["cu_seqlens"])[real].astype(np.int64)
         pieces = _Pieces(rows, starts, lengths, positions, real)
@@ -268,4 +263,4 @@ class MicroFiller:
         # A pack without pieces has one sequence, of padding.
         counts = np.diff(bounds)
         real = np.flatnonzero(np.repeat(counts > 0, np.maximum(counts, 1)))
-        return batch | filler.attached.padded_packs(rows, starts, batch, real)
+        return batch | filler.attached.segmented(rows, starts, batch, "cu_seqlens_padded", real)

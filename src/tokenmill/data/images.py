@@ -28,12 +28,7 @@ class StoredImages:
         return Images(self._store.media_root, urls=self._store.media_urls)
 
     def read(self, media: Media) -> bytes:
-        """Return the bytes of an image.
-
-        Raises:
-            SourceMissing: It is missing, or cannot be read.
-            SourceChanged: Its bytes changed.
-        """
+        """Return the bytes of an image; raise if it is missing, not readable or changed."""
         data = self._store.embedded_image(media.digest)
         if data is None:
             data = self._read_source(media)

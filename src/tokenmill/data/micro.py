@@ -296,17 +296,11 @@ def partition_by_width(
 ) -> tuple[Int64Array, int]:
     """Return the micro-batch of every unit of padded rows, and their number per rank.
 
-    Sort units by width and divide them into ranges so that the costliest range is cheap.
-
-    Args:
-        widths: Padded tokens of every unit's longest row.
-        lines: Rows of every unit; lines × width is at most ``budget``.
-        cost: Cost of a row of every unit's width, increasing with the width: every row of a
-            micro-batch costs as much as its longest. With ``additive``, cost of the unit.
-        ranks: Number of ranks.
-        budget: Maximum of rows × width.
-        additive: Costs of units add up, whatever the width of their batch.
-        loads: Amounts of a second budget for every unit, and that budget.
+    Sort units by width and divide them into ranges so that the costliest range is cheap. A unit
+    has ``lines`` rows, padded to its width; rows × width of a micro-batch is at most ``budget``.
+    ``cost`` is that of a row of the unit's width, because every row costs as much as the longest of
+    its micro-batch. With ``additive`` it is the cost of the unit, whatever the width of its batch.
+    ``loads`` are amounts of a second budget for every unit, and that budget.
     """
     descending = np.lexsort((-cost, -widths))
     costs = cost[descending]

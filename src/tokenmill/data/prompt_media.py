@@ -25,19 +25,12 @@ from tokenmill.build.referenced import ReferencedFiles, digest_of
 from tokenmill.chat import Rendering
 from tokenmill.chat.calls import IMAGE_PARTS, is_media
 from tokenmill.chat.images import VALUES, Image, MediaTokens
-from tokenmill.data.prompt_rows import (
-    MEDIA,
-    Convention,
-    Messages,
-    PromptSpec,
-    Shaped,
-    attempt,
-    prompt_of,
-)
+from tokenmill.data.prompt_rows import MEDIA, Convention, Messages, PromptSpec, Shaped, prompt_of
 from tokenmill.errors import RowError, UsageError
 from tokenmill.media import ImageFacts, Images, Processor, Reference, Size, reference_of
 from tokenmill.sources.block import Block
 from tokenmill.sources.index import IndexCache
+from tokenmill.sources.parse import attempt
 from tokenmill.tokenizers.encoder import Encoder
 
 DEFAULT_PATCH_SIZE = 14  # pixels; what trainers assume of an image processor without one

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -31,7 +31,6 @@ MediaColumns = Annotated[
 Messages = list[dict[str, Any]]
 Conversation = tuple[Messages, list[Any] | None, dict[str, Any] | None]
 """Messages, tools, and the row's own template variables."""
-T = TypeVar("T")
 
 # Arguments of transformers' apply_chat_template that are not template variables.
 _NOT_VARIABLES = {
@@ -390,6 +389,7 @@ class PromptMaker:
     def texts(self, rows: Sequence[Shaped]) -> list[str | Messages | RowError]:
         """Return `text` for many rows; the error for a rejected row."""
         from tokenmill.chat.render import PromptRequest
+        from tokenmill.sources.parse import attempt
 
         if not self.spec.apply_chat_template:
             return [shaped.prompt for shaped in rows]
@@ -406,11 +406,3 @@ class PromptMaker:
 
     def _retry(self, conversation: Conversation, error: RowError) -> str:
         return self._renderer.prompt(*self._convention.retry(conversation, error))
-
-
-def attempt(function: Callable[..., T], *arguments: Any) -> T | RowError:
-    """Call a function; return a RowError instead of raising it."""
-    try:
-        return function(*arguments)
-    except RowError as error:
-        return error

@@ -76,6 +76,7 @@ class Stream:
         self.samples: RowSamples | PackSamples = RowSamples(self.order, self.units)
         self.draws: Draws | None = None
         packing = None
+        shuffle_seed = None if order == "sequential" else self.seed
         if self.view.is_by_source:
             sources = {"data": len(self.view)}
             if self.mixture is not None:
@@ -83,12 +84,10 @@ class Stream:
             self.draws = draws = Draws(self.view, self.order, self.seed, sources)
             self.samples = RowSamples(Positions(self.order.rows), self.units)
             if pack is not None:
-                shuffle_seed = None if order == "sequential" else self.seed
                 self.samples = RankPacks(draws, pack, rank, ranks, shuffle_seed)
                 packing = pack.document(1) | {"rank": rank, "world_size": ranks}
         elif pack is not None:
             self._check_pack(pack)
-            shuffle_seed = None if order == "sequential" else self.seed
             self.samples = PackSamples(
                 self.order, self.units, pack, ranks, shuffle_seed, max_patches
             )

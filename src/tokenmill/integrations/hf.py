@@ -4,9 +4,6 @@
 ``fast_gather``, ``to_reader``). `LazyTable` implements these with a `Reader`, so select, shard,
 shuffle, set_format, map and pickling work as on any dataset. Fingerprints are computed from the
 content, so `datasets` hashes nothing and finds its own cached maps in another process.
-
-For TRL a dataset has all epochs in our order, and the trainer reads it once. Its own resume ("skip
-the batches already seen") is exact, because sample i depends on (seed, i) only.
 """
 
 from __future__ import annotations

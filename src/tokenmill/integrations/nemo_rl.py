@@ -160,16 +160,7 @@ def as_datum(
 
 
 class SFTDataset:
-    """What NeMo RL creates from ``data.train`` or ``data.validation``.
-
-    Args:
-        data_path: A store's directory, or raw files, which are prepared on first use.
-        tokenizer: For raw files.
-        seed: Seed of the order, which needs ``data.shuffle=false``, and of the split.
-        epochs: Epochs in the dataset, each in its own order.
-        split_validation_size: Fraction of the rows that is held out for validation.
-        cache_dir, num_workers, options: As for `tokenmill.prepare`, with ``turn_end="turn"``.
-    """
+    """NeMo RL creates it from ``data.train`` or ``data.validation`` (docs/trainers/nemo-rl.md)."""
 
     def __init__(
         self,

@@ -94,9 +94,8 @@ class TemplateRenderer:
     ) -> RenderedTokens:
         """Render messages to ids with the message of each.
 
-        Raises:
-            RowError: The template raises an error, or a mask is not proven. With a generation
-                prompt such a mask is left empty, which means that it is unknown.
+        `RowError` if the template raises an error, or a mask is not proven. With a generation
+        prompt such a mask is left empty, which means that it is unknown.
         """
         tools, given, proven = tools or None, check_messages("messages", messages), None
         renderer, prompt = self.bridge.renderer, add_generation_prompt
@@ -197,8 +196,7 @@ class TemplateRenderer:
     ) -> ParsedResponse:
         """Parse a completion; ``prompt_ids`` show whether the prompt opens the thinking.
 
-        Raises:
-            UsageError: The template's form of reasoning or, with ``tools``, of calls is unknown.
+        `UsageError` if the template's form of reasoning or, with ``tools``, of calls is unknown.
         """
         with self._lock:
             form = self._form

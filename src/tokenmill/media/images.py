@@ -66,12 +66,9 @@ class ImageFacts(msgspec.Struct, frozen=True):
 class Images:
     """Reads the images that rows refer to.
 
-    Args:
-        roots: Directories that images may come from, searched in this order. With all links
-            resolved, a file must be below one of them. None: the directory of each row's file.
-        urls: Whether to fetch ``http://`` and ``https://``.
-        private: Whether to fetch from private addresses and this machine as well.
-        limits: Limits of one image.
+    They may come from the directories ``roots``, searched in this order; without any, from the
+    directory of each row's file. With all links resolved, a file must be below one of them.
+    ``urls`` and ``private`` allow URLs, and private addresses and this machine.
     """
 
     def __init__(

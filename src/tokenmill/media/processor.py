@@ -77,13 +77,10 @@ class Layout(NamedTuple):
 
 
 class Processor:
-    """A processor of transformers that takes images.
+    """A processor of transformers that takes images; `load` also takes a directory or a hub id.
 
-    Args:
-        processor: The object; `load` also takes a directory or a hub id.
-        options: Other arguments that the trainer passes at every call, such as
-            ``{"do_pan_and_scan": True}``.
-        cache_dir: Directory that shares expansions with other processes.
+    ``options`` are other arguments that the trainer passes at every call, such as
+    ``{"do_pan_and_scan": True}``. ``cache_dir`` shares expansions with other processes.
     """
 
     def __init__(

@@ -25,11 +25,7 @@ _TOTAL = re.compile(r"(?:^|[_/])(?:total|sum|overall)(?:_|$)")  # in the name of
 
 
 def read_rollouts(row: Any, format: str = "auto") -> Recording:  # noqa: A002 - public name
-    """Read one row in one of `FORMATS`; ``auto`` detects the format from its columns.
-
-    Raises:
-        RowError: The row is not a rollout of that format.
-    """
+    """Read one row in one of `FORMATS`; ``auto`` detects the format from its columns."""
     if isinstance(row, RowError):
         raise row
     check_one_of("format", format, ("auto", *FORMATS))

@@ -298,10 +298,9 @@ def _saved(path: str) -> list[Found]:
             path=path,
         )
     files = state.get("_data_files")
-    if not isinstance(files, list):
-        raise SourceError("state.json lists no data files", path=path)
-    names = [one.get("filename") for one in files if isinstance(one, dict)]
-    if len(names) != len(files) or not all(isinstance(name, str) for name in names):
+    listed = files if isinstance(files, list) else [None]
+    names = [one.get("filename") if isinstance(one, dict) else None for one in listed]
+    if not all(isinstance(name, str) for name in names):
         raise SourceError("state.json lists no data files", path=path)
     if not names:
         raise SourceMissing("the saved dataset has no rows", path=path)

@@ -35,7 +35,7 @@ from tokenmill.sources.limits import (
     STARTS_PER_PAGE,
     STREAM_BYTES,
 )
-from tokenmill.sources.parse import PARSING, SHALLOW, decode, over_limit, parse, parse_many
+from tokenmill.sources.parse import PARSING, SHALLOW, attempt, decode, over_limit, parse, parse_many
 
 _STREAM_ROWS = 1 << 14  # rows located at once
 _LINE_STEP = 1 << 16  # bytes of a long line read at once
@@ -211,14 +211,8 @@ class LineReader:
         if RowError in set(map(type, values)):
             for position, value in enumerate(values):
                 if isinstance(value, RowError):
-                    values[position] = self._value_or_error(int(rows[position]))
+                    values[position] = attempt(self.value, int(rows[position]))
         return values
-
-    def _value_or_error(self, row: int) -> Value:
-        try:
-            return self.value(row)
-        except RowError as error:
-            return error
 
     def _texts(self, rows: Integers) -> list[bytes]:
         """Return the stretch of each row; empty for a large row, which is read alone."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -21,6 +21,8 @@ decode = msgspec.json.Decoder(dict[str, Any]).decode  # for `parse`, and rows kn
 SHALLOW = 2 * MAX_NESTING  # bytes; a shorter row cannot exceed the limit, each level takes two
 PARSING = (msgspec.MsgspecError, ValueError, RecursionError)  # exceptions of `decode`
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+
+T = TypeVar("T")
 
 
 def parse(raw: bytes) -> dict[str, Any]:
@@ -46,11 +48,16 @@ def parse_many(rows: Iterable[bytes]) -> list[dict[str, Any] | RowError]:
                 continue
         except PARSING:
             pass
-        try:
-            values.append(parse(raw))
-        except RowError as error:
-            values.append(error)
+        values.append(attempt(parse, raw))
     return values
+
+
+def attempt(function: Callable[..., T], *arguments: Any) -> T | RowError:
+    """Call a function; return a RowError instead of raising it."""
+    try:
+        return function(*arguments)
+    except RowError as error:
+        return error
 
 
 def _parse(raw: bytes) -> dict[str, Any]:

@@ -1,9 +1,7 @@
-"""Open a source and read its rows on demand.
+"""Open a source and read its rows on demand; see docs/internals/row-index.md.
 
 `open_rows` finds the files and describes each by a `FileEntry`, either from a cached *note* or by
-reading the file once. A note maps path and state of a file to its index. It is written only if the
-file was last changed some time before it was read (like git's index, to avoid races). It is valid
-while size, mtime, ctime and inode (remote: size and version) are equal.
+reading the file once. A note maps path and state of a file to its index.
 """
 
 from __future__ import annotations

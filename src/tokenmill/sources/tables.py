@@ -447,8 +447,7 @@ def _converter(kind: Any, depth: int) -> Convert | None:
 def _each(convert: Convert | None) -> Convert | None:
     if convert is None:
         return None
-    change = convert
-    return lambda values: [None if value is None else change(value) for value in values]
+    return lambda values: [None if value is None else convert(value) for value in values]
 
 
 def _object(convert: Convert | None) -> Convert:

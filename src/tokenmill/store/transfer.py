@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tokenmill._core.artifact import publish_files, quarantine
+from tokenmill._core.artifact import files_below, publish_files, quarantine
 from tokenmill._core.fingerprint import canonical, checksum
 from tokenmill._core.paths import cache_root, checked_path, default_cache_dir, local_target
 from tokenmill._core.publish import Staging, copy_or_link, publish_directory, writing_errors
@@ -137,13 +137,8 @@ def _model_files(store: Store) -> Part:
         StoreFile(f"{kind}/{name}", path)
         for kind, root in models.items()
         if root is not None
-        for name, path in _files_below(root)
+        for name, path in files_below(root)
     ]
-
-
-def _files_below(root: Path) -> list[tuple[str, Path]]:
-    paths = sorted(path for path in root.rglob("*") if path.is_file())
-    return [(path.relative_to(root).as_posix(), path) for path in paths]
 
 
 def _portable_files(store: Store) -> tuple[Document, bytes]:
@@ -217,7 +212,7 @@ def _copy_to_directory(store: Store, target: Path, embed_media: bool) -> Transfe
     result = TransferResult(str(target), len(store))
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         _require_copy(store.key, target)
-        for _, path in _files_below(target):
+        for _, path in files_below(target):
             result.add(path.stat().st_size, skipped=True)
     else:
         with writing_errors(target):
@@ -548,7 +543,7 @@ def _copy_models(store: Store, cache: CacheLayout, result: TransferResult) -> No
         if path is None:
             continue
         if not target.is_dir():
-            files = {name: one.read_bytes() for name, one in _files_below(path)}
+            files = {name: one.read_bytes() for name, one in files_below(path)}
             publish_files(cache.root, target, files)
-        for _, one in _files_below(target):
+        for _, one in files_below(target):
             result.add(one.stat().st_size)

@@ -201,10 +201,6 @@ def load_copy(path: Path, document: dict[str, Any]) -> Tokenizer:
     """Load the copy of a tokenizer from the cache, with its table of pieces.
 
     If its tokenizer.json is not identical to that of the fingerprint, compute and compare the key.
-
-    Raises:
-        CorruptionError: The copy is damaged.
-        CacheError: The copy cannot be read.
     """
     from tokenmill.tokenizers.tokenizer import Tokenizer, check_copy
 

@@ -67,10 +67,10 @@ class Encoder:
             digests: uint64 per row, to choose the audited rows. None: hash the texts.
             coded: Rows whose text is an `IdText`, with positions in ids.
         """
-        if coded:
-            return self._encode_coded(texts, spans, turn_ends, digests, coded)
         spans = [None] * len(texts) if spans is None else spans
         turn_ends = [()] * len(texts) if turn_ends is None else turn_ends
+        if coded:
+            return self._encode_coded(texts, spans, turn_ends, digests, coded)
         if not len(texts) == len(spans) == len(turn_ends):
             raise ValueError(
                 f"{len(texts)} texts, {len(spans)} lists of spans, {len(turn_ends)} of turns"
@@ -88,14 +88,12 @@ class Encoder:
     def _encode_coded(
         self,
         texts: Sequence[str],
-        spans: masks.Spans | None,
-        turn_ends: TurnEnds | None,
+        spans: masks.Spans,
+        turn_ends: TurnEnds,
         digests: np.ndarray | None,
         coded: Sequence[int],
     ) -> Encoded:
         """Encode the rows that have text; the others have their ids already."""
-        spans = [None] * len(texts) if spans is None else spans
-        turn_ends = [()] * len(texts) if turn_ends is None else turn_ends
         is_coded = np.zeros(len(texts), dtype=bool)
         is_coded[list(coded)] = True
         rest = np.flatnonzero(~is_coded)

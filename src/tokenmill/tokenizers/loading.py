@@ -83,17 +83,10 @@ def load(
     encoder_kwargs: Mapping[str, Any] | None = None,
     trust_remote_code: bool = False,
 ) -> Tokenizer:
-    """Load a tokenizer.
+    """Load a tokenizer. The arguments are those of `prepare`; the encoder is not run.
 
-    Args:
-        source: Directory, tokenizer.json, hub id, `tokenizers.Tokenizer`, transformers tokenizer
-            or `Tokenizer`.
-        backend: ``auto``, ``file`` or ``transformers``.
-        chat_template: Replaces the tokenizer's template: Jinja source, the path of a file, the
-            name of one of its templates, or several sources by name.
-        encoder: Replaces the template; see `prepare`. It is not run.
-        encoder_kwargs: Additional arguments of the encoder.
-        trust_remote_code: Whether AutoTokenizer may run code of the directory.
+    ``source`` may also be a `Tokenizer`, and ``chat_template`` the name of one of the tokenizer's
+    templates, or several sources by name.
 
     Raises:
         TokenizerError: The tokenizer cannot be loaded, AutoTokenizer encodes differently, or files

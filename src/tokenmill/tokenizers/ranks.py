@@ -35,14 +35,7 @@ def _added_tokens(special: Mapping[str, int]) -> list[dict[str, Any]]:
 def convert(
     tokens: Mapping[bytes, int], pattern: str, special: dict[str, int], added: int = 0
 ) -> bytes:
-    """Return the tokenizer.json of ranked tokens.
-
-    Args:
-        tokens: Rank of each sequence of bytes.
-        pattern: Regular expression that splits a text.
-        special: Ids of control tokens.
-        added: What ids are larger than ranks.
-    """
+    """Return the tokenizer.json of ranked tokens; ``added`` is what ids are larger than ranks."""
     letters = {byte: letter for letter, byte in byte_alphabet().items()}
     names = {token: "".join(chr(letters[byte]) for byte in token) for token in tokens}
     merges: list[tuple[str, str]] = []

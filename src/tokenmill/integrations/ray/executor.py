@@ -1,13 +1,9 @@
-"""`RayExecutor`: the tasks of a build as plain Ray tasks.
+"""`RayExecutor`: the tasks of a build as plain Ray tasks; see docs/guides/ray.md.
 
 A run keeps a bounded window of messages submitted, each with one task, later with several. Ray
 runs a message again, up to `MAX_RETRIES` times, if its worker or node died, or if it raised
 `worker.Transient`; every other failure arrives as its own typed error. An executor joins a cluster
 for its first task, so a cache hit needs no Ray.
-
-Workers publish slices into the cache directory and the caller commits them from there, so a cache
-on each node's own disk would end in a store without slices. Therefore every node must find a
-*sentinel*, a file with random content that the caller writes below the cache (`probe`).
 """
 
 from __future__ import annotations

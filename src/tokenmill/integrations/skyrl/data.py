@@ -108,14 +108,9 @@ class Sampler(torch_data.Sampler[int]):  # type: ignore[misc]
     interleave of the sources in those shares. A pass is ``num_samples`` positions of it; the next
     pass continues where the last one ended, so a resume is exact in this and in all later epochs.
 
-    Args:
-        data_source: What is sampled; only its length, and its ``key`` where it has one, matter.
-        seed: Of the order.
-        order: feistel or sequential.
-        num_samples: Positions of one pass; None: as many as there are rows. The number of steps
-            times the batch size makes the whole run one pass.
-        lengths: Rows of every source, in order; SkyRL fills this in.
-        weights: Shares of the sources in the stream; None shuffles all rows together.
+    Of ``data_source`` only its length, and its ``key`` where it has one, matter. Without
+    ``num_samples``, a pass has as many positions as there are rows; the number of steps times the
+    batch size makes the whole run one pass. SkyRL fills in ``lengths``, the rows of every source.
     """
 
     def __init__(
@@ -377,10 +372,8 @@ def _register_subclass() -> None:
 def from_config(config: Any, *, tokenizer: Any = None, **more: Any) -> Any:
     """Return the training dataset of an SFTConfig, or of an object or mapping with its names.
 
-    Args:
-        config: The configuration; any name may be missing.
-        tokenizer: As for `tokenmill.prepare`; None takes ``config.model.path``.
-        **more: Arguments of `tokenmill.prepare`; they take precedence.
+    Without a tokenizer, take ``config.model.path``. ``more`` are arguments of `tokenmill.prepare`,
+    which take precedence.
     """
     paths = _get(config, "pretokenized_dataset_paths")
     if paths:
