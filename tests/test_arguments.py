@@ -274,7 +274,7 @@ def _values(parameter: str) -> list[Callable[[], Any]]:
 ALIASES = {
     "kind": "not the state", "parts": "concat", "where": "filter", "epochs": "exists",
     "media": "image", "tools": "failed", "data": "splits", "messages": "conversation",
-    "sampled": "role", "context_parallel": "pad_multiple",
+    "sampled": "role", "context_parallel": "pad_multiple", "embed_media": "contains store",
 }  # fmt: skip
 
 
