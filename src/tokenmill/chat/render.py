@@ -10,10 +10,9 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
@@ -59,6 +58,7 @@ from tokenmill.errors import RowError, UsageError
 _ROLE = itemgetter("role")
 RENDERERS = ("auto", "jinja2")
 PORTION = 256  # rows rendered together, see `Renderer._render`
+TOOLS_SHARE = 8  # rows without tools that take as much of the processor's cache as one with tools
 FIRST_AUDITED = 2  # rows at the start of every batch that the reference also renders
 AUDIT_ONE_IN = 512  # other rows, chosen by content
 MAX_TEMPLATES = 8  # cached per thread
@@ -164,6 +164,7 @@ class _Read:
     weight: float = 1.0
     samples: Sequence[Sample] = ()
     error: RowError | None = None
+    share: int = 1  # of a portion
 
 
 def audited(position: int, digest: int, first: int = FIRST_AUDITED) -> bool:
@@ -504,10 +505,9 @@ class Renderer:
         self, rows: Iterable[Any], digests: Sequence[int] | None, result: Rendering
     ) -> None:
         numbered = enumerate(rows)
-        while portion := list(islice(numbered, PORTION)):
-            # One step for all rows, then the next step, takes a fifth less time than all steps of
-            # one row after another: the processor caches the code of a step.
-            read = [self._read_row(index, row, result) for index, row in portion]
+        # One step for all rows, then the next step, takes a fifth less time than all steps of one
+        # row after another: the processor caches the code of a step.
+        while read := self._read_portion(numbered, result):
             if self.spec.expand != "append":
                 start = time.perf_counter()
                 for each in read:
@@ -517,6 +517,17 @@ class Renderer:
             for each in read:
                 self._render_row(each, None if digests is None else digests[each.index], result)
 
+    def _read_portion(self, rows: Iterator[tuple[int, Any]], result: Rendering) -> list[_Read]:
+        read: list[_Read] = []
+        room = PORTION
+        for index, row in rows:
+            each = self._read_row(index, row, result)
+            read.append(each)
+            room -= each.share
+            if room <= 0:
+                break
+        return read
+
     def _read_row(self, index: int, row: Any, result: Rendering) -> _Read:
         each = _Read(index)
         try:
@@ -524,6 +535,8 @@ class Renderer:
             each.weight = row_weight(row, self.spec)
             if isinstance(each.content, Conversation):
                 each.samples = self._samples(index, each.content, result)
+                if each.content.tools:
+                    each.share = TOOLS_SHARE
         except RowError as error:
             each.error = _without_traceback(error)
         return each
