@@ -519,12 +519,12 @@ class Renderer:
 
     def _read_portion(self, rows: Iterator[tuple[int, Any]], result: Rendering) -> list[_Read]:
         read: list[_Read] = []
-        room = PORTION
+        left = PORTION
         for index, row in rows:
             each = self._read_row(index, row, result)
             read.append(each)
-            room -= each.share
-            if room <= 0:
+            left -= each.share
+            if left <= 0:
                 break
         return read
 
